@@ -1,0 +1,1 @@
+"""Measure and control how much information a visual representation keeps."""
