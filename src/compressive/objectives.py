@@ -1,0 +1,440 @@
+"""What is minimized: SimCLR and BYOL, and both compressed by the Conditional Entropy Bottleneck.
+
+X and Y are two views of an image, r_x and r_y their projections, and Z a sample of the encoder
+e(z|x) = vMF(r_x / |r_x|, kappa_e). The bottleneck charges beta for each nat that Z keeps of X
+and that Y cannot predict, I(X;Z|Y) <= E[log e(z|x) - log b(z|y)], and rewards what it tells
+about Y. Everything is in nats, one value per image, and summed over both directions (X and Y
+exchanged) as in the official code; other libraries average them.
+
+Under torch.distributed the candidates of all processes are gathered, with gradient.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributions import kl_divergence
+
+from compressive.distributed import gather, mean_value, rank, world_size
+from compressive.vmf import VonMisesFisher, full_precision
+
+Rate = Literal["sample", "closed"]
+
+
+class SimCLRLoss(NamedTuple):
+    """SimCLR's loss and what it says about the views; per image unless noted."""
+
+    loss: Float[Tensor, ""]  # mean over images, sum over directions
+    nll_x: Float[Tensor, " batch"]  # -log of the share of Y among the candidates, given X
+    nll_y: Float[Tensor, " batch"]
+    predictive_x: Float[Tensor, " batch"]  # bound on I(Y;Z), Z the direction of X: log K - nll
+    predictive_y: Float[Tensor, " batch"]  # bound on I(X;Z), Z the direction of Y
+    bound: float  # log K, which no such estimate can exceed
+
+
+class CSimCLRLoss(NamedTuple):
+    """C-SimCLR's loss and the information meter, in nats; per image unless noted."""
+
+    loss: Float[Tensor, ""]  # mean of beta * residual - predictive, sum over directions
+    nll_x: Float[Tensor, " batch"]
+    nll_y: Float[Tensor, " batch"]
+    residual_x: Float[Tensor, " batch"]  # I(X;Z|Y): kept of X alone
+    residual_y: Float[Tensor, " batch"]  # I(Y;Z|X), Z drawn from e(z|y)
+    predictive_x: Float[Tensor, " batch"]  # I(Y;Z): kept of X and shared with Y
+    predictive_y: Float[Tensor, " batch"]  # I(X;Z)
+    bound: float  # log K, the most that predictive can show
+    entropy_e: Float[Tensor, " batch"]  # H(e(z|x))
+    entropy_b: Float[Tensor, " batch"]  # -E log b(z|y) = entropy_e + residual_x
+    movable: Float[Tensor, " batch"]  # the part of the residual above its floor at equal means
+
+
+class BYOLLoss(NamedTuple):
+    """BYOL's loss, one direction."""
+
+    loss: Float[Tensor, ""]
+    nll: Float[Tensor, " batch"]  # -log d(y'|z) up to a constant, d = vMF(y_hat, 2 weight)
+
+
+class CBYOLLoss(NamedTuple):
+    """C-BYOL's loss and the information meter in nats, one direction; per image unless noted.
+
+    There is no `predictive`: BYOL's decoder bounds I(Y';Z) only up to the unknown entropy of Y'.
+    """
+
+    loss: Float[Tensor, ""]  # mean of nll + beta * residual
+    nll: Float[Tensor, " batch"]
+    residual: Float[Tensor, " batch"]  # I(X;Z|Y)
+    entropy_e: Float[Tensor, " batch"]
+    entropy_b: Float[Tensor, " batch"]
+    movable: Float[Tensor, " batch"]
+
+
+def simclr_loss(
+    r_x: Float[Tensor, "batch dim"],
+    r_y: Float[Tensor, "batch dim"],
+    *,
+    temperature: float = 0.1,
+    own_view_negatives: bool = True,
+) -> SimCLRLoss:
+    """SimCLR (NT-Xent): tell the other view of an image from the views of other images.
+
+    `own_view_negatives` adds the other images in the same view to the candidates, K = 2B - 1
+    in place of B, as SimCLR does.
+    """
+    r_x, r_y = _vectors(r_x=r_x, r_y=r_y)
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be a positive number, got {temperature}")
+    with full_precision(r_x):
+        mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
+        nll_x, nll_y, bound = _both_ways(
+            mu_x, mu_y, mu_x, mu_y, 1 / temperature, own_view_negatives
+        )
+        loss = mean_value((nll_x + nll_y).mean())
+        return SimCLRLoss(loss, nll_x, nll_y, bound - nll_x, bound - nll_y, bound)
+
+
+def csimclr_loss(
+    r_x: Float[Tensor, "batch dim"],
+    r_y: Float[Tensor, "batch dim"],
+    *,
+    kappa_e: float = 1024.0,
+    kappa_b: float = 10.0,
+    beta: float | Float[Tensor, ""] = 1.0,
+    z_x: Float[Tensor, "batch dim"] | None = None,
+    z_y: Float[Tensor, "batch dim"] | None = None,
+    own_view_negatives: bool = True,
+    rate: Rate = "sample",
+) -> CSimCLRLoss:
+    """C-SimCLR: beta [I(X;Z|Y) + I(Y;Z|X)] - [I(Y;Z) + I(X;Z)], each as a variational bound.
+
+    At beta = 0 and z at its mode this is simclr_loss at temperature 1 / kappa_b, less the
+    constant 2 log K. `z_x`, `z_y` default to samples of e(z|x), e(z|y). `rate="closed"` takes
+    the expectation of the residual over z, a KL divergence, in place of the sampled log ratio:
+    the same loss on average and a fifth to a ninth of the gradient noise.
+    """
+    r_x, r_y = _vectors(r_x=r_x, r_y=r_y)
+    _numbers(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta)
+    _one_of(rate)
+    with full_precision(r_x):
+        mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
+        e_x, e_y = _vmf(mu_x, kappa_e), _vmf(mu_y, kappa_e)
+        b_x, b_y = _vmf(mu_x, kappa_b), _vmf(mu_y, kappa_b)
+        drawn_x, drawn_y = z_x is None, z_y is None
+        z_x = e_x.rsample() if z_x is None else _directions(mu_x, z_x=z_x)
+        z_y = e_y.rsample() if z_y is None else _directions(mu_y, z_y=z_y)
+        nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
+        residual_x, entropy_e = _rate(z_x, e_x, b_y, rate, drawn_x)
+        residual_y, _ = _rate(z_y, e_y, b_x, rate, drawn_y)
+        total = compress(nll_x, residual_x, beta) + compress(nll_y, residual_y, beta)
+        return CSimCLRLoss(
+            loss=mean_value(total.mean() - 2 * bound),
+            nll_x=nll_x,
+            nll_y=nll_y,
+            residual_x=residual_x,
+            residual_y=residual_y,
+            predictive_x=bound - nll_x,
+            predictive_y=bound - nll_y,
+            bound=bound,
+            entropy_e=entropy_e,
+            entropy_b=entropy_e + residual_x,
+            movable=_movable(e_x, b_y, kappa_b),
+        )
+
+
+def byol_loss(
+    prediction: Float[Tensor, "batch dim"],
+    target: Float[Tensor, "batch dim"],
+    *,
+    weight: float = 1.0,
+) -> BYOLLoss:
+    """BYOL: weight (2 - 2 cos) between prediction and target, one direction.
+
+    It is -log of a vMF decoder of concentration kappa_d = 2 weight, up to a constant. The target
+    is not detached here: who holds the target network decides.
+    """
+    prediction, target = _vectors(prediction=prediction, target=target)
+    _numbers(weight=weight)
+    with full_precision(prediction):
+        nll = weight * _squared_chord(prediction, target)
+        return BYOLLoss(mean_value(nll.mean()), nll)
+
+
+def cbyol_loss(
+    mu_e: Float[Tensor, "batch dim"],
+    mu_b: Float[Tensor, "batch dim"],
+    y_hat: Float[Tensor, "batch dim_y"],
+    y_prime: Float[Tensor, "batch dim_y"],
+    *,
+    z: Float[Tensor, "batch dim"],
+    kappa_e: float = 16384.0,
+    kappa_b: float = 10.0,
+    beta: float | Float[Tensor, ""] = 1.0,
+    weight: float = 2.0,
+    rate: Rate = "sample",
+) -> CBYOLLoss:
+    """C-BYOL, one direction: BYOL's loss of y_hat = l(z) plus beta I(X;Z|Y).
+
+    `mu_e` and `mu_b` are the directions of e(z|x) and of b(z|y) = vMF(m(target(x)), kappa_b),
+    both of the same view; `y_prime` is the target of the other view; `z` is a sample of
+    e(z|x). weight = kappa_d / 2.
+    """
+    mu_e, mu_b = _vectors(mu_e=mu_e, mu_b=mu_b)
+    y_hat, y_prime = _vectors(y_hat=y_hat, y_prime=y_prime)
+    if len(mu_e) != len(y_hat):
+        raise ValueError(
+            f"y_hat must have as many rows as mu_e, got {len(y_hat)} instead of {len(mu_e)}"
+        )
+    _numbers(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta, weight=weight)
+    _one_of(rate)
+    with full_precision(mu_e):
+        e = _vmf(F.normalize(mu_e, dim=-1), kappa_e)
+        b = _vmf(F.normalize(mu_b, dim=-1), kappa_b)
+        nll = weight * _squared_chord(y_hat, y_prime)
+        z = _directions(mu_e, z=z)
+        residual, entropy_e = _rate(z, e, b, rate, drawn=False)
+        loss = mean_value(compress(nll, residual, beta).mean())
+        movable = _movable(e, b, kappa_b)
+        return CBYOLLoss(loss, nll, residual, entropy_e, entropy_e + residual, movable)
+
+
+def compress(
+    nll: Float[Tensor, " batch"],
+    residual: Float[Tensor, " batch"],
+    beta: float | Float[Tensor, ""],
+) -> Float[Tensor, " batch"]:
+    """Charge beta per nat that z keeps of its own view and of no other: nll + beta * I(X;Z|Y).
+
+    `nll` is the loss the method already had, one value per image, computed from the sample z;
+    neither term knows where the other came from.
+    """
+    _numbers(beta=beta)
+    if nll.shape != residual.shape:
+        raise ValueError(
+            "nll and residual must have one value per image each, "
+            f"got shapes {tuple(nll.shape)} and {tuple(residual.shape)}"
+        )
+    return nll + beta * residual
+
+
+def residual_information(
+    z: Float[Tensor, "*batch dim"], e: VonMisesFisher, b: VonMisesFisher
+) -> Float[Tensor, "*batch"]:
+    """log e(z|x) - log b(z|y): nats that z keeps of X and that Y cannot predict, I(X;Z|Y).
+
+    One sample's estimate. Its spread, about 11 nats at dimension 256, comes from log e and
+    carries no gradient.
+    """
+    return e.log_prob(z) - b.log_prob(z)
+
+
+def expected_residual_information(e: VonMisesFisher, b: VonMisesFisher) -> Float[Tensor, "*batch"]:
+    """KL[e(z|x) || b(z|y)]: residual_information averaged over z, in closed form."""
+    return kl_divergence(e, b)
+
+
+def info_nce(
+    z: Float[Tensor, "batch dim"],
+    mu: Float[Tensor, "batch dim"],
+    kappa: float,
+    *,
+    own: Float[Tensor, "batch dim"] | None = None,
+) -> Float[Tensor, " batch"]:
+    """-log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
+
+    `z` and `mu` hold unit vectors; row i of `mu` is the direction of the view that belongs to
+    row i of `z`, all other rows are its negatives. `own`, the directions of z's own view, adds
+    its other rows as negatives. Exact at any size: above 2^26 logits they are not kept but made
+    twice, block by block.
+    """
+    z, mu = _vectors(z=z, mu=mu)
+    _numbers(kappa=kappa)
+    if own is not None:
+        z, own = _vectors(z=z, own=own)
+    with full_precision(z):
+        candidates = [gather(mu)] if own is None else [gather(mu), gather(own)]
+        return _nll(z, torch.cat(candidates), kappa, own is not None)
+
+
+def _both_ways(
+    z_x: Tensor, z_y: Tensor, mu_x: Tensor, mu_y: Tensor, kappa: float, own: bool
+) -> tuple[Tensor, Tensor, float]:
+    """-log d(y|z_x) and -log d(x|z_y) among the candidates of all processes, and log K."""
+    candidates = len(mu_x) * world_size()
+    bound = math.log(2 * candidates - 1 if own else candidates)
+    if world_size() > 1:  # one collective for both views
+        both = gather(torch.cat([mu_x, mu_y], dim=-1))
+        mu_x, mu_y = both.chunk(2, dim=-1)
+    nll_x = _nll(z_x, torch.cat([mu_y, mu_x]) if own else mu_y, kappa, own)
+    nll_y = _nll(z_y, torch.cat([mu_x, mu_y]) if own else mu_x, kappa, own)
+    return nll_x, nll_y, bound
+
+
+# Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
+# float32. Below the first, keeping them is faster; above it they are what fills the memory.
+_KEEP = 2**26
+_BLOCK = 2**24
+
+
+def _nll(z: Tensor, candidates: Tensor, kappa: float, own: bool) -> Tensor:
+    """Cross-entropy of each z against its positive; with `own`, its own image is left out."""
+    if z.numel() // z.shape[1] * len(candidates) > _KEEP:
+        nll = _StreamedNll.apply(z, candidates, kappa, own)
+        assert isinstance(nll, Tensor)
+        return nll
+    return F.cross_entropy(*_logits(z, candidates, kappa, own, 0, len(z)), reduction="none")
+
+
+def _logits(
+    z: Tensor, candidates: Tensor, kappa: float, own: bool, start: int, stop: int
+) -> tuple[Tensor, Tensor]:
+    """Logits of rows start to stop of this process and the columns of their positives."""
+    logits = (kappa * z[start:stop]) @ candidates.T
+    first = rank() * len(z) + start
+    if own:  # an image is neither positive nor negative for itself in its own view
+        logits.diagonal(len(candidates) // 2 + first).fill_(-math.inf)
+    positives = torch.arange(first, first + stop - start, device=z.device)
+    return logits, positives
+
+
+class _StreamedNll(Function):
+    """The same in blocks of rows; the backward pass makes each block of logits again."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, candidates: Tensor, kappa: float, own: bool) -> Tensor:
+        ctx.kappa, ctx.own = kappa, own
+        nll, normalizer = z.new_empty(len(z)), z.new_empty(len(z))
+        for start, stop in _blocks(z, candidates):
+            logits, positives = _logits(z, candidates, kappa, own, start, stop)
+            normalizer[start:stop] = torch.logsumexp(logits, dim=1)
+            positive = logits.gather(1, positives.unsqueeze(1)).squeeze(1)
+            nll[start:stop] = normalizer[start:stop] - positive
+        ctx.save_for_backward(z, candidates, normalizer)
+        return nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        z, candidates, normalizer = ctx.saved_tensors
+        grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
+        for start, stop in _blocks(z, candidates):
+            logits, positives = _logits(z, candidates, ctx.kappa, ctx.own, start, stop)
+            share = logits.sub_(normalizer[start:stop, None]).exp_()
+            share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
+            share.mul_(ctx.kappa * grad[start:stop, None])
+            torch.mm(share, candidates, out=grad_z[start:stop])
+            grad_candidates.addmm_(share.T, z[start:stop])
+        return grad_z, grad_candidates, None, None
+
+
+def _blocks(z: Tensor, candidates: Tensor) -> list[tuple[int, int]]:
+    rows = max(1, _BLOCK // len(candidates))
+    return [(start, min(start + rows, len(z))) for start in range(0, len(z), rows)]
+
+
+def _rate(
+    z: Tensor, e: VonMisesFisher, b: VonMisesFisher, rate: Rate, drawn: bool
+) -> tuple[Tensor, Tensor]:
+    """I(X;Z|Y) and H(e), per image.
+
+    A z that was drawn from e moves with its mean, so log e(z|x) does not depend on the weights:
+    leaving it out of the graph saves the rounding noise of kappa_e times a cancellation.
+    """
+    if rate == "closed":
+        return expected_residual_information(e, b), e.entropy()
+    if drawn:
+        fixed = _vmf(e.mean_direction.detach(), e._kappa)
+        log_e = fixed.log_prob(z.detach())
+    else:
+        log_e = e.log_prob(z)
+    return log_e - b.log_prob(z), -log_e
+
+
+def _movable(e: VonMisesFisher, b: VonMisesFisher, kappa_b: float) -> Tensor:
+    """KL[e||b] less its value at equal means: kappa_b A(kappa_e) (1 - mu_e.mu_b)."""
+    apart = 0.5 * (e.mean_direction - b.mean_direction).square().sum(-1)
+    return kappa_b * e.mean_resultant_length * apart
+
+
+def _squared_chord(u: Tensor, v: Tensor) -> Tensor:
+    """2 - 2 cos, as the squared distance of the directions."""
+    return (F.normalize(u, dim=-1) - F.normalize(v, dim=-1)).square().sum(-1)
+
+
+def _vmf(mu: Tensor, kappa: float) -> VonMisesFisher:
+    return VonMisesFisher(mu, kappa, validate_args=False)
+
+
+def _vectors(**named: Tensor) -> list[Tensor]:
+    """Two matrices that belong together, in float32 or wider."""
+    first = next(iter(named))
+    for name, tensor in named.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+        if tensor.dim() != 2 or len(tensor) == 0 or tensor.shape[1] < 2:
+            raise ValueError(
+                f"{name} must have shape (batch, dim) with batch >= 1 and dim >= 2, "
+                f"got {tuple(tensor.shape)}"
+            )
+        if tensor.shape != named[first].shape:
+            raise ValueError(
+                f"{name} must have {first}'s shape {tuple(named[first].shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )
+        if tensor.device != named[first].device:
+            raise ValueError(
+                f"{name} must be on {first}'s device {named[first].device}, got {tensor.device}"
+            )
+        if _may_look_at(tensor):
+            _look_at(name, tensor)
+    return [
+        tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in named.values()
+    ]
+
+
+def _directions(like: Tensor, **named: Tensor) -> Tensor:
+    """A given sample z: unit vectors, one for each row of `like`."""
+    ((name, z),) = named.items()
+    _, z = _vectors(mu=like, **named)
+    if _may_look_at(z):
+        norm = torch.linalg.vector_norm(z.detach(), dim=-1)
+        if ((norm - 1).abs() > 1e-4).any():
+            worst = norm[(norm - 1).abs().argmax()].item()
+            raise ValueError(f"{name} must hold unit vectors, got one of length {worst:.6g}")
+    return z
+
+
+def _may_look_at(tensor: Tensor) -> bool:
+    """Whether values are checked: on the CPU, or anywhere while torch looks for anomalies.
+
+    On a GPU each look would make the host wait, in every training step; torch's
+    `torch.autograd.set_detect_anomaly(True)` turns the looks on there.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return tensor.device.type == "cpu" or torch.is_anomaly_enabled()
+
+
+def _look_at(name: str, tensor: Tensor) -> None:
+    norm = torch.linalg.vector_norm(tensor.detach().float(), dim=-1)
+    if not norm.isfinite().all():
+        row = int((~norm.isfinite()).nonzero()[0])
+        raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
+    if (norm == 0).any():
+        row = int((norm == 0).nonzero()[0])
+        raise ValueError(f"{name} must not hold zero vectors, which have no direction: row {row}")
+
+
+def _numbers(**named: float | Tensor) -> None:
+    for name, value in named.items():
+        if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be a finite number of 0 or more, got {value}")
+
+
+def _one_of(rate: str) -> None:
+    if rate not in ("sample", "closed"):
+        raise ValueError(f"rate must be 'sample' or 'closed', got {rate!r}")

@@ -1,0 +1,414 @@
+"""The von Mises-Fisher distribution on the unit sphere, as a torch distribution."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributions import Distribution, constraints, register_kl
+
+from compressive import radial, special
+
+
+class _UnitVector(constraints.Constraint):
+    """Vectors of length one; the tolerance admits float32 rounding, not bfloat16's."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        return (torch.linalg.vector_norm(value, dim=-1) - 1).abs() < 1e-5
+
+
+unit_vector = _UnitVector()
+
+
+class VonMisesFisher(Distribution):
+    """Directions around `mean_direction` mu with density C_n(kappa) exp(kappa mu.z) on the sphere.
+
+    `concentration` kappa >= 0 is a number, when its constants are computed once and sampling
+    costs little more than drawing the normals, or a tensor that broadcasts against the batch,
+    when everything is differentiable in it as well. kappa = 0 is the uniform distribution.
+
+    Samples come without rejection, so nothing waits for the device and the shapes are fixed:
+    it compiles into one graph and can be captured. Gradients: in mu by parallel transport of the
+    sample along the sphere (bounded everywhere), in kappa by implicit reparameterization.
+
+    Nothing inside runs below float32, autocast or not: at n = 256, kappa = 16384 bfloat16 would
+    be wrong by tens of nats.
+    """
+
+    arg_constraints = {  # noqa: RUF012  (torch's own declaration)
+        "mean_direction": unit_vector,
+        "concentration": constraints.nonnegative,
+    }
+    support = unit_vector  # pyright: ignore[reportAssignmentType]  (torch declares a property)
+    has_rsample = True
+
+    def __init__(
+        self,
+        mean_direction: Float[Tensor, "*batch dim"],
+        concentration: float | Float[Tensor, "..."],
+        validate_args: bool | None = None,
+    ) -> None:
+        mean_direction = _wide(mean_direction, "mean_direction")
+        if mean_direction.dim() == 0 or mean_direction.shape[-1] < 2:
+            raise ValueError(
+                "mean_direction must have a last axis of dimension 2 or more, "
+                f"got shape {tuple(mean_direction.shape)}"
+            )
+        n = mean_direction.shape[-1]
+        batch_shape = mean_direction.shape[:-1]
+        if isinstance(concentration, Tensor):
+            concentration = _wide(concentration, "concentration")
+            _same_device(mean_direction, concentration)
+            dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
+            mean_direction, concentration = mean_direction.to(dtype), concentration.to(dtype)
+            batch_shape = _broadcast(batch_shape, concentration.shape)
+            self._fixed = None
+        else:
+            concentration = float(concentration)
+            if not 0 <= concentration < math.inf:
+                raise ValueError(
+                    f"concentration must be a finite number of 0 or more, got {concentration}"
+                )
+            self._fixed = special.constants(concentration, n)
+        self._kappa = concentration
+        self.mean_direction = mean_direction.expand(batch_shape + (n,))
+        super().__init__(batch_shape, torch.Size((n,)), validate_args=False)
+        self._validate_args = type(self)._validate_args if validate_args is None else validate_args
+        if self._validate_args and not torch.compiler.is_compiling():
+            self._check_values(mean_direction, concentration)
+
+    @staticmethod
+    def _check_values(mean_direction: Tensor, concentration: float | Tensor) -> None:
+        if not (ok := unit_vector.check(mean_direction)).all():
+            norm = torch.linalg.vector_norm(mean_direction[~ok], dim=-1).flatten()[0].item()
+            raise ValueError(
+                f"mean_direction must hold vectors of length 1, got one of length {norm:.6g}; "
+                "use torch.nn.functional.normalize(mean_direction, dim=-1)"
+            )
+        if isinstance(concentration, Tensor):
+            ok = (concentration >= 0) & concentration.isfinite()
+            if not ok.all():
+                raise ValueError(
+                    "concentration must be finite and 0 or more, got "
+                    f"{concentration[~ok].flatten()[0].item()}"
+                )
+
+    def expand(self, batch_shape, _instance=None) -> "VonMisesFisher":
+        """The same distribution with its batch axes expanded, without copying."""
+        new = self._get_checked_instance(VonMisesFisher, _instance)
+        batch_shape = torch.Size(batch_shape)
+        new._fixed, new._kappa = self._fixed, self._kappa
+        new.mean_direction = self.mean_direction.expand(batch_shape + self._event_shape)
+        super(VonMisesFisher, new).__init__(batch_shape, self._event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def dim(self) -> int:
+        """n, the dimension of the space that holds the sphere."""
+        return self._event_shape[0]
+
+    @property
+    def concentration(self) -> Float[Tensor, "*batch"]:
+        """Kappa, one per distribution of the batch."""
+        return self._per_batch(self._kappa)
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch dim"]:
+        """The direction of the highest density: mu."""
+        return self.mean_direction
+
+    @property
+    def mean(self) -> Float[Tensor, "*batch dim"]:
+        """E[z] = A_n(kappa) mu, a vector shorter than one."""
+        return self.mean_resultant_length.unsqueeze(-1) * self.mean_direction
+
+    @property
+    def mean_resultant_length(self) -> Float[Tensor, "*batch"]:
+        """A_n(kappa) = E[mu.z]."""
+        return self._per_batch(self._a)
+
+    @property
+    def spherical_variance(self) -> Float[Tensor, "*batch"]:
+        """1 - A_n(kappa), in (0, 1]: one number for how far z spreads."""
+        return self._per_batch(self._one_minus_a)
+
+    @property
+    def variance(self) -> Float[Tensor, "*batch dim"]:
+        """Var[z_i] of each coordinate: A/kappa (1 - mu_i^2) + A' mu_i^2."""
+        a, one_minus_a, da = self._a, self._one_minus_a, self._da
+        across = (one_minus_a * (1 + a) - da) / (self.dim - 1)  # = A / kappa, also at kappa = 0
+        squared = self.mean_direction**2
+        across, da = (self._per_batch(x).unsqueeze(-1) for x in (across, da))
+        return across * (1 - squared) + da * squared
+
+    @property
+    def log_normalizer(self) -> Float[Tensor, "*batch"]:
+        """log C_n(kappa)."""
+        if self._fixed is not None:
+            return self._per_batch(self._fixed.log_mode_density - self._kappa)
+        return self._per_batch(special.log_normalizer(self._kappa, self.dim))
+
+    def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
+        """Log density in nats with respect to the sphere's area.
+
+        M(kappa) - kappa |z - mu|^2 / 2, which equals log C + kappa mu.z on the sphere and keeps
+        two more digits in float32 at kappa = 16384. Its gradient is that of the latter: kappa mu
+        in z, kappa z in mu.
+        """
+        if self._validate_args and not torch.compiler.is_compiling():
+            self._validate_sample(value)
+        with full_precision(value):
+            return self._m - self._kappa * _sag(_wide(value, "value"), self.mean_direction)
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """Entropy in nats: kappa (1 - A) - M, without the cancellation of -log C - kappa A."""
+        return self._per_batch(self._kappa * self._one_minus_a - self._m)
+
+    def rsample(self, sample_shape=()) -> Float[Tensor, "..."]:
+        """Draw directions, differentiably; one normal per coordinate is all the randomness."""
+        shape = self._extended_shape(torch.Size(sample_shape))
+        mu = self.mean_direction
+        noise = torch.randn(shape, dtype=mu.dtype, device=mu.device)
+        with full_precision(mu):
+            return self._from_noise(noise)
+
+    def _from_noise(self, noise: Tensor) -> Tensor:
+        """The sample that a vector of standard normals stands for; the vector is used up."""
+        mu = self.mean_direction.expand(noise.shape)
+        with torch.no_grad():
+            tangent = noise.addcmul_((noise * mu).sum(-1, keepdim=True), mu, value=-1)
+            r = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
+        angle, cosine, scale = self._turn(r)
+        z = _Place.apply(mu, angle, tangent.mul_(scale), cosine)
+        assert isinstance(z, Tensor)
+        return z
+
+    def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        """For a tangent of length r: the angle where kappa learns, cos(theta), sin(theta) / r."""
+        fit = None
+        if self._fixed is not None:
+            fit = radial.transport(self.dim, self._kappa, self._fixed.log_mode_density)
+        if fit is not None:
+            q = radial.carry(fit, r)
+            sag = r * r * q  # 1 - cos(theta)
+            return None, 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0))
+        r = r.clamp(min=torch.finfo(r.dtype).tiny)
+        each = (self._per_batch(x).unsqueeze(-1) for x in (self._kappa, self._m, self._a))
+        angle = radial.angle(r, self.dim, *each)
+        cosine, sine = torch.cos(angle).detach(), torch.sin(angle).detach()
+        return angle, cosine.to(r.dtype), (sine / r).to(r.dtype)
+
+    # M, A, 1 - A and A' at kappa: Python floats when kappa is one, else tensors in its graph.
+    @property
+    def _m(self):
+        if self._fixed is not None:
+            return self._fixed.log_mode_density
+        return special.log_mode_density(self._kappa, self.dim)
+
+    @property
+    def _a(self):
+        if self._fixed is not None:
+            return self._fixed.mean_resultant_length
+        return special.mean_resultant_length(self._kappa, self.dim)
+
+    @property
+    def _one_minus_a(self):
+        if self._fixed is not None:
+            return self._fixed.spherical_variance
+        return special.spherical_variance(self._kappa, self.dim)
+
+    @property
+    def _da(self):
+        if self._fixed is not None:
+            return self._fixed.cosine_variance
+        return special.cosine_variance(self._kappa, self.dim)
+
+    def _per_batch(self, value: float | Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.expand(self._batch_shape)
+        return self.mean_direction.new_full((), value).expand(self._batch_shape)
+
+
+class _Place(Function):
+    """z = cos(theta) mu + side, where the tangent `side` moves with mu by parallel transport.
+
+    dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
+    use, a reflection that takes the first axis to mu, has the same law and the same expected
+    gradient, but its derivative explodes as mu comes near that axis.
+    """
+
+    @staticmethod
+    def forward(ctx, mu: Tensor, angle: Tensor | None, side: Tensor, cosine: Tensor) -> Tensor:
+        z = torch.addcmul(side, cosine, mu)
+        ctx.save_for_backward(mu, angle, cosine, z)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        mu, angle, cosine, z = ctx.saved_tensors
+        along = (grad * mu).sum(-1, keepdim=True)
+        grad_mu = torch.addcmul(cosine * grad, along, z, value=-1)
+        grad_angle = None
+        if angle is not None and ctx.needs_input_grad[1]:
+            # dz/dtheta = (cos(theta) z - mu) / sin(theta)
+            turn = cosine * (grad * z).sum(-1, keepdim=True) - along
+            grad_angle = turn / torch.sin(angle).clamp(min=1e-300)
+        return grad_mu, grad_angle, None, None
+
+
+class _Sag(Function):
+    """1 - u.v of unit vectors, computed as |u - v|^2 / 2: no digits are lost where u is near v."""
+
+    @staticmethod
+    def forward(ctx, u: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(u, v)
+        return 0.5 * (u - v).square().sum(-1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        u, v = ctx.saved_tensors
+        grad = -grad.unsqueeze(-1)
+        return (grad * v).sum_to_size(u.shape), (grad * u).sum_to_size(v.shape)
+
+
+def _sag(u: Tensor, v: Tensor) -> Tensor:
+    result = _Sag.apply(u, v)
+    assert isinstance(result, Tensor)
+    return result
+
+
+class HypersphericalUniform(Distribution):
+    """All directions of R^dim alike: the vMF of concentration 0, and the yardstick of the rest."""
+
+    arg_constraints = {}  # noqa: RUF012
+    support = unit_vector  # pyright: ignore[reportAssignmentType]
+    has_rsample = True
+
+    def __init__(
+        self,
+        dim: int,
+        batch_shape: tuple[int, ...] = (),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if dim < 2:
+            raise ValueError(f"dim must be 2 or more, got {dim}")
+        self.dim = dim
+        self._entropy = torch.tensor(special.log_area(dim), dtype=dtype, device=device)
+        super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
+
+    def expand(self, batch_shape, _instance=None) -> "HypersphericalUniform":
+        """The same distribution with its batch axes expanded."""
+        new = self._get_checked_instance(HypersphericalUniform, _instance)
+        new.dim, new._entropy = self.dim, self._entropy
+        batch_shape = torch.Size(batch_shape)
+        super(HypersphericalUniform, new).__init__(
+            batch_shape, self._event_shape, validate_args=False
+        )
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def mean(self) -> Float[Tensor, "*batch dim"]:
+        """The origin."""
+        return self._entropy.new_zeros(self._extended_shape())
+
+    @property
+    def variance(self) -> Float[Tensor, "*batch dim"]:
+        """1/n for each coordinate."""
+        return self._entropy.new_full(self._extended_shape(), 1 / self.dim)
+
+    def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
+        """Minus the log area of the sphere, everywhere."""
+        if self._validate_args and not torch.compiler.is_compiling():
+            self._validate_sample(value)
+        return -self._entropy.expand(_broadcast(value.shape[:-1], self._batch_shape))
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """Log area of the sphere, the largest entropy there is on it."""
+        return self._entropy.expand(self._batch_shape)
+
+    def rsample(self, sample_shape=()) -> Float[Tensor, "..."]:
+        """Normalized standard normals."""
+        shape = self._extended_shape(torch.Size(sample_shape))
+        noise = torch.randn(shape, dtype=self._entropy.dtype, device=self._entropy.device)
+        return torch.nn.functional.normalize(noise, dim=-1)
+
+
+@register_kl(VonMisesFisher, VonMisesFisher)
+def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
+    """A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q, in terms that stay small."""
+    _same_dimension(p, q)
+    apart = _sag(p.mean_direction, q.mean_direction)
+    cross = q._m - q._kappa * (p._one_minus_a + p._a * apart)
+    return p._m - p._kappa * p._one_minus_a - cross
+
+
+@register_kl(VonMisesFisher, HypersphericalUniform)
+def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
+    """The entropy that p lacks."""
+    _same_dimension(p, q)
+    return q.entropy() - p.entropy()
+
+
+@register_kl(HypersphericalUniform, VonMisesFisher)
+def _kl_uniform_vmf(p: HypersphericalUniform, q: VonMisesFisher) -> Tensor:
+    """Under the uniform distribution E[mu.z] = 0."""
+    _same_dimension(p, q)
+    return -p.entropy() - q.log_normalizer
+
+
+@register_kl(HypersphericalUniform, HypersphericalUniform)
+def _kl_uniform_uniform(p: HypersphericalUniform, q: HypersphericalUniform) -> Tensor:
+    _same_dimension(p, q)
+    return torch.zeros_like(p.entropy() - q.entropy())
+
+
+@contextmanager
+def full_precision(like: Tensor) -> Iterator[None]:
+    """Keep autocast out: what is computed inside runs in the dtype of its inputs."""
+    with torch.autocast(like.device.type, enabled=False):
+        yield
+
+
+def _wide(tensor: Tensor, name: str) -> Tensor:
+    """Float32 or float64; narrower floats are widened, anything else is refused."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _same_device(mean_direction: Tensor, concentration: Tensor) -> None:
+    if concentration.dim() and concentration.device != mean_direction.device:
+        raise ValueError(
+            f"concentration must be on mean_direction's device {mean_direction.device}, "
+            f"got {concentration.device}"
+        )
+
+
+def _same_dimension(p: Distribution, q: Distribution) -> None:
+    if p.event_shape != q.event_shape:
+        raise ValueError(
+            "both distributions must live on the same sphere, "
+            f"got dimensions {p.event_shape[0]} and {q.event_shape[0]}"
+        )
+
+
+def _broadcast(batch_shape: torch.Size, other: torch.Size) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(batch_shape, other)
+    except RuntimeError:
+        raise ValueError(
+            f"concentration of shape {tuple(other)} does not broadcast against the batch "
+            f"shape {tuple(batch_shape)} of mean_direction"
+        ) from None
