@@ -10,20 +10,22 @@ Under torch.distributed the candidates of all processes are gathered, with gradi
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributions import kl_divergence
 
-from compressive.distributed import gather, mean_value, rank, world_size
-from compressive.vmf import VonMisesFisher, full_precision
+from compressive.contrast import candidate_nll
+from compressive.contrast import info_nce as info_nce
+from compressive.distributed import gather, mean_value, world_size
+from compressive.inputs import full_precision, matrices, nonnegative, one_of, positive, unit_rows
+from compressive.vmf import VonMisesFisher
 
 Rate = Literal["sample", "closed"]
+RATES = get_args(Rate)
 
 
 class SimCLRLoss(NamedTuple):
@@ -86,9 +88,8 @@ def simclr_loss(
     `own_view_negatives` adds the other images in the same view to the candidates, K = 2B - 1
     in place of B, as SimCLR does.
     """
-    r_x, r_y = _vectors(r_x=r_x, r_y=r_y)
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be a positive number, got {temperature}")
+    r_x, r_y = matrices(r_x=r_x, r_y=r_y)
+    positive(temperature=temperature)
     with full_precision(r_x):
         mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
         nll_x, nll_y, bound = _both_ways(
@@ -117,16 +118,16 @@ def csimclr_loss(
     the expectation of the residual over z, a KL divergence, in place of the sampled log ratio:
     the same loss on average and a fifth to a ninth of the gradient noise.
     """
-    r_x, r_y = _vectors(r_x=r_x, r_y=r_y)
-    _numbers(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta)
-    _one_of(rate)
+    r_x, r_y = matrices(r_x=r_x, r_y=r_y)
+    nonnegative(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta)
+    one_of(RATES, rate=rate)
     with full_precision(r_x):
         mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
         e_x, e_y = _vmf(mu_x, kappa_e), _vmf(mu_y, kappa_e)
         b_x, b_y = _vmf(mu_x, kappa_b), _vmf(mu_y, kappa_b)
         drawn_x, drawn_y = z_x is None, z_y is None
-        z_x = e_x.rsample() if z_x is None else _directions(mu_x, z_x=z_x)
-        z_y = e_y.rsample() if z_y is None else _directions(mu_y, z_y=z_y)
+        z_x = e_x.rsample() if z_x is None else unit_rows(mu_x, z_x=z_x)
+        z_y = e_y.rsample() if z_y is None else unit_rows(mu_y, z_y=z_y)
         nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
         residual_x, entropy_e = _rate(z_x, e_x, b_y, rate, drawn_x)
         residual_y, _ = _rate(z_y, e_y, b_x, rate, drawn_y)
@@ -157,8 +158,8 @@ def byol_loss(
     It is -log of a vMF decoder of concentration kappa_d = 2 weight, up to a constant. The target
     is not detached here: who holds the target network decides.
     """
-    prediction, target = _vectors(prediction=prediction, target=target)
-    _numbers(weight=weight)
+    prediction, target = matrices(prediction=prediction, target=target)
+    nonnegative(weight=weight)
     with full_precision(prediction):
         nll = weight * _squared_chord(prediction, target)
         return BYOLLoss(mean_value(nll.mean()), nll)
@@ -183,19 +184,19 @@ def cbyol_loss(
     both of the same view; `y_prime` is the target of the other view; `z` is a sample of
     e(z|x). weight = kappa_d / 2.
     """
-    mu_e, mu_b = _vectors(mu_e=mu_e, mu_b=mu_b)
-    y_hat, y_prime = _vectors(y_hat=y_hat, y_prime=y_prime)
+    mu_e, mu_b = matrices(mu_e=mu_e, mu_b=mu_b)
+    y_hat, y_prime = matrices(y_hat=y_hat, y_prime=y_prime)
     if len(mu_e) != len(y_hat):
         raise ValueError(
             f"y_hat must have as many rows as mu_e, got {len(y_hat)} instead of {len(mu_e)}"
         )
-    _numbers(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta, weight=weight)
-    _one_of(rate)
+    nonnegative(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta, weight=weight)
+    one_of(RATES, rate=rate)
     with full_precision(mu_e):
         e = _vmf(F.normalize(mu_e, dim=-1), kappa_e)
         b = _vmf(F.normalize(mu_b, dim=-1), kappa_b)
         nll = weight * _squared_chord(y_hat, y_prime)
-        z = _directions(mu_e, z=z)
+        z = unit_rows(mu_e, z=z)
         residual, entropy_e = _rate(z, e, b, rate, drawn=False)
         loss = mean_value(compress(nll, residual, beta).mean())
         movable = _movable(e, b, kappa_b)
@@ -212,7 +213,7 @@ def compress(
     `nll` is the loss the method already had, one value per image, computed from the sample z;
     neither term knows where the other came from.
     """
-    _numbers(beta=beta)
+    nonnegative(beta=beta)
     if nll.shape != residual.shape:
         raise ValueError(
             "nll and residual must have one value per image each, "
@@ -237,29 +238,6 @@ def expected_residual_information(e: VonMisesFisher, b: VonMisesFisher) -> Float
     return kl_divergence(e, b)
 
 
-def info_nce(
-    z: Float[Tensor, "batch dim"],
-    mu: Float[Tensor, "batch dim"],
-    kappa: float,
-    *,
-    own: Float[Tensor, "batch dim"] | None = None,
-) -> Float[Tensor, " batch"]:
-    """-log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
-
-    `z` and `mu` hold unit vectors; row i of `mu` is the direction of the view that belongs to
-    row i of `z`, all other rows are its negatives. `own`, the directions of z's own view, adds
-    its other rows as negatives. Exact at any size: above 2^26 logits they are not kept but made
-    twice, block by block.
-    """
-    z, mu = _vectors(z=z, mu=mu)
-    _numbers(kappa=kappa)
-    if own is not None:
-        z, own = _vectors(z=z, own=own)
-    with full_precision(z):
-        candidates = [gather(mu)] if own is None else [gather(mu), gather(own)]
-        return _nll(z, torch.cat(candidates), kappa, own is not None)
-
-
 def _both_ways(
     z_x: Tensor, z_y: Tensor, mu_x: Tensor, mu_y: Tensor, kappa: float, own: bool
 ) -> tuple[Tensor, Tensor, float]:
@@ -269,71 +247,9 @@ def _both_ways(
     if world_size() > 1:  # one collective for both views
         both = gather(torch.cat([mu_x, mu_y], dim=-1))
         mu_x, mu_y = both.chunk(2, dim=-1)
-    nll_x = _nll(z_x, torch.cat([mu_y, mu_x]) if own else mu_y, kappa, own)
-    nll_y = _nll(z_y, torch.cat([mu_x, mu_y]) if own else mu_x, kappa, own)
+    nll_x = candidate_nll(z_x, torch.cat([mu_y, mu_x]) if own else mu_y, kappa, own)
+    nll_y = candidate_nll(z_y, torch.cat([mu_x, mu_y]) if own else mu_x, kappa, own)
     return nll_x, nll_y, bound
-
-
-# Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
-# float32. Below the first, keeping them is faster; above it they are what fills the memory.
-_KEEP = 2**26
-_BLOCK = 2**24
-
-
-def _nll(z: Tensor, candidates: Tensor, kappa: float, own: bool) -> Tensor:
-    """Cross-entropy of each z against its positive; with `own`, its own image is left out."""
-    if z.numel() // z.shape[1] * len(candidates) > _KEEP:
-        nll = _StreamedNll.apply(z, candidates, kappa, own)
-        assert isinstance(nll, Tensor)
-        return nll
-    return F.cross_entropy(*_logits(z, candidates, kappa, own, 0, len(z)), reduction="none")
-
-
-def _logits(
-    z: Tensor, candidates: Tensor, kappa: float, own: bool, start: int, stop: int
-) -> tuple[Tensor, Tensor]:
-    """Logits of rows start to stop of this process and the columns of their positives."""
-    logits = (kappa * z[start:stop]) @ candidates.T
-    first = rank() * len(z) + start
-    if own:  # an image is neither positive nor negative for itself in its own view
-        logits.diagonal(len(candidates) // 2 + first).fill_(-math.inf)
-    positives = torch.arange(first, first + stop - start, device=z.device)
-    return logits, positives
-
-
-class _StreamedNll(Function):
-    """The same in blocks of rows; the backward pass makes each block of logits again."""
-
-    @staticmethod
-    def forward(ctx, z: Tensor, candidates: Tensor, kappa: float, own: bool) -> Tensor:
-        ctx.kappa, ctx.own = kappa, own
-        nll, normalizer = z.new_empty(len(z)), z.new_empty(len(z))
-        for start, stop in _blocks(z, candidates):
-            logits, positives = _logits(z, candidates, kappa, own, start, stop)
-            normalizer[start:stop] = torch.logsumexp(logits, dim=1)
-            positive = logits.gather(1, positives.unsqueeze(1)).squeeze(1)
-            nll[start:stop] = normalizer[start:stop] - positive
-        ctx.save_for_backward(z, candidates, normalizer)
-        return nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        z, candidates, normalizer = ctx.saved_tensors
-        grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
-        for start, stop in _blocks(z, candidates):
-            logits, positives = _logits(z, candidates, ctx.kappa, ctx.own, start, stop)
-            share = logits.sub_(normalizer[start:stop, None]).exp_()
-            share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
-            share.mul_(ctx.kappa * grad[start:stop, None])
-            torch.mm(share, candidates, out=grad_z[start:stop])
-            grad_candidates.addmm_(share.T, z[start:stop])
-        return grad_z, grad_candidates, None, None
-
-
-def _blocks(z: Tensor, candidates: Tensor) -> list[tuple[int, int]]:
-    rows = max(1, _BLOCK // len(candidates))
-    return [(start, min(start + rows, len(z))) for start in range(0, len(z), rows)]
 
 
 def _rate(
@@ -367,74 +283,3 @@ def _squared_chord(u: Tensor, v: Tensor) -> Tensor:
 
 def _vmf(mu: Tensor, kappa: float) -> VonMisesFisher:
     return VonMisesFisher(mu, kappa, validate_args=False)
-
-
-def _vectors(**named: Tensor) -> list[Tensor]:
-    """Two matrices that belong together, in float32 or wider."""
-    first = next(iter(named))
-    for name, tensor in named.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-        if tensor.dim() != 2 or len(tensor) == 0 or tensor.shape[1] < 2:
-            raise ValueError(
-                f"{name} must have shape (batch, dim) with batch >= 1 and dim >= 2, "
-                f"got {tuple(tensor.shape)}"
-            )
-        if tensor.shape != named[first].shape:
-            raise ValueError(
-                f"{name} must have {first}'s shape {tuple(named[first].shape)}, "
-                f"got {tuple(tensor.shape)}"
-            )
-        if tensor.device != named[first].device:
-            raise ValueError(
-                f"{name} must be on {first}'s device {named[first].device}, got {tensor.device}"
-            )
-        if _may_look_at(tensor):
-            _look_at(name, tensor)
-    return [
-        tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in named.values()
-    ]
-
-
-def _directions(like: Tensor, **named: Tensor) -> Tensor:
-    """A given sample z: unit vectors, one for each row of `like`."""
-    ((name, z),) = named.items()
-    _, z = _vectors(mu=like, **named)
-    if _may_look_at(z):
-        norm = torch.linalg.vector_norm(z.detach(), dim=-1)
-        if ((norm - 1).abs() > 1e-4).any():
-            worst = norm[(norm - 1).abs().argmax()].item()
-            raise ValueError(f"{name} must hold unit vectors, got one of length {worst:.6g}")
-    return z
-
-
-def _may_look_at(tensor: Tensor) -> bool:
-    """Whether values are checked: on the CPU, or anywhere while torch looks for anomalies.
-
-    On a GPU each look would make the host wait, in every training step; torch's
-    `torch.autograd.set_detect_anomaly(True)` turns the looks on there.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return tensor.device.type == "cpu" or torch.is_anomaly_enabled()
-
-
-def _look_at(name: str, tensor: Tensor) -> None:
-    norm = torch.linalg.vector_norm(tensor.detach().float(), dim=-1)
-    if not norm.isfinite().all():
-        row = int((~norm.isfinite()).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
-    if (norm == 0).any():
-        row = int((norm == 0).nonzero()[0])
-        raise ValueError(f"{name} must not hold zero vectors, which have no direction: row {row}")
-
-
-def _numbers(**named: float | Tensor) -> None:
-    for name, value in named.items():
-        if not isinstance(value, Tensor) and not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be a finite number of 0 or more, got {value}")
-
-
-def _one_of(rate: str) -> None:
-    if rate not in ("sample", "closed"):
-        raise ValueError(f"rate must be 'sample' or 'closed', got {rate!r}")

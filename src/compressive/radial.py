@@ -36,17 +36,17 @@ def angle(
     r: Float[Tensor, "*sample"],
     n: int,
     kappa: Float[Tensor, "*#sample"],
-    log_mode_density: Float[Tensor, "*#sample"],
-    mean_resultant_length: Float[Tensor, "*#sample"],
+    log_height: Float[Tensor, "*#sample"],
+    mean_cosine: Float[Tensor, "*#sample"],
 ) -> Float[Tensor, "*sample"]:
     """The angle theta whose probability under kappa is that of r under chi with n - 1 degrees.
 
     In float64. Differentiable once in kappa (theta at fixed probability), constant in r.
-    The two further arguments are M and A of `special` at kappa.
+    `log_height` is log f(theta) less its terms in theta, log C + kappa + the log area of the
+    sphere in R^(n-1); `mean_cosine` is A.
     """
-    r, kappa = r.double(), kappa.double()
-    height = log_mode_density.double() + _log_ring(n)
-    theta = _Angle.apply(kappa, r, n, height.detach(), mean_resultant_length.double().detach())
+    given = (x.double().detach() for x in (r, log_height, mean_cosine))
+    theta = _Angle.apply(kappa.double(), n, *given)
     assert isinstance(theta, Tensor)
     return theta
 
@@ -56,9 +56,9 @@ class _Angle(Function):
 
     @staticmethod
     def forward(
-        ctx, kappa: Tensor, r: Tensor, n: int, height: Tensor, mean_cosine: Tensor
+        ctx, kappa: Tensor, n: int, r: Tensor, log_height: Tensor, mean_cosine: Tensor
     ) -> Tensor:
-        side = _Side.of(r, n, kappa, height)
+        side = _Side.of(r, n, kappa, log_height)
         theta = side.solve(r)
         if ctx.needs_input_grad[0]:
             ctx.kappa_shape = kappa.shape
@@ -81,14 +81,14 @@ class _Side(NamedTuple):
 
     n: int
     kappa: Tensor
-    height: Tensor  # log f(theta) less the terms in theta
+    log_height: Tensor  # log f(theta) less its terms in theta
     lower: Tensor  # which tail
     mass: Tensor  # the probability to reach
     end: Tensor  # where the tail's density has fallen below e^-55 of the mode's
     pole: Tensor
 
     @classmethod
-    def of(cls, r: Tensor, n: int, kappa: Tensor, height: Tensor) -> "_Side":
+    def of(cls, r: Tensor, n: int, kappa: Tensor, log_height: Tensor) -> "_Side":
         lower = r * r < (n - 1) * (1 - 2 / (9 * (n - 1))) ** 3  # near the median
         # In the chord c = 2 sin(theta/2), log f is concave with curvature at least
         # kappa + 1.49 (n - 2) everywhere, so `_REACH` such widths from the mode are enough.
@@ -98,7 +98,7 @@ class _Side(NamedTuple):
         last = 2 * torch.asin((mode + reach).clamp(max=2) / 2)
         end = torch.where(lower, first, last)
         pole = torch.where(lower, torch.zeros_like(last), (2 * last).clamp(max=math.pi))
-        return cls(n, kappa, height, lower, _chi_tail(r, n, lower), end, pole)
+        return cls(n, kappa, log_height, lower, _chi_tail(r, n, lower), end, pole)
 
     def solve(self, r: Tensor) -> Tensor:
         """Halley's iteration for log F as a function of the log distance to the pole."""
@@ -126,15 +126,17 @@ class _Side(NamedTuple):
     def log_density(self, theta: Tensor) -> Tensor:
         chord = torch.sin(theta / 2)
         log_ring = (self.n - 2) * torch.log(torch.sin(theta).clamp(min=_TINY))
-        return self.height + log_ring - 2 * self.kappa * chord * chord
+        return self.log_height + log_ring - 2 * self.kappa * chord * chord
 
     def log_density_slope(self, theta: Tensor) -> Tensor:
         return (self.n - 2) / torch.tan(theta) - self.kappa * torch.sin(theta)
 
     def integral(self, theta: Tensor, mean_cosine: Tensor | None = None) -> Tensor:
         """Probability between the tail's end and theta, or with A the integral of (cos - A) f."""
-        each = _Side(*(x.unsqueeze(-1) if isinstance(x, Tensor) else x for x in self))
         at, weights = _fejer(self.end, theta)
+        each = self._replace(
+            kappa=self.kappa.unsqueeze(-1), log_height=self.log_height.unsqueeze(-1)
+        )
         density = torch.exp(each.log_density(at))
         if mean_cosine is not None:
             density = density * (torch.cos(at) - mean_cosine.unsqueeze(-1))
@@ -152,11 +154,6 @@ def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
     height = (n - 3) / 2 * math.log(2) + math.lgamma((n - 1) / 2)
     log_density = (n - 2) * torch.log(at.clamp(min=_TINY)) - at * at / 2 - height
     return (torch.exp(log_density) * weights).sum(-1).clamp(min=_TINY)
-
-
-def _log_ring(n: int) -> float:
-    """Log area of the sphere that theta leaves free, in R^(n-1)."""
-    return math.log(2) + (n - 1) / 2 * math.log(math.pi) - math.lgamma((n - 1) / 2)
 
 
 def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
@@ -199,13 +196,13 @@ def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample
 
 
 @torch.compiler.assume_constant_result
-def transport(n: int, kappa: float, log_mode_density: float) -> Transport | None:
+def transport(n: int, kappa: float, log_height: float) -> Transport | None:
     """The radial transport of a fixed kappa, fitted once; None if no short polynomial fits."""
-    return _transport(n, kappa, log_mode_density)
+    return _transport(n, kappa, log_height)
 
 
 @lru_cache(maxsize=256)
-def _transport(n: int, kappa: float, log_mode_density: float) -> Transport | None:
+def _transport(n: int, kappa: float, log_height: float) -> Transport | None:
     """Fit the polynomial.
 
     The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation).
@@ -218,8 +215,8 @@ def _transport(n: int, kappa: float, log_mode_density: float) -> Transport | Non
 
     def exact(x: Tensor) -> Tensor:
         r = center + width * x
-        k = torch.full_like(r, kappa)
-        theta = angle(r, n, k, torch.full_like(r, log_mode_density), torch.zeros_like(r))
+        given = (torch.full_like(r, x) for x in (kappa, log_height, math.nan))
+        theta = angle(r, n, *given)
         return 2 * (torch.sin(theta / 2) / r) ** 2
 
     # Interpolation at Chebyshev points of twice the largest degree, then truncation: the

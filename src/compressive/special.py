@@ -76,6 +76,7 @@ def log_area(n: int) -> float:
 class Constants(NamedTuple):
     """The numbers that a fixed kappa needs, as Python floats."""
 
+    log_normalizer: float
     log_mode_density: float
     mean_resultant_length: float
     spherical_variance: float
@@ -91,7 +92,8 @@ def constants(kappa: float, n: int) -> Constants:
 @lru_cache(maxsize=1024)
 def _constants(kappa: float, n: int) -> Constants:
     k = torch.tensor(kappa, dtype=torch.float64, device="cpu")
-    return Constants(*(_evaluate(k, n / 2 - 1, which).item() for which in ("M", "A", "1-A", "A'")))
+    names = ("log C", "M", "A", "1-A", "A'")
+    return Constants(*(_evaluate(k, n / 2 - 1, name).item() for name in names))
 
 
 # Which function each one's derivative is, and its sign.

@@ -1,8 +1,6 @@
 """The von Mises-Fisher distribution on the unit sphere, as a torch distribution."""
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 
 from compressive import radial, special
+from compressive.inputs import full_precision, nonnegative, wide
 
 
 class _UnitVector(constraints.Constraint):
@@ -41,11 +40,12 @@ class VonMisesFisher(Distribution):
     be wrong by tens of nats.
     """
 
-    arg_constraints = {  # noqa: RUF012  (torch's own declaration)
+    # torch declares these two as properties and overrides them so in every distribution.
+    arg_constraints: Any = {  # noqa: RUF012
         "mean_direction": unit_vector,
         "concentration": constraints.nonnegative,
     }
-    support = unit_vector  # pyright: ignore[reportAssignmentType]  (torch declares a property)
+    support: Any = unit_vector
     has_rsample = True
 
     def __init__(
@@ -54,31 +54,23 @@ class VonMisesFisher(Distribution):
         concentration: float | Float[Tensor, "..."],
         validate_args: bool | None = None,
     ) -> None:
-        mean_direction = _wide(mean_direction, "mean_direction")
+        mean_direction = wide("mean_direction", mean_direction)
         if mean_direction.dim() == 0 or mean_direction.shape[-1] < 2:
             raise ValueError(
                 "mean_direction must have a last axis of dimension 2 or more, "
                 f"got shape {tuple(mean_direction.shape)}"
             )
-        n = mean_direction.shape[-1]
-        batch_shape = mean_direction.shape[:-1]
+        *batch, n = mean_direction.shape
+        self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
+        self._fixed = None
         if isinstance(concentration, Tensor):
-            concentration = _wide(concentration, "concentration")
-            _same_device(mean_direction, concentration)
-            dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
-            mean_direction, concentration = mean_direction.to(dtype), concentration.to(dtype)
-            batch_shape = _broadcast(batch_shape, concentration.shape)
-            self._fixed = None
+            batch, mean_direction, self._kappa = _joined(mean_direction, concentration)
         else:
-            concentration = float(concentration)
-            if not 0 <= concentration < math.inf:
-                raise ValueError(
-                    f"concentration must be a finite number of 0 or more, got {concentration}"
-                )
-            self._fixed = special.constants(concentration, n)
-        self._kappa = concentration
-        self.mean_direction = mean_direction.expand(batch_shape + (n,))
-        super().__init__(batch_shape, torch.Size((n,)), validate_args=False)
+            nonnegative(concentration=concentration)
+            self._kappa = float(concentration)
+            self._fixed = special.constants(self._kappa, n)
+        self.mean_direction = mean_direction.expand((*batch, n))
+        super().__init__(torch.Size(batch), torch.Size((n,)), validate_args=False)
         self._validate_args = type(self)._validate_args if validate_args is None else validate_args
         if self._validate_args and not torch.compiler.is_compiling():
             self._check_values(mean_direction, concentration)
@@ -101,11 +93,11 @@ class VonMisesFisher(Distribution):
 
     def expand(self, batch_shape, _instance=None) -> "VonMisesFisher":
         """The same distribution with its batch axes expanded, without copying."""
-        new = self._get_checked_instance(VonMisesFisher, _instance)
+        new: Any = self._get_checked_instance(VonMisesFisher, _instance)
         batch_shape = torch.Size(batch_shape)
         new._fixed, new._kappa = self._fixed, self._kappa
         new.mean_direction = self.mean_direction.expand(batch_shape + self._event_shape)
-        super(VonMisesFisher, new).__init__(batch_shape, self._event_shape, validate_args=False)
+        Distribution.__init__(new, batch_shape, self._event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
@@ -142,7 +134,7 @@ class VonMisesFisher(Distribution):
     @property
     def variance(self) -> Float[Tensor, "*batch dim"]:
         """Var[z_i] of each coordinate: A/kappa (1 - mu_i^2) + A' mu_i^2."""
-        a, one_minus_a, da = self._a, self._one_minus_a, self._da
+        a, one_minus_a, da = self._a, self._one_minus_a, self._at_kappa("cosine_variance")
         across = (one_minus_a * (1 + a) - da) / (self.dim - 1)  # = A / kappa, also at kappa = 0
         squared = self.mean_direction**2
         across, da = (self._per_batch(x).unsqueeze(-1) for x in (across, da))
@@ -151,9 +143,7 @@ class VonMisesFisher(Distribution):
     @property
     def log_normalizer(self) -> Float[Tensor, "*batch"]:
         """log C_n(kappa)."""
-        if self._fixed is not None:
-            return self._per_batch(self._fixed.log_mode_density - self._kappa)
-        return self._per_batch(special.log_normalizer(self._kappa, self.dim))
+        return self._per_batch(self._at_kappa("log_normalizer"))
 
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
         """Log density in nats with respect to the sphere's area.
@@ -165,7 +155,7 @@ class VonMisesFisher(Distribution):
         if self._validate_args and not torch.compiler.is_compiling():
             self._validate_sample(value)
         with full_precision(value):
-            return self._m - self._kappa * _sag(_wide(value, "value"), self.mean_direction)
+            return self._m - self._kappa * _sag(wide("value", value), self.mean_direction)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Entropy in nats: kappa (1 - A) - M, without the cancellation of -log C - kappa A."""
@@ -192,43 +182,38 @@ class VonMisesFisher(Distribution):
 
     def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """For a tangent of length r: the angle where kappa learns, cos(theta), sin(theta) / r."""
+        log_height = self._m + special.log_area(self.dim - 1)
         fit = None
         if self._fixed is not None:
-            fit = radial.transport(self.dim, self._kappa, self._fixed.log_mode_density)
+            fit = radial.transport(self.dim, self._kappa, log_height)
         if fit is not None:
             q = radial.carry(fit, r)
             sag = r * r * q  # 1 - cos(theta)
             return None, 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0))
         r = r.clamp(min=torch.finfo(r.dtype).tiny)
-        each = (self._per_batch(x).unsqueeze(-1) for x in (self._kappa, self._m, self._a))
+        each = (self._per_batch(x).unsqueeze(-1) for x in (self._kappa, log_height, self._a))
         angle = radial.angle(r, self.dim, *each)
         cosine, sine = torch.cos(angle).detach(), torch.sin(angle).detach()
         return angle, cosine.to(r.dtype), (sine / r).to(r.dtype)
 
-    # M, A, 1 - A and A' at kappa: Python floats when kappa is one, else tensors in its graph.
+    # M, A and 1 - A at kappa: Python floats when kappa is one, else tensors in its graph.
     @property
-    def _m(self):
-        if self._fixed is not None:
-            return self._fixed.log_mode_density
-        return special.log_mode_density(self._kappa, self.dim)
+    def _m(self) -> Any:
+        return self._at_kappa("log_mode_density")
 
     @property
-    def _a(self):
-        if self._fixed is not None:
-            return self._fixed.mean_resultant_length
-        return special.mean_resultant_length(self._kappa, self.dim)
+    def _a(self) -> Any:
+        return self._at_kappa("mean_resultant_length")
 
     @property
-    def _one_minus_a(self):
-        if self._fixed is not None:
-            return self._fixed.spherical_variance
-        return special.spherical_variance(self._kappa, self.dim)
+    def _one_minus_a(self) -> Any:
+        return self._at_kappa("spherical_variance")
 
-    @property
-    def _da(self):
+    def _at_kappa(self, name: str) -> Any:
+        """A function of `special` at kappa, by its name."""
         if self._fixed is not None:
-            return self._fixed.cosine_variance
-        return special.cosine_variance(self._kappa, self.dim)
+            return getattr(self._fixed, name)
+        return getattr(special, name)(self._kappa, self.dim)
 
     def _per_batch(self, value: float | Tensor) -> Tensor:
         if isinstance(value, Tensor):
@@ -288,8 +273,8 @@ def _sag(u: Tensor, v: Tensor) -> Tensor:
 class HypersphericalUniform(Distribution):
     """All directions of R^dim alike: the vMF of concentration 0, and the yardstick of the rest."""
 
-    arg_constraints = {}  # noqa: RUF012
-    support = unit_vector  # pyright: ignore[reportAssignmentType]
+    arg_constraints: Any = {}  # noqa: RUF012
+    support: Any = unit_vector
     has_rsample = True
 
     def __init__(
@@ -309,12 +294,10 @@ class HypersphericalUniform(Distribution):
 
     def expand(self, batch_shape, _instance=None) -> "HypersphericalUniform":
         """The same distribution with its batch axes expanded."""
-        new = self._get_checked_instance(HypersphericalUniform, _instance)
+        new: Any = self._get_checked_instance(HypersphericalUniform, _instance)
         new.dim, new._entropy = self.dim, self._entropy
         batch_shape = torch.Size(batch_shape)
-        super(HypersphericalUniform, new).__init__(
-            batch_shape, self._event_shape, validate_args=False
-        )
+        Distribution.__init__(new, batch_shape, self._event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
@@ -332,7 +315,7 @@ class HypersphericalUniform(Distribution):
         """Minus the log area of the sphere, everywhere."""
         if self._validate_args and not torch.compiler.is_compiling():
             self._validate_sample(value)
-        return -self._entropy.expand(_broadcast(value.shape[:-1], self._batch_shape))
+        return -self._entropy.expand(torch.broadcast_shapes(value.shape[:-1], self._batch_shape))
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Log area of the sphere, the largest entropy there is on it."""
@@ -374,26 +357,24 @@ def _kl_uniform_uniform(p: HypersphericalUniform, q: HypersphericalUniform) -> T
     return torch.zeros_like(p.entropy() - q.entropy())
 
 
-@contextmanager
-def full_precision(like: Tensor) -> Iterator[None]:
-    """Keep autocast out: what is computed inside runs in the dtype of its inputs."""
-    with torch.autocast(like.device.type, enabled=False):
-        yield
-
-
-def _wide(tensor: Tensor, name: str) -> Tensor:
-    """Float32 or float64; narrower floats are widened, anything else is refused."""
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _same_device(mean_direction: Tensor, concentration: Tensor) -> None:
+def _joined(mean_direction: Tensor, concentration: Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+    """The batch shape of the two, and both in one dtype."""
+    concentration = wide("concentration", concentration)
     if concentration.dim() and concentration.device != mean_direction.device:
         raise ValueError(
-            f"concentration must be on mean_direction's device {mean_direction.device}, "
-            f"got {concentration.device}"
+            "concentration must be on the device of mean_direction, "
+            f"{mean_direction.device}, got {concentration.device}"
         )
+    batch_shape = mean_direction.shape[:-1]
+    try:
+        batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
+    except RuntimeError:
+        raise ValueError(
+            "concentration must broadcast against the batch shape of mean_direction, "
+            f"{tuple(batch_shape)}, got {tuple(concentration.shape)}"
+        ) from None
+    dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
+    return batch_shape, mean_direction.to(dtype), concentration.to(dtype)
 
 
 def _same_dimension(p: Distribution, q: Distribution) -> None:
@@ -402,13 +383,3 @@ def _same_dimension(p: Distribution, q: Distribution) -> None:
             "both distributions must live on the same sphere, "
             f"got dimensions {p.event_shape[0]} and {q.event_shape[0]}"
         )
-
-
-def _broadcast(batch_shape: torch.Size, other: torch.Size) -> torch.Size:
-    try:
-        return torch.broadcast_shapes(batch_shape, other)
-    except RuntimeError:
-        raise ValueError(
-            f"concentration of shape {tuple(other)} does not broadcast against the batch "
-            f"shape {tuple(batch_shape)} of mean_direction"
-        ) from None

@@ -1,0 +1,421 @@
+"""Longer than 300 lines: three golden sets, one reference loop and the ways a state can move."""
+
+import copy
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from compressive.optim import (
+    LARS,
+    cosine_beta,
+    ema_rate,
+    linear_beta,
+    parameter_groups,
+    scaled_lr,
+    total_steps,
+    warmup_cosine,
+    warmup_steps,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+TRAJECTORIES = json.loads((GOLDEN / "lars.json").read_text())
+SCHEDULES = json.loads((GOLDEN / "schedules.json").read_text())["configs"]
+HYPER = {"momentum": 0.9, "weight_decay": 0.02, "trust": 0.001}
+
+
+def naive_step(params: list[Tensor], momenta: list[Tensor], spared: set[int], lr: float) -> None:
+    """LARS as the paper's code has it: tensor by tensor, norms on the host."""
+    for i, (p, v) in enumerate(zip(params, momenta, strict=True)):
+        if p.grad is None:
+            continue
+        g, ratio = p.grad, 1.0
+        if i not in spared:
+            g = g + HYPER["weight_decay"] * p.detach()
+            w_norm, g_norm = p.detach().norm().item(), g.norm().item()
+            ratio = HYPER["trust"] * w_norm / g_norm if w_norm > 0 and g_norm > 0 else 1.0
+        v.mul_(HYPER["momentum"]).add_(g * (lr * ratio))
+        p.data.sub_(v)
+
+
+def assorted(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Shapes and layouts that a model may hold; the last two make the spared group."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    tensors = [
+        randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last),
+        randn(16, 8, 1, 1).contiguous(memory_format=torch.channels_last),
+        randn(40, 33),  # more than one chunk, and not a whole number of them
+        randn(40, 64)[:, ::2],  # not dense: its strides would reach into its neighbor
+        torch.zeros(4, 3, dtype=dtype),
+        randn(5, 7).T,
+        randn(4, 4),  # its gradient is always zero
+        randn(9),
+        randn(3, 5),
+    ]
+    return [t.requires_grad_() for t in tensors]
+
+
+def give_gradients(params: list[Tensor], step: int) -> None:
+    """The gradients of a step: some missing, one zero, one with strides unlike its weight's."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for i, p in enumerate(params):
+        g = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+        if i == 6:
+            g.zero_()
+        p.grad = None if step in (3, 4, 9) and i % 3 == step % 3 else g
+
+
+def lars(params: list[Tensor], lr: float = 0.1) -> LARS:
+    return LARS([{"params": params[:-2]}, {"params": params[-2:], "adapt": False}], lr, **HYPER)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def run(optimizer: LARS, params: list[Tensor], steps: range) -> None:
+    for step in steps:
+        give_gradients(params, step)
+        set_lr(optimizer, 2.0 * math.cos(0.1 * step))
+        optimizer.step()
+
+
+def momentum_of(optimizer: LARS, p: Tensor) -> Tensor:
+    return optimizer.state[p]["momentum_buffer"]
+
+
+def assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """Equal up to `tolerance` of the tensor's largest entry."""
+    scale = float(theirs.abs().max())
+    torch.testing.assert_close(ours.detach(), theirs, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("case", TRAJECTORIES, ids=lambda case: case["prefix"].strip("/"))
+def test_five_steps_are_the_official_ones(case: dict[str, Any]) -> None:
+    """Float32 may differ by the order of sums and by fma: 8 units in the last place, 5e-7."""
+    tolerance = 1e-13 if "float64" in case["prefix"] else 5e-7
+    arrays = np.load(GOLDEN / "lars.npz")
+
+    def tensor(kind: str, name: str) -> Tensor:
+        return torch.from_numpy(arrays[f"{case['prefix']}{kind}/{name}"])
+
+    params = {name: tensor("init", name).requires_grad_() for name in case["names"]}
+    spared = [p for name, p in params.items() if case["excluded"][name]]
+    adapted = [p for name, p in params.items() if not case["excluded"][name]]
+    optimizer = LARS(
+        [{"params": adapted}, {"params": spared, "adapt": False}],
+        lr=0.0,
+        momentum=case["momentum"],
+        weight_decay=case["weight_decay"],
+        trust=case["eeta"],
+    )
+    for step, lr in enumerate(case["lr"]):
+        for name, p in params.items():
+            p.grad = tensor(f"grad{step}", name)
+        set_lr(optimizer, lr)
+        optimizer.step()
+        for name, p in params.items():
+            assert_close(p, tensor(f"param{step}", name), tolerance)
+            assert_close(momentum_of(optimizer, p), tensor(f"mom{step}", name), tolerance)
+
+
+def test_the_fused_step_is_the_loop_over_tensors() -> None:
+    """20 steps, changing rate, all layouts, gradients that come and go: only rounding differs."""
+    ours, theirs = assorted(), assorted()
+    momenta = [torch.zeros_like(p) for p in theirs]
+    optimizer = lars(ours)
+    for step in range(20):
+        run(optimizer, ours, range(step, step + 1))
+        give_gradients(theirs, step)
+        naive_step(theirs, momenta, {7, 8}, 2.0 * math.cos(0.1 * step))
+        for p, q, v in zip(ours, theirs, momenta, strict=True):
+            assert_close(p, q.detach(), 1e-13)
+            assert_close(momentum_of(optimizer, p), v, 1e-13)
+
+
+def test_momenta_lie_as_their_weights() -> None:
+    """Equal strides, or torch would update the list one tensor at a time."""
+    params = assorted()
+    optimizer = lars(params)
+    run(optimizer, params, range(1))
+    dense = [p for i, p in enumerate(params) if i != 3]
+    assert all(momentum_of(optimizer, p).stride() == p.stride() for p in dense)
+
+
+def test_without_decay_a_zero_gradient_moves_nothing() -> None:
+    w = torch.ones(2, 2, requires_grad=True)
+    optimizer = LARS([w], lr=1.0)
+    w.grad = torch.zeros(2, 2)
+    optimizer.step()
+    assert torch.equal(w, torch.ones(2, 2))
+
+
+def test_one_group_may_mix_dtypes() -> None:
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    ours, theirs = ([p for dtype in dtypes for p in assorted(dtype)[:4]] for _ in range(2))
+    momenta = [torch.zeros_like(p) for p in theirs]
+    optimizer = LARS(ours, 0.5, **HYPER)
+    for step in range(3):
+        for params in (ours, theirs):
+            give_gradients(params, step)
+        optimizer.step()
+        naive_step(theirs, momenta, set(), 0.5)
+    for p, q in zip(ours, theirs, strict=True):
+        assert_close(p, q.detach(), 4 * torch.finfo(p.dtype).eps)
+
+
+def test_a_parameter_without_gradient_rests() -> None:
+    """Neither it nor its momentum changes while its neighbors move."""
+    params = assorted()
+    optimizer = lars(params)
+    run(optimizer, params, range(2))
+    resting, moving = params[2], params[0]
+    before, momentum = resting.detach().clone(), momentum_of(optimizer, resting).clone()
+    moved = moving.detach().clone()
+    give_gradients(params, 2)
+    resting.grad = None
+    optimizer.step()
+    assert torch.equal(resting, before)
+    assert torch.equal(momentum_of(optimizer, resting), momentum)
+    assert not torch.equal(moving, moved)
+
+
+@pytest.mark.parametrize("pause", [2, 4, 10])  # 4 and 10: just after gradients were missing
+def test_a_saved_run_goes_on_bit_by_bit(pause: int) -> None:
+    straight, params = assorted(), assorted()
+    run(lars(straight), straight, range(12))
+
+    first = lars(params)
+    run(first, params, range(pause))
+    file = io.BytesIO()
+    torch.save({"params": params, "optimizer": first.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = [p.detach().requires_grad_() for p in saved["params"]]
+    second = lars(resumed, lr=7.0)
+    run(second, resumed, range(1))  # state to be replaced, not added to
+    for p, q in zip(resumed, params, strict=True):
+        p.data.copy_(q)
+    second.load_state_dict(saved["optimizer"])
+    run(second, resumed, range(pause, 12))
+
+    assert all(torch.equal(p, q) for p, q in zip(resumed, straight, strict=True))
+
+
+def test_a_deep_copy_goes_its_own_way() -> None:
+    """It continues as the original would, and shares no memory with it."""
+    params = assorted()
+    optimizer = lars(params)
+    run(optimizer, params, range(5))
+    twins, twin = copy.deepcopy((params, optimizer))
+    run(twin, twins, range(5, 10))
+    assert not torch.equal(twins[0], params[0])
+    run(optimizer, params, range(5, 10))
+    assert all(torch.equal(p, q) for p, q in zip(twins, params, strict=True))
+
+
+@pytest.mark.parametrize("adapt", [True, False])
+def test_the_learning_rate_is_inside_the_momentum(adapt: bool) -> None:
+    """A rate of zero does not stop a moving weight: it coasts at 0.9 of its speed."""
+    w = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    optimizer = LARS([{"params": [w], "adapt": adapt}], lr=1.0)
+    w.grad = torch.full_like(w, 0.5)
+    optimizer.step()
+    first = 1 - w.detach()
+    set_lr(optimizer, 0.0)
+    optimizer.step()
+    torch.testing.assert_close(1 - w.detach(), 1.9 * first, rtol=1e-12, atol=0)
+    assert first[0, 0] == pytest.approx(0.001 if adapt else 0.5, rel=1e-12)
+
+
+def test_closure_and_late_groups() -> None:
+    w, late = torch.ones(2, 2, requires_grad=True), torch.ones(3, requires_grad=True)
+    optimizer = LARS([w], lr=0.1, weight_decay=0.3)
+    optimizer.add_param_group({"params": [late], "adapt": False, "lr": 1.0})
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (w.sum() + late.sum()) ** 2
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 49.0
+    assert optimizer.param_groups[1]["weight_decay"] == 0.0
+    assert torch.equal(late, torch.full((3,), 1.0 - 14.0))
+
+
+def aten_calls(parameters: int) -> int:
+    """Operations that a step asks of torch; what each does inside is torch's affair."""
+    params = [torch.randn(3, 5).requires_grad_() for _ in range(parameters)]
+    optimizer = lars(params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as trace:
+        optimizer.step()
+    outer = [event for event in trace.events() or [] if event.name.startswith("Optimizer.step")]
+    assert len(outer) == 1
+    return len([child for child in outer[0].cpu_children if child.name.startswith("aten::")])
+
+
+def test_calls_do_not_grow_with_parameters() -> None:
+    assert aten_calls(100) == aten_calls(10) < 40
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_step_on_the_gpu_is_a_few_kernels_and_no_wait() -> None:
+    """60 convolutions, gradients from autograd: far fewer kernels than tensors, and no sync."""
+    convs = [nn.Conv2d(16, 16, 1 + 2 * (i % 2), padding=i % 2) for i in range(60)]
+    model = nn.Sequential(*convs).cuda().to(memory_format=torch.channels_last)
+    optimizer = LARS(parameter_groups(model, weight_decay=1e-4), lr=0.1)
+    images = torch.randn(4, 16, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
+    model(images).sum().backward()
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=kinds, acc_events=True) as trace:  # without it torch 2.11 warns
+        optimizer.step()
+        torch.cuda.synchronize()
+    on_device = [event.name for event in trace.events() or [] if "CUDA" in str(event.device_type)]
+    assert 0 < len(on_device) < 40
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 2)
+        self.probe = nn.Linear(4, 2)
+        self.frozen = nn.Linear(4, 2).requires_grad_(False)
+
+
+def test_groups_spare_biases_norms_and_named_heads() -> None:
+    model = Small()
+    adapted, spared = parameter_groups(model, weight_decay=0.1, exclude=("probe",))
+    names = {p: name for name, p in model.named_parameters()}
+    assert [names[p] for p in adapted["params"]] == ["conv.weight", "head.weight"]
+    few = "conv.bias norm.weight norm.bias head.bias probe.weight probe.bias"
+    assert [names[p] for p in spared["params"]] == few.split()
+    assert (adapted["weight_decay"], adapted["adapt"]) == (0.1, True)
+    assert (spared["weight_decay"], spared["adapt"]) == (0.0, False)
+
+
+@pytest.mark.parametrize("build", [LARS, torch.optim.SGD, torch.optim.AdamW])
+def test_every_optimizer_takes_the_groups(build: type[torch.optim.Optimizer]) -> None:
+    """With zero gradients only decay moves a weight, and the spared ones have none."""
+    model = Small()
+    optimizer = build(parameter_groups(model, weight_decay=0.1), lr=0.5)  # pyright: ignore[reportCallIssue]
+    before = copy.deepcopy(model)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert torch.equal(model.norm.weight, before.norm.weight)
+    assert torch.equal(model.head.bias, before.head.bias)
+    assert not torch.equal(model.conv.weight, before.conv.weight)
+
+
+@pytest.mark.parametrize("config", SCHEDULES, ids=lambda config: config["name"])
+def test_schedules_are_the_official_ones(config: dict[str, Any]) -> None:
+    """Closed forms to float64's last places; the official float32 to one unit of full scale."""
+    examples, batch, steps = config["num_examples"], config["train_batch_size"], config["steps"]
+    total, warmup = config["total_steps"], config["warmup_steps"]
+    peak, beta = scaled_lr(config["learning_rate"], batch), config["ceb_beta"]
+    assert warmup_steps(examples, config["warmup_epochs"], batch) == warmup
+    if not config["train_steps"]:  # else the run's length was given, not computed
+        assert total_steps(examples, config["train_epochs"], batch) == total
+
+    lr = [warmup_cosine(k, peak=peak, warmup=warmup, total=total) for k in steps]
+    ema = [ema_rate(k, base=config["ema_alpha"], total=total) for k in steps]
+    linear = [linear_beta(k, beta=beta, warmup=warmup) for k in steps]
+    cosine = [cosine_beta(k, beta=beta, total=total) for k in steps]
+
+    np.testing.assert_allclose(lr, config["lr_closed_form64"], rtol=0, atol=1e-15 * peak)
+    np.testing.assert_allclose(ema, config["ema_closed_form64"], rtol=0, atol=1e-15)
+    ulp = 2.0**-23
+    np.testing.assert_allclose(lr, config["lr"], rtol=0, atol=ulp * peak)
+    np.testing.assert_allclose(ema, config["ema_alpha_schedule"], rtol=0, atol=ulp)
+    np.testing.assert_allclose(linear, config["beta_linear_warmup"], rtol=0, atol=ulp * beta)
+    np.testing.assert_allclose(cosine, config["beta_cosine"], rtol=0, atol=ulp * beta)
+
+
+def test_schedules_at_their_ends() -> None:
+    assert warmup_cosine(0, peak=2.0, warmup=5, total=10) == 0.0
+    assert warmup_cosine(5, peak=2.0, warmup=5, total=10) == 2.0
+    assert warmup_cosine(0, peak=2.0, warmup=0, total=10) == 2.0
+    assert warmup_cosine(99, peak=2.0, warmup=5, total=10) == 0.0
+    assert [ema_rate(k, base=0.75, total=10) for k in (0, 5, 10, 99)] == [0.75, 0.875, 1.0, 1.0]
+    assert [linear_beta(k, beta=2.0, warmup=4) for k in (0, 1, 4, 99)] == [0.0, 0.5, 2.0, 2.0]
+    assert [cosine_beta(k, beta=2.0, total=10) for k in (0, 5, 10, 99)] == [0.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -0.1}, r"lr must be finite and 0 or more, got -0\.1"),
+        ({"lr": math.nan}, "lr must be finite and 0 or more, got nan"),
+        ({"lr": 0.1, "momentum": 1.0}, r"momentum must be in \[0, 1\), got 1\.0"),
+        ({"lr": 0.1, "weight_decay": -1.0}, r"weight_decay must be finite .* got -1\.0"),
+        ({"lr": 0.1, "trust": 0.0}, r"trust must be finite and positive, got 0\.0"),
+    ],
+)
+def test_lars_refuses_impossible_numbers(options: dict[str, float], message: str) -> None:
+    w = torch.ones(2, 2, requires_grad=True)
+    with pytest.raises(ValueError, match=message):
+        LARS([w], **options)
+    with pytest.raises(ValueError, match=message):
+        LARS([{"params": [w], **options}], lr=0.1)
+
+
+def test_lars_refuses_what_it_would_ignore() -> None:
+    w = torch.ones(2, 2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"weight_decay must be 0 where adapt=False, got 0\.1"):
+        LARS([{"params": [w], "adapt": False, "weight_decay": 0.1}], lr=0.1)
+    optimizer = LARS([w], lr=0.1)
+    w.grad = torch.ones(2, 2).to_sparse()
+    with pytest.raises(ValueError, match=r"dense gradients, got one of torch\.sparse_coo"):
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"exclude must be a sequence of strings, got .*'head'"):
+        parameter_groups(Small(), weight_decay=0.0, exclude="head")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "arguments", "message"),
+    [
+        (
+            warmup_cosine,
+            {"step": -1, "peak": 1.0, "warmup": 2, "total": 9},
+            "step must be 0 or more",
+        ),
+        (warmup_cosine, {"step": 0, "peak": 1.0, "warmup": 9, "total": 9}, "with total = 9, got 9"),
+        (ema_rate, {"step": -1, "base": 0.9, "total": 9}, "step must be 0 or more, got -1"),
+        (linear_beta, {"step": -1, "beta": 1.0, "warmup": 9}, "step must be 0 or more, got -1"),
+        (cosine_beta, {"step": 0, "beta": 1.0, "total": 0}, "total must be positive, got 0"),
+        (total_steps, {"examples": 9, "epochs": 1, "batch": 0}, "batch must be positive, got 0"),
+        (warmup_steps, {"examples": 9, "epochs": 1.0, "batch": 0}, "batch must be positive, got 0"),
+    ],
+)
+def test_schedules_refuse_impossible_steps(
+    schedule: Callable[..., float], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule(**arguments)
