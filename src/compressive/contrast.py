@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from compressive.distributed import gather, rank
-from compressive.inputs import full_precision, matrices, nonnegative
+from compressive.inputs import door, full_precision, matrices, nonnegative
 
 # Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
 # float32. Below the first, keeping them is faster; above it they are what fills the memory.
@@ -18,6 +18,7 @@ _KEEP = 2**26
 _BLOCK = 2**24
 
 
+@door
 def info_nce(
     z: Float[Tensor, "batch dim"],
     mu: Float[Tensor, "batch dim"],

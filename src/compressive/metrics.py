@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from compressive.inputs import door
+
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
 Scalar = Float[Tensor, ""]
@@ -26,6 +28,7 @@ class Interval(NamedTuple):
     high: Scalar
 
 
+@door
 def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
     """Fraction of examples whose label is among the k highest logits, in [0, 1].
 
@@ -38,6 +41,7 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
     return (_classes_ahead(logits, labels) < k).to(logits.dtype).mean()
 
 
+@door
 def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
     """Top-1 accuracy with every class weighing the same: mean recall of those that occur."""
     logits, labels = _checked(logits, labels)
@@ -48,12 +52,14 @@ def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
     return recall.sum() / (examples > 0).sum()
 
 
+@door
 def nll(logits: Logits, labels: Labels) -> Scalar:
     """Mean negative log likelihood of the labels, in nats; log(classes) for a uniform guess."""
     logits, labels = _checked(logits, labels)
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
 
+@door
 def brier(logits: Logits, labels: Labels) -> Scalar:
     """Squared distance from the predicted distribution to the one-hot label, in [0, 2].
 
@@ -64,6 +70,7 @@ def brier(logits: Logits, labels: Labels) -> Scalar:
     return (logits.softmax(1) - target).square().sum(1).mean()
 
 
+@door
 def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     """Expected calibration error: how far confidence lies from accuracy, by bins, in [0, 1].
 
@@ -83,6 +90,7 @@ def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     return (binned.abs().sum() / len(labels)).to(logits.dtype)
 
 
+@door
 def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = False) -> Scalar:
     """How many directions the features use: exp of the entropy of their singular values.
 
@@ -106,6 +114,7 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     return torch.where(total == 0, 0.0, entropy.exp()).to(_wide(features))
 
 
+@door
 def alignment(
     x: Float[Tensor, "batch dim"], y: Float[Tensor, "batch dim"], alpha: float = 2.0
 ) -> Scalar:
@@ -121,6 +130,7 @@ def alignment(
     return distance.pow(alpha).mean().to(torch.promote_types(_wide(x), y.dtype))
 
 
+@door
 def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
     """Log mean Gaussian potential of all pairs on the sphere, in nats (Wang & Isola 2020).
 
@@ -140,6 +150,7 @@ def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
     return (torch.stack(blocks).logsumexp(0) - math.log(n * (n - 1) / 2)).to(_wide(x))
 
 
+@door
 def bootstrap_interval(
     per_example: Float[Tensor, " batch"] | Bool[Tensor, " batch"],
     *,

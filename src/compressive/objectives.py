@@ -21,7 +21,15 @@ from torch.distributions import kl_divergence
 from compressive.contrast import candidate_nll
 from compressive.contrast import info_nce as info_nce
 from compressive.distributed import gather, mean_value, world_size
-from compressive.inputs import full_precision, matrices, nonnegative, one_of, positive, unit_rows
+from compressive.inputs import (
+    door,
+    full_precision,
+    matrices,
+    nonnegative,
+    one_of,
+    positive,
+    unit_rows,
+)
 from compressive.vmf import VonMisesFisher
 
 Rate = Literal["sample", "closed"]
@@ -76,6 +84,7 @@ class CBYOLLoss(NamedTuple):
     movable: Float[Tensor, " batch"]
 
 
+@door
 def simclr_loss(
     r_x: Float[Tensor, "batch dim"],
     r_y: Float[Tensor, "batch dim"],
@@ -99,6 +108,7 @@ def simclr_loss(
         return SimCLRLoss(loss, nll_x, nll_y, bound - nll_x, bound - nll_y, bound)
 
 
+@door
 def csimclr_loss(
     r_x: Float[Tensor, "batch dim"],
     r_y: Float[Tensor, "batch dim"],
@@ -147,6 +157,7 @@ def csimclr_loss(
         )
 
 
+@door
 def byol_loss(
     prediction: Float[Tensor, "batch dim"],
     target: Float[Tensor, "batch dim"],
@@ -165,6 +176,7 @@ def byol_loss(
         return BYOLLoss(mean_value(nll.mean()), nll)
 
 
+@door
 def cbyol_loss(
     mu_e: Float[Tensor, "batch dim"],
     mu_b: Float[Tensor, "batch dim"],
@@ -203,6 +215,7 @@ def cbyol_loss(
         return CBYOLLoss(loss, nll, residual, entropy_e, entropy_e + residual, movable)
 
 
+@door
 def compress(
     nll: Float[Tensor, " batch"],
     residual: Float[Tensor, " batch"],

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 
 from compressive import radial, special
-from compressive.inputs import full_precision, nonnegative, wide
+from compressive.inputs import door, full_precision, nonnegative, wide
 
 
 class _UnitVector(constraints.Constraint):
@@ -48,6 +48,7 @@ class VonMisesFisher(Distribution):
     support: Any = unit_vector
     has_rsample = True
 
+    @door
     def __init__(
         self,
         mean_direction: Float[Tensor, "*batch dim"],
@@ -277,6 +278,7 @@ class HypersphericalUniform(Distribution):
     support: Any = unit_vector
     has_rsample = True
 
+    @door
     def __init__(
         self,
         dim: int,

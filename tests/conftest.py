@@ -1,0 +1,32 @@
+"""Golden files and unit vectors for all tests. A missing golden file fails: nothing skips."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def golden_json(name: str) -> Any:
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def golden_arrays(name: str) -> dict[str, Tensor]:
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(*shape, dtype=torch.float64, generator=generator)
+    return torch.nn.functional.normalize(noise, dim=-1).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
