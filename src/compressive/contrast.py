@@ -62,9 +62,11 @@ def _logits(
     """Logits of rows start to stop of this process and the columns of their positives."""
     logits = (kappa * z[start:stop]) @ candidates.T
     first = rank() * len(z) + start
-    if own:  # an image is neither positive nor negative for itself in its own view
-        logits.diagonal(len(candidates) // 2 + first).fill_(-math.inf)
     positives = torch.arange(first, first + stop - start, device=z.device)
+    if own:  # an image is neither positive nor negative for itself in its own view
+        itself = (positives + len(candidates) // 2).unsqueeze(1)
+        # A share of exactly 0 has no gradient, so autograd need not know (and copy the matrix).
+        logits.detach().scatter_(1, itself, -math.inf)
     return logits, positives
 
 

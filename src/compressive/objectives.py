@@ -126,7 +126,7 @@ def csimclr_loss(
     At beta = 0 and z at its mode this is simclr_loss at temperature 1 / kappa_b, less the
     constant 2 log K. `z_x`, `z_y` default to samples of e(z|x), e(z|y). `rate="closed"` takes
     the expectation of the residual over z, a KL divergence, in place of the sampled log ratio:
-    the same loss on average and a fifth to a ninth of the gradient noise.
+    the same loss on average with a third of the gradient noise.
     """
     r_x, r_y = matrices(r_x=r_x, r_y=r_y)
     nonnegative(kappa_e=kappa_e, kappa_b=kappa_b, beta=beta)

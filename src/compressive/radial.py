@@ -195,15 +195,9 @@ def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample
     return q
 
 
-@torch.compiler.assume_constant_result
-def transport(n: int, kappa: float, log_height: float) -> Transport | None:
-    """The radial transport of a fixed kappa, fitted once; None if no short polynomial fits."""
-    return _transport(n, kappa, log_height)
-
-
 @lru_cache(maxsize=256)
-def _transport(n: int, kappa: float, log_height: float) -> Transport | None:
-    """Fit the polynomial.
+def transport(n: int, kappa: float, log_height: float) -> Transport | None:
+    """The radial transport of a fixed kappa, fitted once; None if no short polynomial fits.
 
     The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation).
     The shortest polynomial wins whose 1 - cos(theta) is right to a relative 1e-10 on all of it.

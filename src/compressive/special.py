@@ -19,7 +19,7 @@ distribution, not one per coordinate, so this costs nothing beside the samples.
 
 import math
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -83,14 +83,9 @@ class Constants(NamedTuple):
     cosine_variance: float
 
 
-@torch.compiler.assume_constant_result
-def constants(kappa: float, n: int) -> Constants:
-    """What never changes while kappa does not: computed once, burnt into a compiled graph."""
-    return _constants(kappa, n)
-
-
 @lru_cache(maxsize=1024)
-def _constants(kappa: float, n: int) -> Constants:
+def constants(kappa: float, n: int) -> Constants:
+    """What never changes while kappa does not, computed once."""
     k = torch.tensor(kappa, dtype=torch.float64, device="cpu")
     names = ("log C", "M", "A", "1-A", "A'")
     return Constants(*(_evaluate(k, n / 2 - 1, name).item() for name in names))
@@ -199,44 +194,35 @@ def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
 def _series(sigma: Tensor, tau: Tensor, order: int) -> Tensor:
     """sum_kj c_kj m (m+2) ... sigma^k tau^j with `order` factors, m = k + 2 j; order 0 is log U."""
     total = torch.zeros_like(sigma)
-    for row in reversed(_coefficients(order)):
-        polynomial = torch.full_like(tau, row[-1])
-        for coefficient in reversed(row[:-1]):
-            polynomial = polynomial * tau + coefficient
+    for k in range(_TERMS, 0, -1):
+        polynomial = torch.zeros_like(tau)
+        for j in range(k, -1, -1):
+            m = k + 2 * j
+            weight = (1, m, m * (m + 2), m * (m + 2) * (m + 4))[order]
+            polynomial = polynomial * tau + weight * _LOG_U[k][j]
         total = (total + polynomial) * sigma
     return total
 
 
-@torch.compiler.assume_constant_result
-def _coefficients(order: int) -> tuple[tuple[float, ...], ...]:
-    return _coefficients_once(order)
-
-
-@cache
-def _coefficients_once(order: int) -> tuple[tuple[float, ...], ...]:
-    """Rows k = 1 .. K of the log of Debye's series, from the exact recurrence (DLMF 10.41.9)."""
+def _log_debye_series(terms: int) -> list[list[float]]:
+    """c_kj of log U = sum c_kj sigma^k tau^j, from the exact recurrence of U (DLMF 10.41.9)."""
     u = [[Fraction(1)]]
-    for k in range(_TERMS):
-        nxt = [Fraction(0)] * (k + 2)
-        for j, c in enumerate(u[k]):  # c t^m goes to (m/2 + 1/8(m+1)) t^(m+1) - (...) t^(m+3)
+    for k in range(terms):
+        following = [Fraction(0)] * (k + 2)
+        for j, c in enumerate(u[k]):  # t^m, m = k + 2 j, goes to t^(m+1) and t^(m+3)
             m = k + 2 * j
-            nxt[j] += c * (Fraction(m, 2) + Fraction(1, 8 * (m + 1)))
-            nxt[j + 1] -= c * (Fraction(m, 2) + Fraction(5, 8 * (m + 3)))
-        u.append(nxt)
-    log_u: list[list[Fraction]] = [[]]
-    for k in range(1, _TERMS + 1):
+            following[j] += c * (Fraction(m, 2) + Fraction(1, 8 * (m + 1)))
+            following[j + 1] -= c * (Fraction(m, 2) + Fraction(5, 8 * (m + 3)))
+        u.append(following)
+    log_u: list[list[Fraction]] = [[Fraction(0)]]
+    for k in range(1, terms + 1):  # k U_k = sum_i i L_i U_(k-i)
         row = list(u[k])
         for i in range(1, k):
             for a, left in enumerate(log_u[i]):
                 for b, right in enumerate(u[k - i]):
                     row[a + b] -= Fraction(i, k) * left * right
         log_u.append(row)
+    return [[float(c) for c in row] for row in log_u]
 
-    def weight(m: int) -> int:
-        return math.prod(m + 2 * i for i in range(order))
 
-    return tuple(
-        tuple(float(c * weight(k + 2 * j)) for j, c in enumerate(row))
-        for k, row in enumerate(log_u)
-        if k
-    )
+_LOG_U = _log_debye_series(_TERMS)  # 120 numbers in 10 ms; a literal table could hide a typo

@@ -1,0 +1,58 @@
+"""What must compile into one graph, run by test_compile.py in a process without shape checks."""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from compressive import VonMisesFisher
+from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
+
+
+def fixed(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
+    p = VonMisesFisher(F.normalize(r, dim=-1), 1024.0)
+    z = p.rsample()
+    return p.log_prob(z).sum() + z.square().sum() * 0.1 + p.entropy().sum()
+
+
+def learned(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
+    p = VonMisesFisher(F.normalize(r, dim=-1), kappa.exp())
+    z = p.rsample()
+    return (p.log_prob(z) + p.entropy()).sum() + z[:, 0].sum()
+
+
+def small(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
+    """A fixed kappa for which no polynomial fits."""
+    return VonMisesFisher(F.normalize(r[:, :3], dim=-1), 0.5).rsample().square()[:, 0].sum()
+
+
+def objectives(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
+    x, y = r.chunk(2)
+    p = VonMisesFisher(F.normalize(x, dim=-1), 16384.0)
+    total = simclr_loss(x, y).loss + csimclr_loss(x, y).loss + byol_loss(x, y).loss
+    return total + cbyol_loss(x, y, x, y, z=p.rsample(), rate="closed").loss
+
+
+def main(backend: str, names: list[str]) -> None:
+    """Compare value and gradients of the compiled function with the eager one, same noise."""
+    # Inductor draws its own random numbers unless told otherwise.
+    torch._inductor.config.fallback_random = True  # type: ignore[attr-defined]
+    for name in names:
+        function = globals()[name]
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        results = []
+        for each in (function, compiled):
+            torch.manual_seed(0)
+            r = torch.randn(32, 256, dtype=torch.float64).requires_grad_()
+            kappa = torch.linspace(0.5, 6, 32, dtype=torch.float64).requires_grad_()
+            torch.manual_seed(1)
+            value = each(r, kappa)
+            grads = torch.autograd.grad(value, (r, kappa), allow_unused=True)
+            results.append((value.detach(), *(g for g in grads if g is not None)))
+        for eager, graph in zip(*results, strict=True):
+            torch.testing.assert_close(graph, eager, rtol=1e-9, atol=1e-9)
+        print(name, "compiles into one graph")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

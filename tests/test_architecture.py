@@ -1,0 +1,94 @@
+"""The house: imports point down, the documents tell the truth, the import is quick."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "compressive"
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+# A module imports only from floors below its own, never from its own.
+FLOORS = [
+    ["inputs", "special", "radial", "distributed"],
+    ["vmf", "contrast", "optim", "metrics"],
+    ["objectives"],
+    [],  # methods
+    [],  # train, probes
+    [],  # the evaluation suite
+    ["cli"],
+]
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+DOORS = {"__init__", "__main__"}  # they only pass on what others hold
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in DOORS]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def imports(source: str) -> set[str]:
+    """Modules of the package that a source text imports, wherever in the text."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if node.module == "compressive":
+                found |= {alias.name for alias in node.names}
+            elif node.module and node.module.startswith("compressive."):
+                found.add(node.module.removeprefix("compressive."))
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            found |= {n.removeprefix("compressive.") for n in names if n.startswith("compressive.")}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    name = module_name(path)
+    assert name in FLOOR_OF, f"give {name} a floor"
+    above = {other for other in imports(path.read_text()) if FLOOR_OF[other] >= FLOOR_OF[name]}
+    assert not above, f"{name} (floor {FLOOR_OF[name]}) may not import {sorted(above)}"
+
+
+def test_the_check_above_can_fail() -> None:
+    source = "from compressive import vmf\nimport compressive.cli\ndef f():\n  from compressive.optim import LARS"
+    assert imports(source) == {"vmf", "cli", "optim"}
+
+
+def test_only_distributed_imports_torch_distributed() -> None:
+    users = [p.stem for p in MODULES if "torch.distributed" in p.read_text()]
+    assert [
+        p for p in users if "import torch.distributed" in (PACKAGE / f"{p}.py").read_text()
+    ] == ["distributed"]
+
+
+def test_architecture_document_lists_the_modules() -> None:
+    listed = set(re.findall(r"^\| `(\w+)\.py` ", ARCHITECTURE, flags=re.MULTILINE))
+    assert listed == {module_name(path) for path in MODULES}
+    floors = dict(re.findall(r"^\| `(\w+)\.py` \| (\d) ", ARCHITECTURE, flags=re.MULTILINE))
+    assert {name: int(floor) for name, floor in floors.items()} == FLOOR_OF
+
+
+def test_no_module_has_a_name_that_invites_everything() -> None:
+    forbidden = {"utils", "helpers", "common", "misc", "base", "v2", "new"}
+    assert not forbidden & {path.stem for path in MODULES}
+
+
+LIGHT = "import compressive, sys; print([m for m in {} if m in sys.modules])"
+
+
+def test_import_loads_neither_scipy_nor_the_compiler() -> None:
+    """torch's compiler alone takes six seconds; scipy is for tests."""
+    heavy = ["scipy", "torch._dynamo", "torch._inductor", "typer", "rich", "matplotlib"]
+    run = subprocess.run(
+        [sys.executable, "-c", LIGHT.format(heavy)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
+    loaded = LIGHT.format(heavy).replace("import compressive", "import compressive, typer")
+    run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert "typer" in run.stdout, "the check can fail"

@@ -1,0 +1,81 @@
+"""InfoNCE: the streamed form equals the kept one, in value, gradient and little memory."""
+
+import math
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import unit_vectors
+
+from compressive import contrast
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, own: bool, dtype: torch.dtype
+) -> list[tuple[torch.Tensor, ...]]:
+    z, mu, other = (unit_vectors(37, 16, seed=s, dtype=dtype).requires_grad_() for s in range(3))
+    results = []
+    for keep, block in ((2**26, 2**24), (0, 5 * 74)):
+        monkeypatch.setattr(contrast, "_KEEP", keep)
+        monkeypatch.setattr(contrast, "_BLOCK", block)
+        nll = contrast.info_nce(z, mu, 12.0, own=other if own else None)
+        weights = torch.linspace(-1, 2, 37, dtype=dtype)
+        inputs = (z, mu, other) if own else (z, mu)
+        results.append((nll, *torch.autograd.grad((nll * weights).sum(), inputs)))
+    return results
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_streamed_equals_kept(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """Blocks of 5 rows (10 without `own`) and a last one of 2 (7), against all rows at once."""
+    kept, streamed = both_ways(monkeypatch, own, torch.float64)
+    for a, b in zip(kept, streamed, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    kept, streamed = both_ways(monkeypatch, own, torch.float32)
+    for a, b in zip(kept, streamed, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_own_image_is_no_negative() -> None:
+    """Two images: K = 3 candidates, by hand."""
+    z, mu, own = unit_vectors(3, 2, 8)
+    nll = contrast.info_nce(z, mu, 5.0, own=own)
+    for i in range(2):
+        logits = 5 * torch.stack([z[i] @ mu[0], z[i] @ mu[1], z[i] @ own[1 - i]])
+        torch.testing.assert_close(nll[i], logits.logsumexp(0) - logits[i], rtol=1e-13, atol=1e-13)
+
+
+def test_one_image_has_nothing_to_be_told_from() -> None:
+    z, mu, own = unit_vectors(3, 1, 8)
+    assert contrast.info_nce(z, mu, 5.0).item() == 0
+    assert contrast.info_nce(z, mu, 5.0, own=own).item() == 0
+
+
+BIG = """
+import resource, torch
+from compressive.objectives import simclr_loss
+torch.manual_seed(0)
+r = [torch.randn(16384, 256, requires_grad=True) for _ in range(2)]
+warm = [torch.randn(64, 256, requires_grad=True) for _ in range(2)]
+simclr_loss(*warm).loss.backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+simclr_loss(*r).loss.backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+"""
+
+
+def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
+    """Peak resident memory beyond the inputs, in GiB; the logits alone would be 4 GiB."""
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+    run = subprocess.run(
+        [sys.executable, "-c", BIG], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert 0 < float(run.stdout) < 1.5
+
+
+def test_streaming_starts_where_the_logits_fill_a_quarter_gigabyte() -> None:
+    assert contrast._KEEP == 2**26
+    assert 4 * contrast._KEEP == 256 * 2**20
+    assert math.log2(contrast._BLOCK) == 24

@@ -1,0 +1,65 @@
+"""What the documents show is run: commands, Python, links."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEST_COMMAND = "uv run pytest"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    lines = "".join(blocks(text, "sh")).splitlines()
+    return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    assert TEST_COMMAND in commands(README)
+    ci = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert TEST_COMMAND in ci
+
+
+@pytest.mark.parametrize("command", [c for c in commands(README) if c != TEST_COMMAND])
+def test_readme_commands_run(command: str) -> None:
+    """`uv run X` in this environment; `pip install` is what made this environment."""
+    if command.startswith("pip install"):
+        return
+    program, *arguments = command.removeprefix("uv run ").split()
+    if program == "compressive":
+        arguments = ["-m", program, *arguments]
+    else:
+        assert program == "python", f"teach this test to run {command!r}"
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
+@pytest.mark.parametrize(
+    ("document", "source"),
+    [(d.name, source) for d in DOCUMENTS for source in blocks(d.read_text(), "python")],
+)
+def test_python_in_the_documents_runs(document: str, source: str) -> None:
+    exec(compile(source, document, "exec"), {"__name__": "__document__"})
+
+
+def test_the_readmes_example_is_short() -> None:
+    example = blocks(README, "python")[0]
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
