@@ -69,7 +69,8 @@ class VonMisesFisher(Distribution):
             batch, mean_direction, self._kappa = _joined(mean_direction, concentration)
         else:
             nonnegative(concentration=concentration)
-            self._kappa = float(concentration)
+            # float() would leave a symbol when a compiled caller comes with a second kappa.
+            self._kappa = concentration.__float__()
             self._fixed = _constants(self._kappa, n)
         self.mean_direction = mean_direction.expand((*batch, n))
         super().__init__(torch.Size(batch), torch.Size((n,)), validate_args=False)
@@ -178,8 +179,11 @@ class VonMisesFisher(Distribution):
             tangent = noise.addcmul_((noise * mu).sum(-1, keepdim=True), mu, value=-1)
             r = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
         angle, cosine, scale = self._turn(r)
-        z = _Place.apply(mu, angle, tangent.mul_(scale), cosine)
-        assert isinstance(z, Tensor)
+        with torch.no_grad():
+            z = tangent.mul_(scale).addcmul_(cosine, mu)
+        if mu.requires_grad or (angle is not None and angle.requires_grad):
+            z = _Moving.apply(z, mu, angle, cosine)
+            assert isinstance(z, Tensor)
         return z
 
     def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -223,8 +227,8 @@ class VonMisesFisher(Distribution):
         return self.mean_direction.new_full((), value).expand(self._batch_shape)
 
 
-class _Place(Function):
-    """z = cos(theta) mu + side, where the tangent `side` moves with mu by parallel transport.
+class _Moving(Function):
+    """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport.
 
     dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
     use, a reflection that takes the first axis to mu, has the same law and the same expected
@@ -232,23 +236,22 @@ class _Place(Function):
     """
 
     @staticmethod
-    def forward(ctx, mu: Tensor, angle: Tensor | None, side: Tensor, cosine: Tensor) -> Tensor:
-        z = torch.addcmul(side, cosine, mu)
-        ctx.save_for_backward(mu, angle, cosine, z)
-        return z
+    def forward(ctx, z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
+        ctx.save_for_backward(z, mu, angle, cosine)
+        return z.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        mu, angle, cosine, z = ctx.saved_tensors
+        z, mu, angle, cosine = ctx.saved_tensors
         along = (grad * mu).sum(-1, keepdim=True)
         grad_mu = torch.addcmul(cosine * grad, along, z, value=-1)
         grad_angle = None
-        if angle is not None and ctx.needs_input_grad[1]:
+        if angle is not None and ctx.needs_input_grad[2]:
             # dz/dtheta = (cos(theta) z - mu) / sin(theta)
             turn = cosine * (grad * z).sum(-1, keepdim=True) - along
             grad_angle = turn / torch.sin(angle).clamp(min=1e-300)
-        return grad_mu, grad_angle, None, None
+        return None, grad_mu, grad_angle, None
 
 
 class _Sag(Function):
@@ -257,7 +260,7 @@ class _Sag(Function):
     @staticmethod
     def forward(ctx, u: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(u, v)
-        return 0.5 * (u - v).square().sum(-1)
+        return 0.5 * torch.linalg.vector_norm(u - v, dim=-1).square()
 
     @staticmethod
     def backward(ctx, grad: Tensor):

@@ -1,0 +1,80 @@
+"""Timing, and the hardware and versions that every figure goes with."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+
+def cpu_name() -> str:
+    """The processor's own name for itself."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.processor()
+
+
+def environment(device: str, *packages: str) -> dict[str, str | int]:
+    """Where and with what a figure was measured."""
+    found: dict[str, str | int] = {
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+    for package in ("torch", "compressive", *packages):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "from the source tree" if package == "compressive" else "absent"
+    return found
+
+
+def race(functions: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
+    """Median milliseconds of each function, called in turn so that all meet the same weather.
+
+    A shared machine can change its speed twofold within a minute; ratios between functions timed
+    one after the other would mean little. On the GPU the time is between events on the stream.
+    """
+    for function in functions.values():
+        for _ in range(3):
+            function()
+    times: dict[str, list[Callable[[], float]]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(_timed(function, device))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return {name: statistics.median(read() for read in reads) for name, reads in times.items()}
+
+
+def _timed(function: Callable[[], object], device: str) -> Callable[[], float]:
+    if device == "cuda":
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        function()
+        after.record()
+        return lambda: before.elapsed_time(after)
+    start = time.perf_counter()
+    function()
+    elapsed = 1e3 * (time.perf_counter() - start)
+    return lambda: elapsed
+
+
+def captured(function: Callable[[], object]) -> Callable[[], object]:
+    """The function as a CUDA graph: its replay is what the device itself needs."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
