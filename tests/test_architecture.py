@@ -57,11 +57,8 @@ def test_imports_point_down(path: Path) -> None:
 
 def test_the_check_above_can_fail() -> None:
     source = (
-        "from compressive import vmf
-import compressive.cli
-"
-        "def f():
-    from compressive.optim import LARS"
+        "from compressive import vmf\nimport compressive.cli\n"
+        "def f():\n    from compressive.optim import LARS"
     )
     assert imports(source) == {"vmf", "cli", "optim"}
 

@@ -1,0 +1,134 @@
+"""On a GPU: the CPU's numbers, nothing waits for the device, graphs and little memory."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import golden_json, unit_vectors
+from exact import CosineLaw
+from torch.distributions import kl_divergence
+
+from compressive import VonMisesFisher, special
+from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+
+@pytest.fixture
+def _no_waiting() -> Iterator[None]:
+    """Any wait of the host for the device is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_special_functions_are_the_cpus() -> None:
+    """Other exp and log: a few units in the last place."""
+    table = golden_json("vmf_table")
+    kappa = torch.tensor(table["kappa"], dtype=torch.float64)
+    for n in table["n"]:
+        for name in special.Constants._fields:
+            ours = getattr(special, name)(kappa.cuda(), n).cpu()
+            torch.testing.assert_close(
+                ours, getattr(special, name)(kappa, n), rtol=1e-13, atol=1e-13
+            )
+
+
+def draw_and_score(mu: torch.Tensor, kappa: float | torch.Tensor) -> torch.Tensor:
+    p = VonMisesFisher(mu, kappa, validate_args=False)
+    return p.log_prob(p.rsample())
+
+
+@pytest.mark.usefixtures("_no_waiting")
+def test_nothing_waits_for_the_device() -> None:
+    r_x, r_y = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))
+    mu = F.normalize(r_x, dim=-1)
+    learned = torch.full((64,), 300.0, device="cuda", requires_grad=True)
+    for n, kappa in ((256, 1024.0), (256, learned), (3, 0.5), (256, 0.0)):
+        p = VonMisesFisher(F.normalize(r_x[:, :n], dim=-1), kappa, validate_args=False)
+        total = draw_and_score(p.mean_direction, kappa).sum() + p.entropy().sum()
+        torch.autograd.grad(total + kl_divergence(p, p).sum(), r_x, retain_graph=True)
+    z = VonMisesFisher(mu, 16384.0, validate_args=False).rsample()
+    total = simclr_loss(r_x, r_y).loss + csimclr_loss(r_x, r_y).loss + byol_loss(r_x, r_y).loss
+    total = total + cbyol_loss(r_x, r_y, r_x, r_y, z=z).loss
+    torch.autograd.grad(total, (r_x, r_y))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "learned", "no polynomial"])
+def test_sampling_can_be_captured(kind: str) -> None:
+    """Every replay draws anew, from the right law."""
+    n, kappa = (3, 0.5) if kind == "no polynomial" else (64, 100.0)
+    mu = unit_vectors(n, dtype=torch.float32).cuda().expand(20_000, n)
+    given = torch.full((20_000,), kappa, device="cuda") if kind == "learned" else kappa
+    p = VonMisesFisher(mu, given, validate_args=False)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        p.sample()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        z = p.sample()
+    draws = []
+    for _ in range(2):
+        graph.replay()
+        near, far = (torch.linalg.vector_norm(x.double(), dim=-1) for x in (z - mu, z + mu))
+        draws.append((2 * torch.atan2(near, far)).cpu())
+    assert not torch.equal(*draws)
+    assert all(CosineLaw(n, kappa).ks(angle.numpy()) > 1e-4 for angle in draws)
+
+
+def test_objectives_are_the_cpus() -> None:
+    x, y, z = (unit_vectors(32, 64, seed=s) for s in range(3))
+    for loss in (
+        lambda x, y, z: simclr_loss(x, y).loss,
+        lambda x, y, z: csimclr_loss(x, y, z_x=z, z_y=z).loss,
+        lambda x, y, z: cbyol_loss(x, y, x, y, z=z).loss,
+    ):
+        values = []
+        for device in ("cpu", "cuda"):
+            inputs = [t.to(device).requires_grad_() for t in (x, y)]
+            value = loss(*inputs, z.to(device))
+            grads = torch.autograd.grad(value, inputs)
+            values.append([t.detach().cpu() for t in (value, *grads)])
+        for cpu, gpu in zip(*values, strict=True):
+            torch.testing.assert_close(gpu, cpu, rtol=1e-11, atol=1e-11)
+
+
+def test_autocast_changes_nothing() -> None:
+    r_x, r_y = (torch.randn(64, 256, device="cuda") for _ in range(2))
+    torch.manual_seed(0)
+    outside = csimclr_loss(r_x, r_y, kappa_e=16384.0)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        torch.manual_seed(0)
+        inside = csimclr_loss(r_x, r_y, kappa_e=16384.0)
+    for a, b in zip(inside, outside, strict=True):
+        assert a == b if isinstance(a, float) else torch.equal(a, b)
+
+
+def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
+    r_x, r_y = (torch.randn(16384, 256, device="cuda", requires_grad=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    csimclr_loss(r_x, r_y).loss.backward()
+    assert (torch.cuda.max_memory_allocated() - before) / 2**30 < 1.5
+
+
+def test_values_are_looked_at_only_on_request() -> None:
+    nan = torch.full((4, 8), math.nan, device="cuda")
+    assert simclr_loss(nan, nan).loss.isnan()
+    with (
+        torch.autograd.set_detect_anomaly(True),
+        pytest.raises(ValueError, match="r_x must be finite"),
+    ):
+        simclr_loss(nan, nan)
+    with pytest.raises(ValueError, match="r_y must be on the device of r_x, cuda:0, got cpu"):
+        simclr_loss(nan, nan.cpu())
