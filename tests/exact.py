@@ -24,7 +24,9 @@ class CosineLaw:
         self.below = np.concatenate([[0], np.cumsum(panels)])
 
     def _log_f(self, theta):
-        return (self.n - 2) * np.log(np.sin(theta)) - 2 * self.kappa * np.sin(theta / 2) ** 2
+        return (self.n - 2) * np.log(np.sin(theta) + 1e-300) - 2 * self.kappa * np.sin(
+            theta / 2
+        ) ** 2
 
     def _integral(self, a, b):
         half = (b - a) / 2

@@ -1,7 +1,6 @@
 """InfoNCE: the streamed form equals the kept one, in value, gradient and little memory."""
 
 import math
-import resource
 import subprocess
 import sys
 
@@ -54,25 +53,28 @@ def test_one_image_has_nothing_to_be_told_from() -> None:
 
 
 BIG = """
-import resource, torch
+import re, torch
 from compressive.objectives import simclr_loss
+
+def mebibytes(name):
+    return int(re.search(rf"{name}:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
 torch.manual_seed(0)
 r = [torch.randn(16384, 256, requires_grad=True) for _ in range(2)]
-warm = [torch.randn(64, 256, requires_grad=True) for _ in range(2)]
-simclr_loss(*warm).loss.backward()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+simclr_loss(*(x[:64] for x in r)).loss.backward()
+open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
+before = mebibytes("VmRSS")
 simclr_loss(*r).loss.backward()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+print((mebibytes("VmHWM") - before) / 1024)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
     """Peak resident memory beyond the inputs, in GiB; the logits alone would be 4 GiB."""
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
-    run = subprocess.run(
-        [sys.executable, "-c", BIG], capture_output=True, text=True, check=True, timeout=600
-    )
-    assert 0 < float(run.stdout) < 1.5
+    run = subprocess.run([sys.executable, "-c", BIG], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert 0.05 < float(run.stdout) < 1.5
 
 
 def test_streaming_starts_where_the_logits_fill_a_quarter_gigabyte() -> None:

@@ -26,7 +26,7 @@ def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]
     """
     if world_size() == 1:
         return rows
-    gathered = _Gather.apply(rows)
+    gathered = _Gather.apply(rows.contiguous())
     assert isinstance(gathered, Tensor)
     return gathered
 
@@ -45,7 +45,7 @@ class _Gather(Function):
     def forward(ctx, rows: Tensor) -> Tensor:
         ctx.count = len(rows)
         gathered = rows.new_empty((world_size() * len(rows), *rows.shape[1:]))
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        dist.all_gather_into_tensor(gathered, rows)
         return gathered
 
     @staticmethod

@@ -96,16 +96,17 @@ _NEXT = {"log C": ("A", -1), "M": ("1-A", 1), "A": ("A'", 1), "1-A": ("A'", -1),
 
 
 class _Derivative(Function):
-    """One link of the chain M -> 1 - A -> A' -> A''; each backward is the next forward."""
+    """One link of the chain M -> 1 - A -> A' -> A''; each backward is the next forward.
+
+    Float64 in and out: torch 2.11 compiles a cast that does nothing, inside a Function, into a
+    gradient of zero.
+    """
 
     @staticmethod
-    def forward(kappa: Tensor, nu: float, which: str) -> Tensor:
-        return _evaluate(kappa.detach().double(), nu, which).to(kappa.dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        kappa, ctx.nu, ctx.which = inputs
+    def forward(ctx, kappa: Tensor, nu: float, which: str) -> Tensor:
+        ctx.nu, ctx.which = nu, which
         ctx.save_for_backward(kappa)
+        return _evaluate(kappa, nu, which)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -117,11 +118,9 @@ class _Derivative(Function):
 
 
 def _derivative(kappa: Tensor, nu: float, which: str) -> Tensor:
-    if kappa.dtype not in (torch.float32, torch.float64):
-        kappa = kappa.float()
-    result = _Derivative.apply(kappa, nu, which)
+    result = _Derivative.apply(kappa.double(), nu, which)
     assert isinstance(result, Tensor)
-    return result
+    return result.to(torch.promote_types(kappa.dtype, torch.float32))
 
 
 def _evaluate(kappa: Tensor, nu: float, which: str) -> Tensor:
