@@ -139,21 +139,18 @@ def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
     """Debye's expansion of one of the five, for nu^2 + kappa^2 >= 32^2."""
     s = torch.sqrt(kappa * kappa + nu * nu).clamp(min=1.0)  # the clamp: only where discarded
     sigma2, tau = 1 / (s * s), (nu / s) ** 2
-
-    def series(order: int) -> Tensor:
-        return _series(1 / s, tau, order)
-
     if which == "M":
         growth = nu * torch.log((nu + s) / (2 * math.pi)) + 0.5 * torch.log(s / (2 * math.pi))
-        return growth - nu * nu / (s + kappa) - series(0)
+        return growth - nu * nu / (s + kappa) - _series(s, nu, 0)
     if which == "A":
-        return kappa * (1 / (nu + s) - sigma2 * (0.5 + series(1)))
+        return kappa * (1 / (nu + s) - sigma2 * (0.5 + _series(s, nu, 1)))
     if which == "1-A":
-        return (nu + nu * nu / (s + kappa)) / (nu + s) + kappa * sigma2 * (0.5 + series(1))
+        rest = kappa * sigma2 * (0.5 + _series(s, nu, 1))
+        return (nu + nu * nu / (s + kappa)) / (nu + s) + rest
     if which == "A'":
-        rest = 0.5 - tau - series(1) + (1 - tau) * series(2)
+        rest = 0.5 - tau - _series(s, nu, 1) + (1 - tau) * _series(s, nu, 2)
         return nu / (s * (nu + s)) + sigma2 * rest
-    rest = 4 * tau - 1 + 3 * series(2) - (1 - tau) * series(3)
+    rest = 4 * tau - 1 + 3 * _series(s, nu, 2) - (1 - tau) * _series(s, nu, 3)
     return kappa * (sigma2 * sigma2 * rest - nu * (nu + 2 * s) / (s**3 * (nu + s) ** 2))
 
 
@@ -166,8 +163,8 @@ def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
     top = nu + steps
     x = kappa * kappa
     s = torch.sqrt(x + top * top)
-    sigma, tau = 1 / s, (top / s) ** 2
-    one, two, three = (_series(sigma, tau, order) for order in (1, 2, 3))
+    sigma = 1 / s
+    one, two, three = (_series(s, top, order) for order in (1, 2, 3))
     a = 1 / (top + s) - sigma**2 * (0.5 + one)
     a_x = 0.5 * sigma**4 * (1 + two) - 0.5 * sigma / (top + s) ** 2
     a_xx = 0.25 * sigma**2 / (top + s) ** 2 * (sigma + 2 / (top + s))
@@ -190,16 +187,24 @@ def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
     return 2 * kappa * (3 * a_x + 2 * x * a_xx)
 
 
-def _series(sigma: Tensor, tau: Tensor, order: int) -> Tensor:
-    """sum_kj c_kj m (m+2) ... sigma^k tau^j with `order` factors, m = k + 2 j; order 0 is log U."""
-    total = torch.zeros_like(sigma)
-    for k in range(_TERMS, 0, -1):
-        polynomial = torch.zeros_like(tau)
-        for j in range(k, -1, -1):
+def _series(s: Tensor, nu: float, order: int) -> Tensor:
+    """log U = sum_kj c_kj s^-k (nu/s)^2j; `order` factors m (m+2) (m+4), m = k + 2 j, in each term.
+
+    nu is a number, so this is one polynomial in 1/s. Larger nu need fewer terms.
+    """
+    nearest = max(nu, _SEAM)
+    terms = 1
+    while terms < _TERMS and math.gamma(terms) / (2 * nearest) ** terms > 1e-16:
+        terms += 1
+    powers = [0.0] * (3 * terms + 1)
+    for k in range(1, terms + 1):
+        for j in range(k + 1):
             m = k + 2 * j
             weight = (1, m, m * (m + 2), m * (m + 2) * (m + 4))[order]
-            polynomial = polynomial * tau + weight * _LOG_U[k][j]
-        total = (total + polynomial) * sigma
+            powers[m] += weight * _LOG_U[k][j] * nu ** (2 * j)
+    total = torch.zeros_like(s)
+    for coefficient in reversed(powers[1:]):
+        total = (total + coefficient) / s
     return total
 
 
