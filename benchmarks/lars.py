@@ -2,14 +2,16 @@
 
 import argparse
 import json
-import platform
-import statistics
-import time
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+from timing import environment, race
 
 from compressive.optim import LARS
 
@@ -60,18 +62,6 @@ def loop_step(params: list[Tensor], momenta: list[Tensor]) -> None:
         p.sub_(v)
 
 
-def median_us(step: Callable[[], object], steps: int, device: str) -> float:
-    """Wall time of one step in microseconds, from an idle device to an idle device."""
-    seconds = []
-    for _ in range(steps + 3):  # three to warm up
-        start = time.perf_counter()
-        step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(seconds[3:])
-
-
 def kernels(step: Callable[[], object], device: str) -> int | None:
     """Kernels and copies that one step puts on the GPU."""
     if device != "cuda":
@@ -104,25 +94,19 @@ def main() -> None:
     loop()
     optimizer.step()
     apart = max(((a - b).norm() / b.norm()).item() for a, b in zip(ours, params, strict=True))
-    loop_us = median_us(loop, args.steps, args.device)
-    ours_us = median_us(optimizer.step, args.steps, args.device)
-    hardware = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
+    times = race({"ours": optimizer.step, "loop": loop}, args.device, args.steps)
     line = {
-        "benchmark": "lars",
+        "benchmark": "lars: one step",
         "tensors": len(params),
         "parameters": sum(p.numel() for p in params),
-        "ours_us": round(ours_us, 1),
-        "loop_us": round(loop_us, 1),
-        "speedup": round(loop_us / ours_us, 2),
-        "ours_kernels": kernels(optimizer.step, args.device),
-        "loop_kernels": kernels(loop, args.device),
-        "relative_difference": apart,
-        "steps": args.steps,
-        "device": args.device,
-        "hardware": hardware or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "milliseconds": {name: round(time, 3) for name, time in times.items()},
+        "ratio": {"loop / ours": round(times["loop"] / times["ours"], 2)},
+        "kernels": {
+            "ours": kernels(optimizer.step, args.device),
+            "loop": kernels(loop, args.device),
+        },
+        "relative difference": apart,
+        **environment(args.device),
     }
     print(json.dumps(line))
 
