@@ -10,8 +10,8 @@ from compressive import VonMisesFisher
 from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
 
 
-def fixed(r: torch.Tensor, kappa: torch.Tensor, sharpness: float) -> torch.Tensor:
-    p = VonMisesFisher(F.normalize(r, dim=-1), sharpness)
+def fixed(r: torch.Tensor, kappa: torch.Tensor, sharpness: float, dim: int) -> torch.Tensor:
+    p = VonMisesFisher(F.normalize(r[:, :dim], dim=-1), sharpness)
     z = p.rsample()
     return p.log_prob(z).sum() + z.square().sum() * 0.1 + p.entropy().sum()
 
@@ -35,7 +35,9 @@ def objectives(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
 
 
 # Further arguments of each call: from the second on torch makes a number a symbol.
-CALLS = {"fixed": [(64.0,), (1024.0,), (16384.0,)]}
+CALLS = {
+    "fixed": [(64.0, 256), (1024.0, 256), (16384.0, 256), (1024.0, 64), (1024.0, 128)],
+}
 
 
 def results(function: Callable[..., torch.Tensor], *further: float) -> list[torch.Tensor]:

@@ -1,6 +1,5 @@
 """InfoNCE: the streamed form equals the kept one, in value, gradient and little memory."""
 
-import math
 import subprocess
 import sys
 
@@ -77,7 +76,13 @@ def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
     assert 0.05 < float(run.stdout) < 1.5
 
 
-def test_streaming_starts_where_the_logits_fill_a_quarter_gigabyte() -> None:
-    assert contrast._KEEP == 2**26
-    assert 4 * contrast._KEEP == 256 * 2**20
-    assert math.log2(contrast._BLOCK) == 24
+def test_streaming_starts_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, mu = unit_vectors(2, 6, 8)
+    calls = []
+    original = contrast._StreamedNll.apply
+    monkeypatch.setattr(contrast._StreamedNll, "apply", lambda *a: calls.append(1) or original(*a))
+    for limit, streams in ((36, 0), (35, 1)):
+        calls.clear()
+        monkeypatch.setattr(contrast, "_KEEP", limit)
+        contrast.info_nce(z, mu, 5.0)
+        assert len(calls) == streams

@@ -98,6 +98,21 @@ def test_candidates_are_counted_over_all_processes(tmp_path: Path) -> None:
     mp.spawn(bound_worker, (2, str(tmp_path)), nprocs=2)
 
 
+def uneven_worker(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    x, y = unit_vectors(2, 4 - rank, DIM)
+    with pytest.raises(
+        ValueError, match="every process must bring the same number of rows, got 4, 3"
+    ):
+        simclr_loss(x, y)
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_uneven_batches_are_refused_in_words(tmp_path: Path) -> None:
+    mp.spawn(uneven_worker, (str(tmp_path),), nprocs=2)
+
+
 def test_one_process_needs_no_group() -> None:
     rows = torch.randn(3, 4)
     assert distributed.gather(rows) is rows

@@ -3,5 +3,5 @@
 from compressive import metrics as metrics
 from compressive import objectives as objectives
 from compressive import optim as optim
-from compressive.vmf import HypersphericalUniform as HypersphericalUniform
+from compressive.uniform import HypersphericalUniform as HypersphericalUniform
 from compressive.vmf import VonMisesFisher as VonMisesFisher

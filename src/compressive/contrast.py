@@ -33,13 +33,11 @@ def info_nce(
     its other rows as negatives. Exact at any size: above 2^26 logits they are not kept but made
     twice, block by block.
     """
-    z, mu = matrices(z=z, mu=mu)
+    z, *candidates = matrices(z=z, mu=mu, **({} if own is None else {"own": own}))
     nonnegative(kappa=kappa)
-    if own is not None:
-        z, own = matrices(z=z, own=own)
     with full_precision(z):
-        candidates = [gather(mu)] if own is None else [gather(mu), gather(own)]
-        return candidate_nll(z, torch.cat(candidates), kappa, own is not None)
+        everyone = torch.cat([gather(each) for each in candidates])
+        return candidate_nll(z, everyone, kappa, own is not None)
 
 
 def candidate_nll(

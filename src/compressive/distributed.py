@@ -26,6 +26,8 @@ def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]
     """
     if world_size() == 1:
         return rows
+    if rows.device.type == "cpu":  # elsewhere the answer would have to be waited for
+        _require_equal_counts(rows)
     gathered = _Gather.apply(rows.contiguous())
     assert isinstance(gathered, Tensor)
     return gathered
@@ -38,6 +40,16 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     total = value.detach().clone()
     dist.all_reduce(total)
     return value + (total / world_size() - value).detach()
+
+
+def _require_equal_counts(rows: Tensor) -> None:
+    counts = rows.new_empty(world_size())
+    dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
+    if (counts != len(rows)).any():
+        raise ValueError(
+            "every process must bring the same number of rows, "
+            f"got {', '.join(f'{count:.0f}' for count in counts.tolist())}"
+        )
 
 
 class _Gather(Function):

@@ -40,9 +40,11 @@ def wide(name: str, tensor: Tensor) -> Tensor:
 
 
 def matrices(**named: Tensor) -> list[Tensor]:
-    """Matrices of one shape on one device, one vector with a direction per image."""
+    """Matrices of one shape on one device, a vector with a direction per image, in one dtype."""
     first, model = next(iter(named.items()))
+    dtype = torch.float32
     for name, tensor in named.items():
+        dtype = torch.promote_types(dtype, wide(name, tensor).dtype)
         if tensor.dim() != 2 or len(tensor) == 0 or tensor.shape[1] < 2:
             raise ValueError(
                 f"{name} must have shape (batch, dim) with batch >= 1 and dim >= 2, "
@@ -53,20 +55,16 @@ def matrices(**named: Tensor) -> list[Tensor]:
                 f"{name} must have the shape of {first}, {tuple(model.shape)}, "
                 f"got {tuple(tensor.shape)}"
             )
-        if tensor.device != model.device:
-            raise ValueError(
-                f"{name} must be on the device of {first}, {model.device}, got {tensor.device}"
-            )
-        if _looks_at(tensor):
+        same_device(first, model, name, tensor)
+        if looks_at(tensor):
             _require_directions(name, tensor)
-    return [wide(name, tensor) for name, tensor in named.items()]
+    return [tensor.to(dtype) for tensor in named.values()]
 
 
-def unit_rows(like: Tensor, **named: Tensor) -> Tensor:
-    """A matrix of unit vectors, one for each row of `like`."""
-    ((name, rows),) = named.items()
-    _, rows = matrices(mu=like, **named)
-    if _looks_at(rows):
+def unit_rows(first: str, model: Tensor, name: str, rows: Tensor) -> Tensor:
+    """A matrix of unit vectors that belongs to another, in that one's dtype."""
+    _, rows = matrices(**{first: model, name: rows})
+    if looks_at(rows):
         norm = torch.linalg.vector_norm(rows.detach(), dim=-1)
         worst = norm[(norm - 1).abs().argmax()].item()
         if abs(worst - 1) > 1e-4:
@@ -74,19 +72,39 @@ def unit_rows(like: Tensor, **named: Tensor) -> Tensor:
                 f"{name} must hold unit vectors, got one of length {worst:.6g}; "
                 f"use torch.nn.functional.normalize({name}, dim=-1)"
             )
-    return rows
+    return rows.to(model.dtype)
 
 
-def nonnegative(**named: float | Tensor) -> None:
-    """Finite numbers of 0 or more; tensors pass, their values are on the device."""
+def same_device(first: str, model: Tensor, name: str, tensor: Tensor) -> None:
+    """Two tensors that are to meet."""
+    if tensor.device != model.device:
+        raise ValueError(
+            f"{name} must be on the device of {first}, {model.device}, got {tensor.device}"
+        )
+
+
+def nonnegative(**named: float) -> None:
+    """Finite numbers of 0 or more."""
     for name, value in named.items():
-        if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+        if isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a number here, got a tensor")
+        if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be a finite number of 0 or more, got {value}")
+
+
+def price(beta: float | Tensor) -> None:
+    """beta: a number, or a 0-dim tensor that a schedule fills on the device."""
+    if not isinstance(beta, Tensor):
+        nonnegative(beta=beta)
+    elif beta.dim():
+        raise ValueError(f"beta must be one number, got a tensor of shape {tuple(beta.shape)}")
 
 
 def positive(**named: float) -> None:
     """Finite numbers above 0."""
     for name, value in named.items():
+        if isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a number here, got a tensor")
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be a finite number above 0, got {value}")
 
@@ -98,17 +116,20 @@ def one_of(choices: tuple[str, ...], **named: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def _looks_at(tensor: Tensor) -> bool:
+def looks_at(tensor: Tensor) -> bool:
+    """Whether the values of a tensor are checked."""
     if torch.compiler.is_compiling():
         return False
     return tensor.device.type == "cpu" or torch.is_anomaly_enabled()
 
 
 def _require_directions(name: str, tensor: Tensor) -> None:
-    norm = torch.linalg.vector_norm(tensor.detach().float(), dim=-1)
-    if not norm.isfinite().all():
-        row = int((~norm.isfinite()).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
-    if (norm == 0).any():
-        row = int((norm == 0).nonzero()[0])
-        raise ValueError(f"{name} must hold no zero vector, which has no direction, got row {row}")
+    """Lengths that can be divided by: not 0, not NaN, not beyond the dtype when squared."""
+    length = torch.linalg.vector_norm(tensor.detach(), dim=-1)
+    good = length.isfinite() & (length >= 1e-12)  # below, torch's normalize divides by 1e-12
+    if not good.all():
+        row = int((~good).nonzero()[0])
+        raise ValueError(
+            f"{name} must hold vectors of finite length, 1e-12 or more, "
+            f"got length {length[row].item():.6g} in row {row}"
+        )

@@ -124,6 +124,8 @@ def alignment(
     """
     if x.shape != y.shape:
         raise ValueError(f"y must have the shape of x, {tuple(x.shape)}, got {tuple(y.shape)}")
+    if x.device != y.device:
+        raise ValueError(f"y must be on the device of x, {x.device}, got {y.device}")
     if alpha <= 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
     distance = torch.linalg.vector_norm(_unit("x", x) - _unit("y", y), dim=1)
@@ -199,6 +201,10 @@ def _classes_ahead(logits: Tensor, labels: Tensor) -> Tensor:
 def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits must be (batch, classes), none 0, got {tuple(logits.shape)}")
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
+    if labels.device != logits.device:
+        raise ValueError(f"labels must be on {logits.device} as logits, got {labels.device}")
     if labels.shape != logits.shape[:1]:
         raise ValueError(f"labels must be ({len(logits)},) as logits, got {tuple(labels.shape)}")
     if logits.device.type == "cpu":

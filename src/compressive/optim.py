@@ -163,6 +163,8 @@ def parameter_groups(
 def total_steps(examples: int, epochs: int, batch: int) -> int:
     """Steps of a whole run: one more than its full batches, as in the official code."""
     _require(batch > 0, "batch", batch, "positive")
+    _require(examples > 0, "examples", examples, "positive")
+    _require(epochs >= 0, "epochs", epochs, "0 or more")
     return examples * epochs // batch + 1
 
 
@@ -191,12 +193,14 @@ def ema_rate(step: int, *, base: float, total: int) -> float:
 
     The official code counts the steps before the optimizer's, and averages after it.
     """
+    _require(0 <= base <= 1, "base", base, "from 0 to 1")
     return 1 - (1 - base) * _fall(step, total)
 
 
 def linear_beta(step: int, *, beta: float, warmup: int) -> float:
     """The price of a nat: a line from 0 to `beta` at `warmup`, then `beta`."""
     _require(step >= 0, "step", step, "0 or more")
+    _require(0 <= beta < math.inf, "beta", beta, "finite and 0 or more")
     return beta * step / warmup if step < warmup else beta
 
 

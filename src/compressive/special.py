@@ -102,11 +102,16 @@ class _Derivative(Function):
     gradient of zero.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, kappa: Tensor, nu: float, which: str) -> Tensor:
-        ctx.nu, ctx.which = nu, which
-        ctx.save_for_backward(kappa)
+    def forward(kappa: Tensor, nu: float, which: str) -> Tensor:
         return _evaluate(kappa, nu, which)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        kappa, ctx.nu, ctx.which = inputs
+        ctx.save_for_backward(kappa)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
