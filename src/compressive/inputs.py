@@ -83,7 +83,7 @@ def same_device(first: str, model: Tensor, name: str, tensor: Tensor) -> None:
         )
 
 
-def nonnegative(**named: float) -> None:
+def nonnegative(**named: float | Tensor) -> None:
     """Finite numbers of 0 or more."""
     for name, value in named.items():
         if isinstance(value, Tensor):
@@ -100,7 +100,7 @@ def price(beta: float | Tensor) -> None:
         raise ValueError(f"beta must be one number, got a tensor of shape {tuple(beta.shape)}")
 
 
-def positive(**named: float) -> None:
+def positive(**named: float | Tensor) -> None:
     """Finite numbers above 0."""
     for name, value in named.items():
         if isinstance(value, Tensor):
