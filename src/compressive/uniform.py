@@ -56,6 +56,7 @@ class HypersphericalUniform(Distribution):
         """1/n for each coordinate."""
         return self._entropy.new_full(self._extended_shape(), 1 / self.dim)
 
+    @door
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
         """Minus the log area of the sphere, everywhere."""
         if self._validate_args and not torch.compiler.is_compiling():

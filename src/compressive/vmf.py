@@ -160,6 +160,7 @@ class VonMisesFisher(Distribution):
         """log C_n(kappa)."""
         return self._per_batch(self._at_kappa("log_normalizer"))
 
+    @door
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
         """Log density in nats with respect to the sphere's area.
 
