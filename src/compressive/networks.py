@@ -1,0 +1,257 @@
+"""Backbones by their timm names, the paper's ResNets and heads, and the target that follows."""
+
+import difflib
+import math
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.models.resnet import ResNet
+from torch import Tensor, nn
+
+from compressive.inputs import door
+
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+# Standard deviation of a standard normal that is cut at +-2 (TensorFlow's constant).
+_CUT_STD = 0.87962566103423978
+
+
+@door
+def backbone(
+    name: str,
+    *,
+    width: int = 1,
+    small_stem: bool = False,
+    same_pool: bool = False,
+    first_shortcut: bool = False,
+    paper_init: bool = False,
+    zero_init_last: bool = True,
+    biased_variance: bool = False,
+    **timm_options: Any,
+) -> nn.Module:
+    """The timm network of that name without its classifier: images -> one feature vector each.
+
+    The features are what timm hands to its classifier: the global average pool of a convnet, the
+    class token of a ViT. Weights are random. `timm_options` go on to timm: `img_size=32` for a
+    ViT on small images, `drop_path_rate=0.1`.
+
+    The settings turn one of `RESNETS` into the paper's; any other network refuses them. As they
+    stand the ResNet is timm's own: timm loads its state dict and computes the same features.
+
+    width: multiplies every channel count, the stem's too. 2 makes ResNet-50's features 4096-d.
+    small_stem: a 3x3 convolution of stride 1 and no pool, for images of about 32 pixels.
+    same_pool: TensorFlow's max-pool (`SamePool`). timm still loads the weights, but without a
+        word computes other features, by 4 % at 224 pixels. Converted weights need it.
+    first_shortcut: ResNet-18 and -34 get the 1x1 projection in their first group that the deeper
+        ones have anyway. timm's own have no place for its weights and refuse to load them.
+    paper_init: kernels from a truncated normal over fan-in; timm's are normal over fan-out.
+    zero_init_last: every block starts as its shortcut.
+    biased_variance: the running variance averages the batch's own, as TensorFlow's does, without
+        torch's n / (n - 1). `SyncBatchNorm.convert_sync_batchnorm` goes back to torch's.
+    """
+    _require_known(name)
+    if name not in RESNETS:
+        _refuse(
+            name,
+            width=width != 1,
+            small_stem=small_stem,
+            same_pool=same_pool,
+            first_shortcut=first_shortcut,
+            paper_init=paper_init,
+            zero_init_last=not zero_init_last,
+            biased_variance=biased_variance,
+        )
+        return timm.create_model(name, num_classes=0, **timm_options)
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(f"width must be a whole number of 1 or more, got {width!r}")
+    if small_stem and same_pool:
+        raise ValueError("same_pool must be False with small_stem, which has no pool")
+    norm = _BiasedBatchNorm2d if biased_variance else nn.BatchNorm2d
+    network = _resnet(name, width, norm, zero_init_last, timm_options)
+    channels = 64 * width
+    if small_stem:
+        network.conv1 = _conv(network.in_chans, channels, 3, stride=1)
+        network.maxpool = nn.Identity()
+    elif width > 1:
+        network.conv1 = _conv(network.in_chans, channels, 7, stride=2)
+    if same_pool:
+        network.maxpool = SamePool()
+    if first_shortcut and network.layer1[0].downsample is None:
+        project = nn.Sequential(_conv(channels, channels, 1, stride=1), norm(channels))
+        network.layer1[0].downsample = project
+    if paper_init:
+        network.apply(lambda m: _draw(m.weight) if isinstance(m, nn.Conv2d) else None)
+    return network
+
+
+def feature_dim(network: nn.Module) -> int:
+    """Length of the vector that a backbone makes of an image."""
+    # Where timm keeps layers between pool and classifier (VGG, MobileNet), num_features is the
+    # number of channels before them.
+    size = network.head_hidden_size
+    assert isinstance(size, int)
+    return size
+
+
+def mlp(
+    in_dim: int,
+    hidden: int = 4096,
+    out_dim: int = 256,
+    *,
+    layers: int = 2,
+    last_norm: bool = False,
+    biased_variance: bool = False,
+) -> nn.Sequential:
+    """A head: linear, batch-norm and ReLU, then a last linear; no biases, the paper's initializer.
+
+    As it stands, the projection of all four methods, BYOL's predictor, and q and m of C-BYOL.
+    MoCo v3 and SimSiam project with three `layers` and end in a batch-norm (`last_norm`).
+    """
+    if layers < 1:
+        raise ValueError(f"layers must be 1 or more, got {layers}")
+    norm = _BiasedBatchNorm1d if biased_variance else nn.BatchNorm1d
+    parts: list[nn.Module] = []
+    for _ in range(layers - 1):
+        parts += [linear(in_dim, hidden), norm(hidden), nn.ReLU(inplace=True)]
+        in_dim = hidden
+    parts.append(linear(in_dim, out_dim))
+    if last_norm:
+        parts.append(norm(out_dim))
+    return nn.Sequential(*parts)
+
+
+def linear(in_dim: int, out_dim: int) -> nn.Linear:
+    """A linear map without bias, with the paper's initializer: l of C-BYOL is one of 256 to 256."""
+    layer = nn.Linear(in_dim, out_dim, bias=False)
+    _draw(layer.weight)
+    return layer
+
+
+class Ema(nn.Module):
+    """The target: a network whose weights are a moving average of an online one's.
+
+    It takes over `network`, which has the architecture of the online encoder and projection, and
+    starts from its weights. The official code builds it anew, independent of the online one;
+    `copy.deepcopy(online)` is the other way.
+
+    Only weights are averaged. Batch-norm statistics are the target's own, which it keeps by
+    running in training mode whenever the online network does. Nothing in it learns by gradient.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """What the target makes of x, without a gradient."""
+        return self.network(x)
+
+    @torch.no_grad()
+    def update(self, online: nn.Module, rate: float) -> None:
+        """After the optimizer's step: weights <- rate * weights + (1 - rate) * online's.
+
+        Never waits for the device. The official `rate` counts the steps before this one
+        (`optim.ema_rate`).
+        """
+        if not 0 <= rate <= 1:
+            raise ValueError(f"rate must be from 0 to 1, got {rate}")
+        ours, theirs = tuple(self.network.parameters()), tuple(online.parameters())
+        if [p.shape for p in ours] != [p.shape for p in theirs]:
+            raise ValueError(
+                "online must have the weights of the target, shape by shape; it has "
+                f"{len(theirs)} tensors of {sum(p.numel() for p in theirs):,} numbers, the target "
+                f"{len(ours)} of {sum(p.numel() for p in ours):,}"
+            )
+        torch._foreach_lerp_(ours, theirs, 1 - rate)
+
+
+class SamePool(nn.Module):
+    """TensorFlow's 3x3 max-pool of stride 2 with 'SAME' padding.
+
+    An odd side is padded by one on both ends, as torch's pool does. An even side is padded at its
+    end only, which a window that may run over the end (`ceil_mode`) does without a copy.
+    """
+
+    def forward(self, x: Float[Tensor, "batch feat h w"]) -> Float[Tensor, "batch feat h2 w2"]:
+        """Half of each side, rounded up."""
+        h, w = x.shape[-2:]
+        return F.max_pool2d(x, 3, 2, padding=(h % 2, w % 2), ceil_mode=True)
+
+
+class _BiasedBatchNorm2d(nn.BatchNorm2d):
+    def forward(self, x: Float[Tensor, "batch feat h w"]) -> Float[Tensor, "batch feat h w"]:
+        return _biased(self, x) if self.training else super().forward(x)
+
+
+class _BiasedBatchNorm1d(nn.BatchNorm1d):
+    def forward(self, x: Float[Tensor, "batch feat"]) -> Float[Tensor, "batch feat"]:
+        return _biased(self, x) if self.training else super().forward(x)
+
+
+def _biased(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """Normalize by the batch, and move the statistics toward its mean and biased variance."""
+    mean, var, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    assert mean is not None
+    assert var is not None
+    assert count is not None
+    assert norm.momentum is not None
+    # Autograd keeps what batch_norm gets for the backward pass, and would refuse it if a second
+    # view had changed it since; so it gets copies.
+    new_mean, new_var = mean.clone(), var.clone()
+    out = F.batch_norm(x, new_mean, new_var, norm.weight, norm.bias, True, norm.momentum, norm.eps)
+    n = x.numel() // x.shape[1]
+    with torch.no_grad():
+        count.add_(1)
+        mean.copy_(new_mean)
+        # new_var = (1 - m) var + m n/(n-1) batch; wanted is (1 - m) var + m batch.
+        var.mul_((1 - norm.momentum) / n).add_(new_var, alpha=(n - 1) / n)
+    return out
+
+
+def _resnet(
+    name: str, width: int, norm: type[nn.Module], zero_init_last: bool, options: dict[str, Any]
+) -> Any:
+    """timm's ResNet with wider stages; the stem convolution of a wide one is for the caller."""
+    if width > 1:
+        # timm fixes a plain stem at 64 channels. A deep one has 2 * stem_width, and then its norm
+        # and the first group fit; of the deep stem itself only `conv1` is left to replace.
+        stages = tuple(64 * width * 2**stage for stage in range(4))
+        options = {**options, "channels": stages, "stem_type": "deep", "stem_width": 32 * width}
+    network = timm.create_model(
+        name, num_classes=0, norm_layer=norm, zero_init_last=zero_init_last, **options
+    )
+    assert isinstance(network, ResNet)
+    return network
+
+
+def _conv(in_dim: int, out_dim: int, kernel: int, stride: int) -> nn.Conv2d:
+    conv = nn.Conv2d(in_dim, out_dim, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as timm's others
+    return conv
+
+
+def _draw(weight: Tensor) -> None:
+    """Keras' VarianceScaling: normal, cut at two sigma, of variance 1 / fan-in after the cut."""
+    sigma = math.sqrt(1 / weight[0].numel()) / _CUT_STD
+    nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
+
+
+def _refuse(name: str, **asked: bool) -> None:
+    if changed := [setting for setting, is_asked in asked.items() if is_asked]:
+        raise ValueError(f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do")
+
+
+def _require_known(name: str) -> None:
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
+        raise ValueError(f"timm has no network {name!r}; {hint}")
+    if "." in name:
+        raise ValueError(
+            f"name must be without the tag of pretrained weights, which are not loaded: "
+            f"{name.partition('.')[0]!r}, got {name!r}"
+        )

@@ -1,0 +1,183 @@
+"""What a view is made of: its settings, and each image's random parameters, drawn by key.
+
+Each random number is a function of its image's key: neither the batch an image is in nor the
+device changes what happens to it.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Keys = Int[Tensor, "batch 2"]
+Numbers = Float[Tensor, " batch"]
+Integers = Int[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
+
+_WORD, _MASK = 2**32, 2**32 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How one view is made; the defaults are the paper's t. Operations come in this order."""
+
+    crop: bool = True  # False where workers have cropped already
+    crop_area_min: float = 0.08  # share of the image's area
+    crop_area_max: float = 1.0
+    log_aspect: bool = True  # log(w/h) uniform on log 3/4 to log 4/3; False: w/h itself
+    antialias: bool = False  # the official code has none, even where it shrinks
+    flip: float = 0.5  # this one and jitter, gray, blur, solarize are probabilities
+    jitter: float = 0.8
+    brightness: float = 0.4  # these four are largest changes; their order is random
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1  # in turns of the color circle
+    gray: float = 0.2
+    blur: float = 1.0
+    sigma_min: float = 0.1  # in pixels of the view
+    sigma_max: float = 2.0
+    solarize: float = 0.0
+
+    def __post_init__(self) -> None:
+        most = dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize"), 1.0)
+        most |= {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
+        for name, high in most.items():
+            if not 0 <= (value := getattr(self, name)) <= high:
+                raise ValueError(f"view.{name} must be from 0 to {high}, got {value}")
+        for name, high in (("crop_area", 1.0), ("sigma", 1e6)):
+            low, top = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            if not 0 < low <= top <= high:
+                rule = f"0 < view.{name}_min <= view.{name}_max <= {high:g}"
+                raise ValueError(f"{rule} must hold, got {low} and {top}")
+
+
+def paper_views(crop_area_min: float = 0.08) -> tuple[View, View]:
+    """The paper's t and t' (BYOL's): only blur and solarization differ."""
+    t = View(crop_area_min=crop_area_min)
+    return t, replace(t, blur=0.1, solarize=0.2)
+
+
+def simclr_views(strength: float = 1.0) -> tuple[View, View]:
+    """SimCLR's original set, one for both views; `strength` is that of its color distortion.
+
+    Blur has the probability of SimCLR's code, 0.5; the paper's table says 1.0.
+    """
+    s = 0.8 * strength
+    view = View(
+        log_aspect=False, brightness=s, contrast=s, saturation=s, hue=0.2 * strength, blur=0.5
+    )
+    return view, view
+
+
+class Box(NamedTuple):
+    """Part of each image, in whole pixels."""
+
+    top: Integers
+    left: Integers
+    height: Integers
+    width: Integers
+
+
+class Jitter(NamedTuple):
+    """Changes of color; `turns` says when each of the four comes, from 0 to 3."""
+
+    turns: Int[Tensor, "batch 4"]
+    brightness: Numbers
+    contrast: Numbers
+    saturation: Numbers
+    hue: Numbers
+
+
+class Draw(NamedTuple):
+    """What happens to each image; None for what happens to none of them."""
+
+    box: Box | None  # None is the whole image
+    flip: Flags
+    jitter: Jitter | None
+    gray: Flags | None
+    sigma: Numbers | None  # 0 leaves the image as it is
+    solarize: Flags | None
+
+
+def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two random 32-bit words of a counter under a key: Threefry-2x32-20 (Salmon et al. 2011).
+
+    Sums, shifts and xor of words in int64, none of which overflows: the same on all devices.
+    """
+    words = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = ((c + k) & _MASK for c, k in zip(counter, key, strict=True))
+    for i in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x = (x + y) & _MASK
+            y = ((y << turn) & _MASK | (y >> (32 - turn))) ^ x
+        x, y = (x + words[(i + 1) % 3]) & _MASK, (y + words[(i + 2) % 3] + i + 1) & _MASK
+    return x, y
+
+
+def image_keys(index: Integers, *, seed: int, epoch: int = 0, view: int = 0) -> Keys:
+    """A key for each image, given by its place in the data set, in this epoch, for this view."""
+    for name, value in (("seed", seed), ("epoch", epoch), ("view", view)):
+        if not 0 <= value < _WORD:
+            raise ValueError(f"{name} must be from 0 to 2**32 - 1, got {value}")
+    index = index.long() & _MASK
+    seeds, epochs, views = (torch.full_like(index, value) for value in (seed, epoch, view))
+    return torch.stack(threefry((seeds, epochs), (index, views)), 1)
+
+
+def uniforms(keys: Keys, count: int) -> Float[Tensor, "batch count"]:
+    """Uniform numbers on [0, 1) in steps of 2**-32, in float64."""
+    slot = torch.arange((count + 1) // 2, device=keys.device)
+    words = threefry((keys[:, :1], keys[:, 1:]), (slot, torch.zeros_like(slot)))
+    return torch.stack(words, 2).flatten(1)[:, :count].double() / _WORD
+
+
+def crop_box(
+    u: Float[Tensor, "batch 4"], view: View, height: int | Integers, width: int | Integers
+) -> Box:
+    """A random crop from four uniform numbers: area, aspect, and how far down and across it lies.
+
+    One draw as in the official code: sides rounded half to even and cut to the image. A worker that
+    crops before the batch is made, from images of any size, takes the box that `augment` would with
+    u = uniforms(keys, 4), and `augment` then a view with crop=False.
+    """
+    area, aspect, down, across = u.unbind(1)
+    area = _between(area, view.crop_area_min, view.crop_area_max) * height * width
+    if view.log_aspect:
+        aspect = _between(aspect, math.log(3 / 4), math.log(4 / 3)).exp()
+    else:
+        aspect = _between(aspect, 3 / 4, 4 / 3)
+    h = (area / aspect).sqrt().round().clamp(min=1).minimum(torch.zeros_like(area) + height)
+    w = (area * aspect).sqrt().round().clamp(min=1).minimum(torch.zeros_like(area) + width)
+    box = (down * (height - h + 1)).floor(), (across * (width - w + 1)).floor(), h, w
+    return Box(*(side.long() for side in box))
+
+
+def draw(keys: Keys, view: View, height: int, width: int) -> Draw:
+    """All random parameters of a view, computed in float64 so that devices agree in float32."""
+    u = uniforms(keys, 18)
+    flip, jitters, *changes = u[:, 4:10].unbind(1)
+    gray, blurs, sigma, solarize = u[:, 14:].unbind(1)
+    strengths = (view.brightness, view.contrast, view.saturation, view.hue)
+    changed = [
+        torch.where(jitters < view.jitter, _between(v, same - most, same + most), same).float()
+        for v, most, same in zip(changes, strengths, (0.0, 1.0, 1.0, 0.0), strict=True)
+    ]
+    # A random permutation: the ranks of four numbers. A tie (1e-9) goes to the first.
+    lots = u[:, 10:14] + 2.0**-40 * torch.arange(4, device=keys.device)
+    turns = (lots[:, None, :] < lots[:, :, None]).sum(2)
+    sigma = torch.where(blurs < view.blur, _between(sigma, view.sigma_min, view.sigma_max), 0.0)
+    return Draw(
+        crop_box(u[:, :4], view, height, width) if view.crop else None,
+        flip < view.flip,
+        Jitter(turns, *changed) if view.jitter > 0 else None,
+        gray < view.gray if view.gray > 0 else None,
+        sigma.float() if view.blur > 0 else None,
+        solarize < view.solarize if view.solarize > 0 else None,
+    )
+
+
+def _between(u: Tensor, low: float, high: float) -> Tensor:
+    return low + (high - low) * u
