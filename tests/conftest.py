@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
+
+# The same examples every time: a new one is looked for on purpose, not when something must land.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 GOLDEN = Path(__file__).parent / "golden"
 
