@@ -207,8 +207,7 @@ def crop(case: dict[str, Any], image: Tensor) -> tuple[Tensor, int, np.ndarray]:
     if case["op"] == "crop_bicubic":
         sides = [p[name] for name in ("offset_y", "offset_x", "height", "width")]
     elif case["op"] == "eval_center_crop":
-        top, left, side = center_box(height, width)
-        sides = [top, left, side, side]
+        sides = [int(s) for s in center_box(torch.tensor([height]), torch.tensor([width]))]
     else:
         sides, p = [0, 0, height, width], {"out": height}
     top, left, h, w = sides
@@ -251,11 +250,43 @@ def test_antialias_is_torchs(size: int) -> None:
 
 
 def test_small_images_are_evaluated_whole() -> None:
+    """Up to a rounding of the product with 1/255."""
     images = pictures(2, 32, 32)
-    assert torch.equal(center_crop(images, 32), images.float() / 255)
-    assert torch.equal(center_crop(images.permute(0, 2, 3, 1), 32), images.float() / 255)
-    with pytest.raises(ValueError, match=r"images must have 32 x 32 pixels.*got 40 x 32"):
-        center_crop(pictures(2, 40, 32), 32)
+    torch.testing.assert_close(center_crop(images, 32), images.float() / 255, rtol=0, atol=6e-8)
+    last = center_crop(images.permute(0, 2, 3, 1), 32)
+    torch.testing.assert_close(last, images.float() / 255, rtol=0, atol=6e-8)
+
+
+def canvas(sizes: list[tuple[int, int]], side: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Images of these sizes in the corners of gray canvases, and each on its own."""
+    images = [pictures(1, h, w) for h, w in sizes]
+    canvases = torch.full((len(sizes), 3, side, side), 77, dtype=torch.uint8)
+    for held, image in zip(canvases, images, strict=True):
+        held[:, : image.shape[2], : image.shape[3]] = image[0]
+    height, width = torch.tensor(sizes).unbind(1)
+    return canvases, height, width, images
+
+
+def test_views_of_images_in_canvases_are_those_of_each_image_alone() -> None:
+    """What lies around an image in its canvas is never seen; 1e-6: products sum in other orders."""
+    canvases, height, width, images = canvas([(40, 64), (64, 33), (50, 50)], 64)
+    keys = image_keys(torch.arange(3), seed=5)
+    for view in (*paper_views(), View(crop=False)):
+        together = augment(canvases, keys, view, 24, height=height, width=width)
+        alone = [augment(image, keys[i : i + 1], view, 24) for i, image in enumerate(images)]
+        torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+    for size in (32, 48):
+        together = center_crop(canvases, size, height=height, width=width)
+        alone = [center_crop(image, size) for image in images]
+        torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-6)
+
+
+def test_an_epoch_for_each_image_is_the_same_as_one_at_a_time() -> None:
+    index, epoch = torch.tensor([4, 9, 4]), torch.tensor([0, 3, 7])
+    together = image_keys(index, seed=1, epoch=epoch, view=1)
+    for i in range(3):
+        one = image_keys(index[i : i + 1], seed=1, epoch=int(epoch[i]), view=1)
+        assert torch.equal(together[i : i + 1], one)
 
 
 def test_normalize_is_the_definition() -> None:
@@ -285,8 +316,8 @@ def test_crop_boxes_are_the_official_integers() -> None:
 
 def test_center_boxes_are_the_official_integers() -> None:
     for case in (case for case in GEOMETRY if "kind" in case):
-        top, left, side = center_box(case["H"], case["W"])
-        assert (top, left, side, side) == (case["oy"], case["ox"], case["h"], case["w"])
+        box = center_box(torch.tensor([case["H"]]), torch.tensor([case["W"]]))
+        assert [int(side) for side in box] == [case[k] for k in ("oy", "ox", "h", "w")]
 
 
 def test_boxes_of_images_of_many_sizes_are_those_of_one_at_a_time() -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from compressive.inputs import door, full_precision
-from compressive.views import Box, Draw, Flags, Jitter, Keys, Numbers, View, draw
+from compressive.views import Box, Draw, Flags, Integers, Jitter, Keys, Numbers, View, draw
 
 Images = Float[Tensor, "batch 3 h w"]
 
@@ -164,32 +164,33 @@ def crop_resize_flip(
     return (_products(images, down, across, products).float() * scale).clamp(0, 1)
 
 
-def center_box(height: int, width: int) -> tuple[int, int, int]:
-    """Top, left and side of the square that evaluation sees: 0.875 of the shorter side."""
-    side = round(0.875 * min(height, width))
-    return (height - side + 1) // 2, (width - side + 1) // 2, side
+def center_box(height: Integers, width: Integers, share: float = 0.875) -> Box:
+    """The square that evaluation sees: this share of the shorter side, in the middle."""
+    side = (share * height.minimum(width).double()).round().long()
+    return Box((height - side + 1) // 2, (width - side + 1) // 2, side, side)
 
 
 @door
 def center_crop(
-    images: UInt8[Tensor, "batch ..."], size: int, *, antialias: bool = False
+    images: UInt8[Tensor, "batch ..."],
+    size: int,
+    *,
+    height: Integers | None = None,
+    width: Integers | None = None,
+    antialias: bool = False,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """The view for evaluation, not yet normalized; up to 32 pixels the whole image as it is."""
+    """The view for evaluation, not yet normalized, of images in canvases as `augment` takes them.
+
+    Up to 32 pixels the central square is not reduced to 0.875 of itself: CIFAR's images stay as
+    they are.
+    """
     images = _planar(images)
-    height, width = images.shape[2:]
-    if size <= 32:
-        if (height, width) != (size, size):
-            raise ValueError(
-                f"images must have {size} x {size} pixels, as views of up to 32 are not cropped, "
-                f"got {height} x {width}"
-            )
-        return images.float() / 255
-    top, left, side = center_box(height, width)
-    cut = images[:, :, top : top + side, left : left + side]
-    zero = torch.zeros(1, dtype=torch.long, device=images.device)
-    box = Box(zero, zero, zero + side, zero + side)
+    full = images.new_ones(len(images), dtype=torch.long)
+    height = full * images.shape[2] if height is None else height
+    width = full * images.shape[3] if width is None else width
+    box = center_box(height, width, 1.0 if size <= 32 else 0.875)
     with full_precision(images):
-        return crop_resize_flip(cut, box, zero > 0, size, antialias=antialias)
+        return crop_resize_flip(images, box, full < 0, size, antialias=antialias)
 
 
 def normalize(
@@ -217,10 +218,15 @@ def augment(
     view: View,
     size: int,
     *,
+    height: Integers | None = None,
+    width: Integers | None = None,
     dtype: torch.dtype = torch.float32,
     products: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch 3 size size"]:
     """One random view of each uint8 image, (batch, 3, h, w) or (batch, h, w, 3), normalized.
+
+    Images of different sizes lie in the top left corners of equal canvases; `height` and `width`
+    say how large each is.
 
     `products` is the dtype of the matrix products and of the images between them: float16 on a GPU
     is faster and costs about 1e-3 of the range; colors are computed in float32 in any case.
@@ -233,7 +239,12 @@ def augment(
         )
     if size < 1:
         raise ValueError(f"size must be 1 or more, got {size}")
-    drawn = draw(keys, view, *images.shape[2:])
+    if height is None or width is None:
+        drawn = draw(keys, view, *images.shape[2:])
+    else:
+        drawn = draw(keys, view, height, width)
+        zero = torch.zeros_like(height)
+        drawn = drawn._replace(box=drawn.box or Box(zero, zero, height, width))
     with full_precision(images):
         views = render(images, drawn, size, antialias=view.antialias, products=products)
         return normalize(views, dtype)

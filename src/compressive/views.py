@@ -117,14 +117,14 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
     return x, y
 
 
-def image_keys(index: Integers, *, seed: int, epoch: int = 0, view: int = 0) -> Keys:
+def image_keys(index: Integers, *, seed: int, epoch: int | Integers = 0, view: int = 0) -> Keys:
     """A key for each image, given by its place in the data set, in this epoch, for this view."""
     for name, value in (("seed", seed), ("epoch", epoch), ("view", view)):
-        if not 0 <= value < _WORD:
+        if isinstance(value, int) and not 0 <= value < _WORD:
             raise ValueError(f"{name} must be from 0 to 2**32 - 1, got {value}")
     index = index.long() & _MASK
-    seeds, epochs, views = (torch.full_like(index, value) for value in (seed, epoch, view))
-    return torch.stack(threefry((seeds, epochs), (index, views)), 1)
+    zero = torch.zeros_like(index)
+    return torch.stack(threefry((zero + seed, zero + epoch), (index, zero + view)), 1)
 
 
 def uniforms(keys: Keys, count: int) -> Float[Tensor, "batch count"]:
@@ -155,7 +155,7 @@ def crop_box(
     return Box(*(side.long() for side in box))
 
 
-def draw(keys: Keys, view: View, height: int, width: int) -> Draw:
+def draw(keys: Keys, view: View, height: int | Integers, width: int | Integers) -> Draw:
     """All random parameters of a view, computed in float64 so that devices agree in float32."""
     u = uniforms(keys, 18)
     flip, jitters, *changes = u[:, 4:10].unbind(1)
