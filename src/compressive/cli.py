@@ -1,7 +1,10 @@
 """The command line."""
 
 import math
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
@@ -9,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from compressive import config as settings
+from compressive import distributed, recipes
 from compressive.objectives import csimclr_loss
+
+if TYPE_CHECKING:
+    from compressive.run import Outcome
 
 app = typer.Typer(
     add_completion=False,
@@ -24,6 +32,185 @@ _AGREEMENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 @app.callback()
 def compressive() -> None:
     """Measure and control how much information a visual representation keeps."""
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Bad input is one line and exit code 2; what went wrong later is one line and 1."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        _complain(str(error) if isinstance(error, ValueError) else _words(error))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        _complain("interrupted; nothing was saved since the last checkpoint")
+        raise typer.Exit(130) from None
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error) if error.filename is None else str(error)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(
+        "[bold red]error:[/]", text, highlight=False, markup=True
+    )
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Where the two runs are kept.")] = Path(
+        "runs/quickstart"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Train SimCLR and C-SimCLR on built-in pictures and compare them: no data, no GPU needed.
+
+    Takes 2 to 4 minutes on two CPU cores. Ends with a table of linear probes on test pictures,
+    and the place of the encoder.
+    """
+    from compressive.quickstart import quickstart as rows
+
+    with _one_line_errors():
+        table = Table(title="Built-in pictures, 12 classes", caption="accuracy of a linear probe")
+        for name in ("", "accuracy", "residual\nI(X;Z|Y)"):
+            table.add_column(name, justify="right" if name else "left")
+        last = None
+        for row in rows(out, seed=seed):
+            nats = "" if row.residual is None else f"{row.residual:.1f} nats"
+            table.add_row(row.name, f"{row.accuracy:.1%}", nats)
+            last = row.outcome
+        Console().print(table)
+        if last is not None:
+            _say_where(last)
+
+
+@app.command()
+def pretrain(
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of images or of class folders, parquet or tar shards, "
+            "torchvision:NAME, or builtin."
+        ),
+    ],
+    recipe: Annotated[
+        str, typer.Option(help="Settings to begin with; `compressive recipes` lists them.")
+    ] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; made from recipe and data if not given.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the run in that folder, if there is one.")
+    ] = True,
+) -> None:
+    """Train an encoder on images without labels.
+
+    Without a recipe, settings that fit are made from the number of images, their size and the
+    machine. Where labels exist they are used to watch (a linear probe and nearest neighbors on
+    labels held out of the training split), never to learn.
+
+    Stops and saves on Ctrl-C; the same command goes on. Under torchrun all processes train
+    together.
+    """
+    from compressive.run import Ill
+    from compressive.train import pretrain as train
+
+    short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
+    given = [f"{name}={value}" for name, value in short.items() if value is not None]
+    distributed.start()
+    try:
+        with _one_line_errors():
+            chosen = _chosen(data, recipe)
+            chosen = settings.override(chosen, f"data.source={data}", *given, *(changes or ()))
+            outcome = train(chosen, out or _default_out(chosen, data), resume=resume)
+    except Ill as illness:
+        _complain(str(illness))
+        raise typer.Exit(1) from None
+    finally:
+        distributed.stop()
+    if distributed.rank() == 0:
+        _say_where(outcome)
+    if outcome.step < outcome.total:
+        raise typer.Exit(130)
+
+
+def _chosen(data: str, recipe: str) -> settings.Config:
+    """The recipe, or what fits a set of such images on this machine."""
+    if recipe:
+        return recipes.get(recipe).config
+    from compressive.data.loaders import canvas_side
+    from compressive.data.sources import open_source
+
+    source = open_source(data)
+    side = canvas_side(source, 224)
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+    return recipes.for_folder(len(source), side, memory=free / 2**30).config
+
+
+def _default_out(config: settings.Config, data: str) -> Path:
+    name = config.recipe.replace("/", "-") or config.method
+    place = Path(data.rpartition(":")[2]).name or "images"
+    return Path("runs") / f"{name}-{place}-seed{config.seed}"
+
+
+def _say_where(outcome: "Outcome") -> None:
+    console = Console(soft_wrap=True)
+    if outcome.step < outcome.total:
+        console.print(
+            f"stopped and saved at step {outcome.step:,} of {outcome.total:,} in {outcome.folder}; "
+            "the same command goes on",
+            highlight=False,
+        )
+        return
+    if outcome.accuracy is not None:
+        console.print(
+            f"labels held out: nearest neighbors {outcome.accuracy.neighbors:.1%}, "
+            f"linear probe {outcome.accuracy.probe:.1%} of {outcome.accuracy.count:,}",
+            highlight=False,
+        )
+    console.print(
+        f"encoder: {outcome.folder / 'encoder.safetensors'}\n"
+        f'in Python: compressive.load("{outcome.folder}")',
+        highlight=False,
+    )
+
+
+@app.command(name="recipes")
+def show_recipes(
+    name: Annotated[str, typer.Argument(help="Show this one with every value.")] = "",
+) -> None:
+    """List the recipes, or show one with every value and where it comes from."""
+    with _one_line_errors():
+        console = Console(soft_wrap=True)
+        if not name:
+            table = Table(title="Recipes", box=None)
+            for column in ("name", "about", "expected"):
+                table.add_column(column, overflow="fold")
+            for each in recipes.names():
+                recipe = recipes.get(each)
+                table.add_row(each, recipe.about, recipe.expected)
+            console.print(table)
+            return
+        recipe = recipes.get(name)
+        console.print(f"[bold]{recipe.name}[/]  {recipe.about}", highlight=False)
+        console.print(f"expected: {recipe.expected}\nhardware: {recipe.hardware}", highlight=False)
+        table = Table(box=None)
+        for column in ("setting", "value", "from"):
+            table.add_column(column, overflow="fold")
+        for setting, value in settings.flat(recipe.config).items():
+            table.add_row(setting, str(value), recipe.origins[setting])
+        console.print(table)
+        for variant in recipe.variants:
+            changes = " ".join(f"--set {change}" for change in variant.changes)
+            console.print(f"{changes}  [dim]{variant.note}[/]", highlight=False)
 
 
 @app.command()
@@ -42,12 +229,8 @@ def meter(
     Y cannot predict, how much of that training can still remove, and how much it tells about Y:
     what kappa_e and kappa_b mean before a single image is loaded.
     """
-    try:
-        table = _meter_table(dim, batch, kappa_e, kappa_b, seed)
-    except ValueError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    Console().print(table)
+    with _one_line_errors():
+        Console().print(_meter_table(dim, batch, kappa_e, kappa_b, seed))
 
 
 def _meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int) -> Table:

@@ -37,6 +37,7 @@ class Views:
     set: Literal["paper", "simclr"] = "paper"  # t and t' of Table 6, or SimCLR's own for both
     crop_area_min: float = 0.08  # smallest crop, as a share of the image
     strength: float = 1.0  # of the color distortion; only the simclr set has a choice
+    blur: bool = True  # off for views of about 32 pixels, as SimCLR's for CIFAR-10
     antialias: bool = False  # the official code has none
 
     def __post_init__(self) -> None:
@@ -66,6 +67,8 @@ class Network:
 
     def __post_init__(self) -> None:
         _at_least("network", self, width=1, hidden=1, out=2, head_layers=1)
+        if self.small_stem and self.same_pool:
+            raise ValueError("network.same_pool must be false with small_stem, which has no pool")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +207,7 @@ class Config:
     health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
-        _known("method", self.method, METHODS)
+        _require_types(self)
         _within("", self, seed=(0, 2**32 - 1, False))
         if self.train.accumulate > 1 and is_contrastive(self):
             raise ValueError(
@@ -261,6 +264,9 @@ def flat(config: Config) -> dict[str, Any]:
 
 def _set(settings: dict[str, Any], name: str, text: str) -> None:
     """Put a value, given as text, where its dotted name says."""
+    homes = [whole for whole in flat(Config()) if whole.endswith(f".{name}")]
+    if homes and name not in settings:
+        raise ValueError(f"no setting {name!r} in Config; did you mean {' or '.join(homes)}?")
     kind: Any = Config
     *sections, last = name.split(".")
     for i, part in enumerate([*sections, last]):
@@ -310,13 +316,25 @@ def _build(kind: Any, settings: Any, where: str) -> Any:
     return kind(**values)
 
 
+def _require_types(settings: Any, where: str = "") -> None:
+    """Refuse what Python lets pass where a config is made by hand: optim.name="adam", beta="1"."""
+    for name, hint in typing.get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        if not is_dataclass(hint):
+            _typed(value, hint, f"{where}{name}")
+        elif type(value) is hint:
+            _require_types(value, f"{name}.")
+        else:
+            raise ValueError(f"{name} must be of type {name.title()}, got {value!r}")
+
+
 def _typed(value: Any, kind: Any, name: str) -> Any:
     options = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return _known(name, value, options)
     allowed = options or (kind,)
-    if float in allowed and type(value) is int:
-        return float(value)
+    if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)  # NumPy's, too
     if type(value) not in allowed:
         words = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)
         raise ValueError(f"{name} must be of type {words}, got {value!r}")
@@ -339,7 +357,8 @@ def _at_least(section: str, settings: Any, **least: float) -> None:
     for name, low in least.items():
         value = getattr(settings, name)
         if not low <= value < math.inf:
-            raise ValueError(f"{section}.{name} must be {low} or more, got {value}")
+            allowed = "finite" if value == math.inf else f"{low} or more"
+            raise ValueError(f"{section}.{name} must be {allowed}, got {value}")
 
 
 def _within(section: str, settings: Any, **bounds: tuple[float, float, bool]) -> None:
@@ -349,5 +368,6 @@ def _within(section: str, settings: Any, **bounds: tuple[float, float, bool]) ->
         if not low <= value <= high or (is_open and value == low) or math.isinf(value):
             dot = f"{section}." if section else ""
             least = f"above {low:g}" if is_open else f"{low:g} or more"
-            most = "" if math.isinf(high) else f" and at most {high:g}"
-            raise ValueError(f"{dot}{name} must be {least}{most}, got {value}")
+            most = "" if math.isinf(high) else f" and at most {high:.10g}"
+            allowed = "finite" if value == math.inf else f"{least}{most}"
+            raise ValueError(f"{dot}{name} must be {allowed}, got {value}")

@@ -1,9 +1,55 @@
 """Processes that train together; the only importer of torch.distributed."""
 
+import os
+
+import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.parallel import DistributedDataParallel
+
+
+def start() -> int:
+    """Join the processes that torchrun started, if it did; this one's number on its machine.
+
+    NCCL between GPUs, each process on its own, gloo between CPUs.
+    """
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.set_device(local)
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return local
+
+
+def stop() -> None:
+    """Leave the others."""
+    if world_size() > 1:
+        dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Go on when every process is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def parallel(module: nn.Module) -> nn.Module:
+    """The module with gradients averaged over processes; batch-norm statistics stay with each."""
+    if world_size() == 1:
+        return module
+    return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether it holds in at least one process; every process must ask. Waits for the answer."""
+    if world_size() == 1:
+        return flag
+    held = torch.tensor([float(flag)], device=device)
+    dist.all_reduce(held, dist.ReduceOp.MAX)
+    return bool(held.item())
 
 
 def world_size() -> int:
@@ -42,6 +88,18 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return value + (total / world_size() - value).detach()
 
 
+def all_sum(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The sum over processes, the same on each; differentiable in this one's part.
+
+    As in `gather`, the gradient is summed over the losses of all processes.
+    """
+    if world_size() == 1:
+        return value
+    total = _AllSum.apply(value)
+    assert isinstance(total, Tensor)
+    return total
+
+
 def _require_equal_counts(rows: Tensor) -> None:
     counts = rows.new_empty(world_size())
     dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
@@ -66,3 +124,19 @@ class _Gather(Function):
         dist.all_reduce(total)
         first = rank() * ctx.count
         return total[first : first + ctx.count]
+
+
+class _AllSum(Function):
+    @staticmethod
+    def forward(ctx, value: Tensor) -> Tensor:
+        return _summed(value)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _summed(grad)
+
+
+def _summed(value: Tensor) -> Tensor:
+    total = value.contiguous().clone()
+    dist.all_reduce(total)
+    return total

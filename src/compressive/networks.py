@@ -11,6 +11,7 @@ from jaxtyping import Float
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
+from compressive.config import Network
 from compressive.inputs import door
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -85,6 +86,25 @@ def backbone(
     if paper_init:
         network.apply(lambda m: _draw(m.weight) if isinstance(m, nn.Conv2d) else None)
     return network
+
+
+def build(settings: Network, size: int) -> nn.Module:
+    """The backbone that these settings describe, for images of this size."""
+    options: dict[str, Any] = {
+        "width": settings.width,
+        "small_stem": settings.small_stem,
+        "same_pool": settings.same_pool,
+        "first_shortcut": settings.first_shortcut,
+        "paper_init": settings.paper_init,
+        "zero_init_last": settings.zero_init_last,
+        "biased_variance": settings.biased_variance,
+    }
+    if settings.name not in RESNETS:
+        with torch.device("meta"):  # only to read what timm says of it
+            known: Any = backbone(settings.name, **options)
+        if known.pretrained_cfg.get("fixed_input_size"):
+            options["img_size"] = size
+    return backbone(settings.name, **options)
 
 
 def feature_dim(network: nn.Module) -> int:

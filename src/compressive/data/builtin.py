@@ -1,0 +1,237 @@
+"""The built-in pictures: twelve patterns under strong nuisances, drawn by arithmetic alone.
+
+The class is the pattern. Where it lies, its angle, scale and thickness, how it is bent, its two
+colors (which drift across the picture), the light, what covers it and the grain are all drawn
+alike for every class. So no pixel and no color says anything about the class, while almost every
+crop of a picture shows it: what a linear map of pixels cannot see, and two views share.
+
+Every machine makes the same bytes. Random words are raw Philox, and all that follows is sums,
+products, quotients, roots and comparisons in float32, which IEEE 754 rounds in one way.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt8
+from numpy import ndarray
+
+SIDE = 32  # pixels
+
+_SPLITS = ("train", "test")
+_SLOTS = 64  # random words of a picture; 32 more times 8 bytes are its grain's
+_GRAIN = SIDE * SIDE // 8
+_BLOCK = 250  # pictures drawn at a time: what they need lies in a core's cache
+
+Plane = Float32[ndarray, "count side side"]
+Column = Float32[ndarray, "count 1 1"]
+
+
+def _triangle(t: Plane) -> Plane:
+    """Distance to the nearest whole number: 0 there, 1/2 in the middle between two."""
+    return abs(t - np.floor(t + 0.5))
+
+
+def _centered(t: Plane) -> Plane:
+    """Place in the cell, from -1/2 to 1/2 about its middle."""
+    return t - np.floor(t) - 0.5
+
+
+def _root(x: Plane, y: Plane) -> Plane:
+    return np.sqrt(x * x + y * y)
+
+
+# Each pattern says how far inside of the ink a place (u, v) is, in cells; `w`, about 0, is how much
+# wider than usual the ink is. Cells are sized for about as much detail in every class.
+
+
+def _stripes(u: Plane, v: Plane, w: Column) -> Plane:
+    return _triangle(u) - 0.25 + w
+
+
+def _ripples(u: Plane, v: Plane, w: Column) -> Plane:
+    return _triangle(_root(u, v)) - 0.25 + w
+
+
+def _zigzag(u: Plane, v: Plane, w: Column) -> Plane:
+    return (_triangle(v + 1.3 * _triangle(0.7 * u)) - 0.25 + w) * 0.7
+
+
+def _checks(u: Plane, v: Plane, w: Column) -> Plane:
+    a, b = 2 * _triangle(0.6 * u) - 0.5, 2 * _triangle(0.6 * v) - 0.5
+    return np.where(a * b > 0, 1.0, -1.0).astype(np.float32) * np.minimum(abs(a), abs(b)) + w
+
+
+def _grid(u: Plane, v: Plane, w: Column) -> Plane:
+    return 0.14 + w - np.minimum(_triangle(u), _triangle(v))
+
+
+def _bricks(u: Plane, v: Plane, w: Column) -> Plane:
+    row = np.floor(v)
+    along = 0.5 * u + 0.5 * (row - 2 * np.floor(0.5 * row))
+    return 0.13 + w - np.minimum(_triangle(v), 2 * _triangle(along))
+
+
+def _dots(u: Plane, v: Plane, w: Column) -> Plane:
+    return 0.31 + w - _root(_centered(u), _centered(v))
+
+
+def _rings(u: Plane, v: Plane, w: Column) -> Plane:
+    return 0.1 + w - abs(_root(_centered(0.8 * u), _centered(0.8 * v)) - 0.3)
+
+
+def _crosses(u: Plane, v: Plane, w: Column) -> Plane:
+    a, b = abs(_centered(0.85 * u)), abs(_centered(0.85 * v))
+    return np.minimum(0.4 - np.maximum(a, b), 0.12 + w - np.minimum(a, b))
+
+
+def _triangles(u: Plane, v: Plane, w: Column) -> Plane:
+    t = v * (1.6 / 3**0.5)
+    s = 0.8 * u - 0.5 * t
+    s, t = s - np.floor(s), t - np.floor(t)
+    up, down = np.minimum(s, t), np.minimum(1 - s, 1 - t)
+    rest = 1 - s - t
+    return np.where(rest > 0, np.minimum(up, rest), -np.minimum(down, -rest)) + w
+
+
+def _scales(u: Plane, v: Plane, w: Column) -> Plane:
+    u, v = 0.8 * u, 1.6 * v
+    row = np.floor(v)
+    odd = 0.5 * (row - 2 * np.floor(0.5 * row))
+    v = 0.5 * (v - row)
+    front = _root(_centered(u + odd), v)
+    behind = _root(_centered(u + odd + 0.5), v + 0.5)
+    far = np.where(front < 0.5, front, np.minimum(behind, 1 - behind + 0.0))
+    return far - 0.34 + w
+
+
+def _honeycomb(u: Plane, v: Plane, w: Column) -> Plane:
+    v = v / 3**0.5
+    even = abs(_centered(u)), 3**0.5 * abs(_centered(v))
+    odd = abs(_centered(u + 0.5)), 3**0.5 * abs(_centered(v + 0.5))
+    far = [np.maximum(a, 0.5 * a + (0.75**0.5) * b) for a, b in (even, odd)]
+    return 0.13 + w - (0.5 - np.minimum(*far))
+
+
+_PATTERNS: dict[str, Callable[[Plane, Plane, Column], Plane]] = {
+    "stripes": _stripes,
+    "ripples": _ripples,
+    "zigzag": _zigzag,
+    "checks": _checks,
+    "grid": _grid,
+    "bricks": _bricks,
+    "dots": _dots,
+    "rings": _rings,
+    "crosses": _crosses,
+    "triangles": _triangles,
+    "scales": _scales,
+    "honeycomb": _honeycomb,
+}
+
+CLASSES: tuple[str, ...] = tuple(_PATTERNS)
+
+
+def pictures(
+    count: int, *, seed: int = 0, split: str = "train"
+) -> tuple[UInt8[ndarray, "count 3 side side"], Int64[ndarray, " count"]]:
+    """The first `count` pictures of a split and the class of each, a place in `CLASSES`.
+
+    Endless: picture i is the same for every count. Each twelve in a row hold every class once, in
+    random order. Splits and seeds draw from streams of their own.
+    """
+    if count < 0:
+        raise ValueError(f"count must be 0 or more, got {count}")
+    if split not in _SPLITS:
+        raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
+    orders, words = (
+        np.random.Philox(key=np.array([seed, 2 * _SPLITS.index(split) + part], np.uint64))
+        for part in range(2)
+    )
+    rounds = -(-count // len(CLASSES))
+    lots = orders.random_raw(rounds * len(CLASSES)).reshape(rounds, len(CLASSES))
+    labels = np.argsort(lots, 1, kind="stable").reshape(-1)[:count].astype(np.int64)
+    images = np.empty((count, 3, SIDE, SIDE), np.uint8)
+    for start in range(0, count, _BLOCK):
+        some = labels[start : start + _BLOCK]
+        raw = words.random_raw(len(some) * (_SLOTS + _GRAIN)).reshape(len(some), -1)
+        images[start : start + _BLOCK] = _draw(some, raw)
+    return images, labels
+
+
+class _Lots:
+    """Uniform numbers of every picture, handed out one by one."""
+
+    def __init__(self, raw: ndarray) -> None:
+        # 24 bits, which float32 holds exactly.
+        self.numbers = (raw >> np.uint64(40)).astype(np.float32)[:, :, None, None] / 2**24
+        self.next = 0
+
+    def between(self, low: float, high: float) -> Column:
+        """The next number of each picture, on [low, high)."""
+        self.next += 1
+        return low + (high - low) * self.numbers[:, self.next - 1]
+
+
+def _draw(labels: ndarray, raw: ndarray) -> ndarray:
+    lots = _Lots(raw[:, :_SLOTS])
+    side = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
+    x, y = np.broadcast_arrays(side[None, None, :], side[None, :, None])
+    ink = _ink(labels, lots, x, y)
+    light, shade = 1 + lots.between(-0.3, 0.3) * (x / 16), lots.between(-0.3, 0.3) * (y / 16)
+    light = light + shade
+    grain = raw[:, _SLOTS:].astype("<u8").view(np.uint8).reshape(-1, SIDE, SIDE)
+    grain = (grain.astype(np.float32) - 127.5) * (lots.between(0.0, 0.25) / 255)
+    covers = [_disk(lots, x, y) for _ in range(2)]
+    planes = []
+    for dark, bright in zip(*_colors(lots), strict=True):
+        paper, paint = (
+            base + lots.between(-0.15, 0.15) * (x / 16) + lots.between(-0.15, 0.15) * (y / 16)
+            for base in (dark, bright)
+        )
+        plane = (paper + ink * (paint - paper)) * light
+        for cover in covers:
+            plane = plane + cover * (lots.between(0.0, 1.0) - plane)
+        planes.append(plane + grain)
+    return np.floor(np.clip(np.stack(planes, 1), 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def _ink(labels: ndarray, lots: _Lots, x: Plane, y: Plane) -> Plane:
+    """Where the pattern is, from 0 to 1, with edges one pixel wide."""
+    turn = [math.tau * i / 256 for i in range(256)]
+    # Rounded far above the last bit, in which sines of different machines differ.
+    sine = np.array([round(math.sin(t) * 2**20) / 2**20 for t in turn], np.float32)
+    angle = lots.between(0, 256).astype(np.int64)
+    cos, sin = sine[(angle + 64) % 256], sine[angle]
+    period = lots.between(6.0, 11.0)
+    width = lots.between(-0.05, 0.05)
+    # The bend.
+    wave = 2 * _triangle(y / lots.between(24, 48) + lots.between(0, 1))
+    bent = x + lots.between(0, 5) * (wave * wave * (3 - 2 * wave))
+    across, down = bent + lots.between(-16, 16), y + lots.between(-16, 16)
+    u, v = (cos * across + sin * down) / period, (cos * down - sin * across) / period
+    inside = np.empty_like(u)
+    for label, name in enumerate(CLASSES):
+        of = labels == label
+        inside[of] = _PATTERNS[name](u[of], v[of], width[of])
+    return np.clip(0.5 + period * inside, 0, 1)
+
+
+def _colors(lots: _Lots) -> tuple[list[Column], list[Column]]:
+    """Red, green and blue of two colors, one brighter than the other; either may be the ink."""
+    middle, apart = lots.between(0.3, 0.7), lots.between(0.12, 0.3)
+    apart = np.where(lots.between(0, 1) < 0.5, apart, -apart)
+    both = []
+    for luma in (middle - apart, middle + apart):
+        red, green, blue = (lots.between(-0.35, 0.35) for _ in range(3))
+        gray = 0.3 * red + 0.6 * green + 0.1 * blue
+        both.append([luma + (c - gray) for c in (red, green, blue)])
+    return both[0], both[1]
+
+
+def _disk(lots: _Lots, x: Plane, y: Plane) -> Plane:
+    """A disk that covers what lies below, in about half of the pictures."""
+    radius = lots.between(-6, 6)
+    far = _root(x - lots.between(-16, 16), y - lots.between(-16, 16))
+    return np.clip(0.5 + radius - far, 0, 1)

@@ -1,0 +1,282 @@
+"""From a source to batches on the device: decoded once and held there, or decoded step by step."""
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+from torch.nn import functional
+
+from compressive.data.flow import Arrival, Clock, Flow, Picture
+from compressive.data.plan import Portion
+from compressive.data.sources import Source, Unreadable
+
+_CHUNK = 2**26  # bytes that a resident set grows by; a few such pieces wait in memory
+_SAMPLE = 256  # images whose size is looked at before a run
+_SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumed: the network needs the rest
+
+
+class Batch(NamedTuple):
+    """Images on the device, each in the top left corner of a black canvas, and what they are.
+
+    Where an image cannot be read, the next one that can stands in its place, with its own index and
+    label; after the last comes the first.
+    """
+
+    images: UInt8[Tensor, "batch 3 side side"]
+    height: Int64[Tensor, " batch"]
+    width: Int64[Tensor, " batch"]
+    index: Int64[Tensor, " batch"]
+    epoch: Int64[Tensor, " batch"]
+    label: Int64[Tensor, " batch"]  # -1 where the source has none
+
+
+class Resident:
+    """A whole set on the device as bytes: no image is decoded twice, no pixel travels twice."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        side: int,
+        device: torch.device | str,
+        workers: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        count, self.device, self._clock = len(source), torch.device(device), Clock()
+        self.images = torch.empty(count, 3, side, side, dtype=torch.uint8, device=self.device)
+        self.numbers = torch.empty(5, count, dtype=torch.int64, device=self.device)
+        size = max(1, min(1024, _CHUNK // (3 * side * side)))
+        plan = (Portion(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
+        with Streaming(source, side=side, device=device, workers=workers) as stream:
+            done = 0
+            for batch in stream.batches(plan):
+                part = slice(done, done + len(batch.index))
+                self.images[part] = batch.images
+                self.numbers[:, part] = torch.stack(batch[1:])
+                done = part.stop
+                if progress is not None:
+                    progress(done, count)
+            self.unreadable = stream.unreadable
+        # CUDA's index_select moves one element per thread: eight bytes at once where rows allow it.
+        rows = self.images.flatten(1)
+        self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that consumers have spent in here for their batches."""
+        return self._clock.seconds
+
+    def batches(self, plan: Iterable[Portion]) -> Generator[Batch]:
+        """What a plan asks for, in its order; the host never waits for the device."""
+        portions = _checked(plan, self.images.shape[0])
+        while True:
+            with self._clock:
+                portion = next(portions, None)
+            if portion is None:
+                return
+            yield self._batch(portion)
+
+    def _batch(self, portion: Portion) -> Batch:
+        with self._clock:
+            wanted = torch.stack(tuple(portion))
+            if self.device.type == "cuda":
+                wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
+            place, epoch = wanted.to(self.device, non_blocking=True).unbind()
+            images = self._rows.index_select(0, place).view(torch.uint8)
+            images = images.view(-1, *self.images.shape[1:])
+            height, width, index, _, label = self.numbers.index_select(1, place).unbind()
+            return Batch(images, height, width, index, epoch, label)
+
+    def close(self) -> None:
+        """Nothing runs between batches; here so that any loader can be closed."""
+
+    def __enter__(self) -> "Resident":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Streaming:
+    """Images decoded by threads, a few batches ahead of the network; none are kept.
+
+    Decoding and copying leave Python's lock alone, so that threads do what worker processes do
+    elsewhere, without shared memory or pickling. At most `prefetch` batches beyond the consumer's
+    are taken from a plan. On a GPU they are copied on a stream of their own, behind the step.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        side: int,
+        device: torch.device | str,
+        workers: int = 0,
+        prefetch: int = 4,
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
+        self.device, self._clock = torch.device(device), Clock()
+        self.workers, self.prefetch = workers or _cores(), prefetch
+        self._reader = _Reader(source, side)
+        self._flows: set[Flow] = set()
+
+    @property
+    def waited(self) -> float:
+        """Seconds that consumers have spent in here for their batches."""
+        return self._clock.seconds
+
+    @property
+    def unreadable(self) -> list[tuple[str, str]]:
+        """Origin and reason of each image that could not be read so far, in the set's order."""
+        bad = dict(self._reader.bad)
+        return [(self._reader.source.origin(i), bad[i]) for i in sorted(bad)]
+
+    def batches(self, plan: Iterable[Portion]) -> Generator[Batch]:
+        """What a plan asks for, in its order; the threads end with it, or when it is dropped."""
+        flow = Flow(
+            _checked(plan, len(self._reader.labels)),
+            self._reader.read,
+            side=self._reader.side,
+            device=self.device,
+            workers=self.workers,
+            prefetch=self.prefetch,
+            clock=self._clock,
+        )
+        self._flows.add(flow)
+        try:
+            while flow.has_next():
+                yield _batch(flow.next())
+        finally:
+            self._flows.discard(flow)
+            flow.close()
+
+    def close(self) -> None:
+        """End all threads; to ask for a further batch of a plan that was running is an error."""
+        for flow in list(self._flows):
+            flow.close()
+
+    def __enter__(self) -> "Streaming":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Reader:
+    """Decoded images by number, the next readable one where one is not; asked by many threads."""
+
+    def __init__(self, source: Source, side: int) -> None:
+        self.source, self.side = source, side
+        self.bad: dict[int, str] = {}  # why, by number: none is tried again
+        self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
+
+    def read(self, wanted: int) -> Picture:
+        count = len(self.labels)
+        for index in range(wanted, wanted + count):
+            index %= count
+            if len(self.bad) == count:
+                break
+            if index in self.bad:
+                continue
+            try:
+                image = shrink(self.source.image(index), self.side)
+                return Picture(image.numpy(), index, self.labels[index])
+            except Unreadable as problem:
+                self.bad[index] = str(problem)
+        raise ValueError(
+            f"none of the {count:,} images of {self.source.name} can be read; "
+            f"{self.source.origin(0)}: {self.bad[0]}"
+        )
+
+
+def shrink(image: UInt8[Tensor, "3 h w"], side: int) -> UInt8[Tensor, "3 new_h new_w"]:
+    """The longer side brought down to `side`, antialiased bicubic; smaller images as they are."""
+    sides = image.shape[1:]
+    if max(sides) <= side:
+        return image
+    size = [max(1, round(n * side / max(sides))) for n in sides]
+    return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
+
+
+def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
+    """Pixels of the canvases for views of this size; `setting` if it is not 0.
+
+    As large as the largest of a sample of images, but not larger than views need: 16/7 of their
+    side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145 pixels), and
+    for small views 4 times their side up to 256, as memory is no concern there. An image beyond
+    the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which matrix products
+    on a GPU want; smaller sets of one size, such as CIFAR, fill their canvases.
+    """
+    if setting:
+        return setting
+    most = max(round(view_size * 16 / 7), min(4 * view_size, 256))
+    count, largest = len(source), 0
+    for i in range(min(_SAMPLE, count)):
+        try:
+            largest = max(largest, *source.image(i * count // min(_SAMPLE, count)).shape[1:])
+        except Unreadable:
+            continue
+        if largest >= most:
+            break
+    side = min(largest, most) or most
+    return side if side <= 64 else -(-side // 8) * 8
+
+
+def open_loader(
+    source: Source,
+    *,
+    side: int,
+    device: torch.device | str,
+    resident: Literal["auto", "yes", "no"] = "auto",
+    workers: int = 0,
+    prefetch: int = 4,
+    progress: Callable[[int, int], None] | None = None,
+) -> Resident | Streaming:
+    """The set held on the device where it fits beside the network, else streamed."""
+    device = torch.device(device)
+    needed, free = len(source) * 3 * side**2, free_memory(device)
+    if resident == "yes" and needed > free:
+        raise ValueError(
+            f"data.resident=yes needs {needed / 1e9:.1f} GB for {len(source):,} images of {side} x "
+            f"{side} pixels, and {device} has {free / 1e9:.1f} GB free; set data.resident=no, or a "
+            "smaller data.side"
+        )
+    share = _SHARE["cuda" if device.type == "cuda" else "cpu"]
+    if resident == "yes" or (resident == "auto" and needed <= share * free):
+        return Resident(source, side=side, device=device, workers=workers, progress=progress)
+    return Streaming(source, side=side, device=device, workers=workers, prefetch=prefetch)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that nobody uses, on a GPU or in the machine, within a container's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if not meminfo.exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    free = 1024 * int(lines["MemAvailable"].split()[0])
+    words = limit.read_text().strip() if limit.exists() else "max"
+    return free if words == "max" else min(free, int(words))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _batch(arrival: Arrival) -> Batch:
+    return Batch(arrival.images, *arrival.numbers.unbind())
+
+
+def _checked(plan: Iterable[Portion], count: int) -> Iterator[Portion]:
+    """The plan; a GPU would only say that some index is wrong, and nothing after that."""
+    for portion in plan:
+        index = portion.index
+        if not len(index) or index.min() < 0 or index.max() >= count:
+            raise ValueError(f"a plan must name images from 0 to {count - 1}, got {index.tolist()}")
+        yield portion

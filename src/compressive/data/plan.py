@@ -1,0 +1,70 @@
+"""Which images come when: the whole order of a run as a function of its seed and the step."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from compressive.views import threefry
+
+_ORDER = 0x6F726465  # a stream of its own: no view of `views.image_keys` has this number
+
+
+class Portion(NamedTuple):
+    """Images of one forward pass: their places in the data set, and the epoch each is seen in."""
+
+    index: Int[Tensor, " batch"]
+    epoch: Int[Tensor, " batch"]
+
+
+def plan(
+    count: int,
+    batch: int,
+    *,
+    seed: int,
+    attempt: int = 0,
+    step: int = 0,
+    portions: int = 1,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Portion]:
+    """Portions without end, from a step on; `portions` of them make a step.
+
+    Epochs are permutations, one after the other; a batch may begin in one and end in the next, so
+    none is cut short and a batch may be larger than the set. The processes' shares of a portion,
+    in the order of ranks, are the portion that one process would have: what is trained on does not
+    depend on their number. `attempt` gives another order, for a run that starts again.
+    """
+    if batch % (portions * world):
+        raise ValueError(
+            f"train.batch must be divisible by accumulate x processes, {portions} x {world}, "
+            f"got {batch}"
+        )
+    share = batch // portions // world
+    position = step * batch
+    order, epoch = _order(count, seed, position // count, attempt), position // count
+    while True:
+        for portion in range(portions):
+            first = position + portion * share * world + rank * share
+            places = torch.arange(first, first + share)
+            epochs = places // count
+            index = torch.empty_like(places)
+            for e in epochs.unique().tolist():
+                if e != epoch:
+                    order, epoch = _order(count, seed, e, attempt), e
+                inside = epochs == e
+                index[inside] = order[places[inside] - e * count]
+            yield Portion(index, epochs)
+        position += batch
+
+
+def _order(count: int, seed: int, epoch: int, attempt: int) -> Int[Tensor, " count"]:
+    words = threefry(_words(seed, attempt), _words(epoch, _ORDER))
+    generator = torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+    return torch.randperm(count, generator=generator)
+
+
+def _words(first: int, second: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor(first), torch.tensor(second)

@@ -1,0 +1,109 @@
+"""The product of a run: a frozen backbone with its preprocessing, saved and loaded."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import safetensors
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+from torchvision.transforms.functional import pil_to_tensor
+
+from compressive.augment import center_crop, normalize
+from compressive.checkpoint import write_bytes
+from compressive.config import Network, from_dict
+from compressive.networks import build, feature_dim
+
+FILE = "encoder.safetensors"
+
+Picture = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
+
+
+class Encoder(nn.Module):
+    """A backbone and how images must be prepared for it.
+
+    `encoder(encoder.preprocess(images))` gives one feature vector per image: the deterministic
+    output h of the backbone, without the heads that pretraining put behind it.
+    """
+
+    def __init__(self, network: nn.Module, settings: Network, size: int) -> None:
+        super().__init__()
+        self.network = network
+        self.settings = settings
+        self.size = size
+
+    @property
+    def feature_dim(self) -> int:
+        """Length of a feature vector."""
+        return feature_dim(self.network)
+
+    def forward(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch feat"]:
+        """Features of prepared images."""
+        return self.network(images)
+
+    def preprocess(
+        self, images: Picture | Sequence[Picture] | UInt8[Tensor, "batch 3 h w"]
+    ) -> Float[Tensor, "batch 3 size size"]:
+        """Images as the encoder wants them: centered, resized, normalized, on its device.
+
+        Takes paths, PIL images or uint8 tensors, one or many.
+        """
+        device = next(self.parameters()).device
+        if isinstance(images, Tensor) and images.ndim == 4:
+            return normalize(center_crop(images.to(device), self.size))
+        many = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+        views = [center_crop(_pixels(one)[None].to(device), self.size) for one in many]
+        return normalize(torch.cat(views))
+
+
+def save(folder: Path, network: nn.Module, settings: Network, size: int) -> Path:
+    """Write encoder.safetensors: the backbone's weights by their timm names.
+
+    `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it where timm has the same
+    network; with `small_stem`, `first_shortcut` (ResNet-18, -34) or `width` only `load` does.
+    """
+    about = {"network": json.dumps(asdict(settings)), "size": str(size), "format": "pt"}
+    weights = {name: value.contiguous() for name, value in network.state_dict().items()}
+    path = folder / FILE
+    write_bytes(path, serialize(weights, about))
+    return path
+
+
+def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
+    """The encoder of a run, given its folder or its encoder.safetensors; in evaluation mode."""
+    path = Path(place)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no encoder at {path}; give the folder of a run that has finished or saved, "
+            f"or its {FILE}"
+        )
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+        weights = load_file(path, device=str(device))
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+    if "network" not in about or "size" not in about:
+        raise ValueError(f"{path} does not say which network it is of; timm may load it")
+    settings, size = (
+        from_dict({"network": json.loads(about["network"])}).network,
+        int(about["size"]),
+    )
+    network = build(settings, size)
+    network.load_state_dict(weights)
+    return Encoder(network, settings, size).to(device).eval().requires_grad_(False)
+
+
+def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
+    if isinstance(picture, Tensor):
+        return picture
+    if not isinstance(picture, Image.Image):
+        with Image.open(picture) as opened:
+            return pil_to_tensor(opened.convert("RGB"))
+    return pil_to_tensor(picture.convert("RGB"))

@@ -1,0 +1,127 @@
+"""The folder of a run: its settings with where and by what it was made, and whether they fit."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressive.checkpoint import write_text
+from compressive.config import Config, flat, from_dict
+
+CONFIG, CHECKPOINTS, JOURNAL, UNREADABLE = (
+    "config.json",
+    "checkpoints",
+    "metrics.jsonl",
+    "unreadable.txt",
+)
+
+# Settings that do not change what is learned: a run may go on with other values of these.
+FREE = {
+    "recipe",
+    "data.source",
+    "data.resident",
+    "data.workers",
+    "train.device",
+    "train.save_every",
+    "train.log_every",
+    "train.tensorboard",
+    "health.tries",
+    "health.spike",
+    "health.collapse_std",
+    "health.min_rank",
+    "probe.every_epochs",
+}
+
+
+def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
+    """Make the folder, or go on in it; whether there is a run to go on with.
+
+    A folder that holds a run with other settings is refused: two runs in one folder would be
+    neither.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
+        return False
+    if not resume:
+        raise ValueError(f"{folder} already holds a run; choose another --out, or delete it")
+    old, new = flat(read_config(folder)), flat(config)
+    changed = [name for name in old if old[name] != new[name] and name not in FREE]
+    if changed:
+        words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise ValueError(
+            f"{folder} holds a run with {words}{more}; give the same settings to go on with it, "
+            "or choose another --out"
+        )
+    return True
+
+
+def write_config(folder: Path, config: Config, device: torch.device) -> None:
+    """config.json: every setting, and under "about" where, when and by what it was made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {**asdict(config), "about": _about(device)}
+    write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+
+
+def read_config(folder: Path) -> Config:
+    """The settings of the run in this folder."""
+    path = Path(folder) / CONFIG
+    try:
+        settings = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} is no folder of a run: it has no {CONFIG}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if isinstance(settings, dict):
+        settings.pop("about", None)
+    return from_dict(settings)
+
+
+def _about(device: torch.device) -> dict[str, Any]:
+    packages = ("compressive", "torch", "torchvision", "timm", "numpy")
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "commit": _commit(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # a source tree on the path
+
+
+def _commit() -> str:
+    """The commit of our source tree, with a + where it has changes; nothing once installed."""
+    here = str(Path(__file__).parent)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", here, *words], capture_output=True, text=True, timeout=5
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        commit = git("rev-parse", "--short", "HEAD")
+        return commit + "+" if commit and git("status", "--porcelain", "--", here) else commit
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _processor() -> str:
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

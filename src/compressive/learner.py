@@ -1,0 +1,126 @@
+"""What a training step is made of: a method with its probe, the views it sees, its optimizer."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from compressive import optim
+from compressive.augment import augment
+from compressive.config import Config, Optim, Views
+from compressive.data.loaders import Batch
+from compressive.methods import Bootstrap, Contrastive, Step
+from compressive.networks import feature_dim
+from compressive.online import OnlineProbe
+from compressive.views import View, image_keys, paper_views, simclr_views
+
+ViewMaker = Callable[[Batch], tuple[Tensor, Tensor]]
+
+
+class Learner(nn.Module):
+    """A method and, where images have labels, a probe that learns beside it."""
+
+    def __init__(self, method: Contrastive | Bootstrap, classes: int) -> None:
+        super().__init__()
+        self.method = method
+        self.probe = OnlineProbe(feature_dim(method.encoder), classes) if classes else None
+
+    def forward(self, x: Tensor, y: Tensor, beta: Tensor, label: Tensor) -> tuple[Step, Tensor]:
+        """The method's step, and the loss of the probe over both views."""
+        step = self.method(x, y, beta)
+        if self.probe is None:
+            return step, torch.zeros_like(step.loss)
+        feats = torch.cat([step.feats_x, step.feats_y])
+        return step, self.probe.loss(feats, torch.cat([label, label]))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return (
+            torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"train.device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not _has_gpu():
+        raise ValueError("train.device is cuda, but torch sees no GPU; use train.device=cpu")
+    return device
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def precision(setting: str, device: torch.device) -> torch.dtype:
+    """What the network computes in; losses and statistics are float32 in any case."""
+    if setting == "auto":
+        setting = "bf16" if device.type == "cuda" else "float32"
+    return torch.bfloat16 if setting == "bf16" else torch.float32
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """The network in bfloat16, if that is the precision."""
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype)
+
+
+def is_compiled(setting: str, device: torch.device) -> bool:
+    """Whether steps are compiled: on a GPU unless told otherwise."""
+    return setting == "yes" or (setting == "auto" and device.type == "cuda")
+
+
+def view_pair(settings: Views) -> tuple[View, View]:
+    """How the two views are made."""
+    pair = simclr_views(settings.strength) if settings.set == "simclr" else paper_views()
+    changes = {"crop_area_min": settings.crop_area_min, "antialias": settings.antialias}
+    x, y = (replace(view, **changes) for view in pair)
+    return x, y
+
+
+def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMaker:
+    """Two views of every image of a batch, on its device.
+
+    With a network in bfloat16 the resizing products are in float16: three more bits than the
+    network sees.
+    """
+    pair, size, seed = view_pair(config.views), config.views.size, config.seed
+    products = torch.float32 if dtype == torch.float32 else torch.float16
+
+    def views(images: Tensor, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor):
+        return tuple(
+            augment(
+                images,
+                image_keys(index, seed=seed, epoch=epoch, view=number),
+                view,
+                size,
+                height=height,
+                width=width,
+                dtype=dtype,
+                products=products,
+            )
+            for number, view in enumerate(pair)
+        )
+
+    made = torch.compile(views, dynamic=False) if compiled else views
+
+    @torch.no_grad()
+    def make(batch: Batch) -> tuple[Tensor, Tensor]:
+        x, y = made(batch.images, batch.height, batch.width, batch.index, batch.epoch)
+        return x, y
+
+    return make
+
+
+def optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the method's weights; its learning rate is set before every step."""
+    groups = optim.parameter_groups(method, weight_decay=settings.weight_decay)
+    if settings.name == "lars":
+        return optim.LARS(groups, 0.0, momentum=settings.momentum, trust=settings.trust)
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, 0.0, momentum=settings.momentum)
+    return torch.optim.AdamW(groups, 0.0)

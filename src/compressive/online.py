@@ -1,0 +1,147 @@
+"""What is watched on the side while labels exist: a linear probe and nearest neighbors.
+
+Some labels are held out: probe and neighbors learn from the rest and are tested on these. All are
+labels of the training split; the test split is never opened here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from compressive.augment import center_crop, normalize
+from compressive.data.loaders import Batch
+from compressive.data.plan import Portion
+from compressive.views import image_keys, uniforms
+
+_HELD = 2**32 - 1  # the epoch and view that no run reaches: a stream of numbers for this alone
+
+
+class Accuracy(NamedTuple):
+    """Share of held-out images told right."""
+
+    probe: float
+    neighbors: float
+    count: int
+
+
+def held_out(count: int, share: float, seed: int) -> Bool[Tensor, " count"]:
+    """Which labels are kept for testing: each with this probability, by its place alone."""
+    keys = image_keys(torch.arange(count), seed=seed, epoch=_HELD, view=_HELD)
+    return uniforms(keys, 1)[:, 0] < share
+
+
+class OnlineProbe(nn.Module):
+    """A linear classifier that learns beside the encoder, from features it cannot change.
+
+    Features are standardized by a batch-norm without weights, so that one learning rate fits
+    every network.
+    """
+
+    def __init__(self, feat: int, classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(feat, affine=False)
+        self.linear = nn.Linear(feat, classes)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, feats: Float[Tensor, "batch feat"]) -> Float[Tensor, "batch classes"]:
+        """Logits."""
+        return self.linear(self.norm(feats.detach().float()))
+
+    def loss(
+        self, feats: Float[Tensor, "batch feat"], label: Int[Tensor, " batch"]
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy over the images that have a label (not -1)."""
+        total = F.cross_entropy(self(feats), label, ignore_index=-1, reduction="sum")
+        return total / (label >= 0).sum().clamp(min=1)
+
+
+def nearest_neighbors(
+    bank: Float[Tensor, "bank feat"],
+    labels: Int[Tensor, " bank"],
+    queries: Float[Tensor, "batch feat"],
+    *,
+    classes: int,
+    neighbors: int = 20,
+    temperature: float = 0.07,
+) -> Float[Tensor, "batch classes"]:
+    """Votes of the nearest images by cosine, each worth exp(cosine / temperature) (Wu et al.)."""
+    bank, queries = F.normalize(bank, dim=1), F.normalize(queries, dim=1)
+    votes = []
+    for some in queries.split(1024):
+        near, at = (some @ bank.T).topk(min(neighbors, len(bank)), dim=1)
+        weight = ((near - 1) / temperature).exp()
+        votes.append(weight.new_zeros(len(some), classes).scatter_add_(1, labels[at], weight))
+    return torch.cat(votes)
+
+
+@torch.no_grad()
+def features(
+    encoder: nn.Module, batches: Iterable[Batch], size: int, precision: torch.dtype
+) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
+    """Features of central crops in evaluation mode, in float32, and the places of the images."""
+    was_training = encoder.training
+    encoder.eval()
+    feats, index = [], []
+    try:
+        for batch in batches:
+            view = center_crop(batch.images, size, height=batch.height, width=batch.width)
+            with torch.autocast(view.device.type, precision, enabled=precision != torch.float32):
+                feats.append(encoder(normalize(view)).float())
+            index.append(batch.index)
+    finally:
+        encoder.train(was_training)
+    return torch.cat(feats), torch.cat(index)
+
+
+@torch.no_grad()
+def accuracy(
+    encoder: nn.Module,
+    probe: OnlineProbe,
+    batches: Callable[[Iterator[Portion]], Iterable[Batch]],
+    labels: Int[Tensor, " count"],
+    held: Bool[Tensor, " count"],
+    *,
+    size: int,
+    precision: torch.dtype,
+    neighbors: int,
+    bank: int,
+) -> Accuracy:
+    """How well labels that were held out are told by probe and neighbors.
+
+    `bank` bounds both the images that neighbors are sought among and those they are sought for.
+    """
+    seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
+    feats, index = features(encoder, batches(_portions(torch.cat([seen, asked]))), size, precision)
+    label = labels.to(feats.device)[index]  # of what was really read: a bad file has a substitute
+    truth = label[len(seen) :]
+    votes = nearest_neighbors(
+        feats[: len(seen)],
+        label[: len(seen)],
+        feats[len(seen) :],
+        classes=probe.linear.out_features,
+        neighbors=neighbors,
+    )
+    was_training = probe.training
+    logits = probe.eval()(feats[len(seen) :])
+    probe.train(was_training)
+    right = torch.stack([logits.argmax(1) == truth, votes.argmax(1) == truth]).double().mean(1)
+    by_probe, by_neighbors = right.tolist()
+    return Accuracy(by_probe, by_neighbors, len(truth))
+
+
+def _some(which: Bool[Tensor, " count"], most: int) -> Int[Tensor, " some"]:
+    """At most so many of these places, spread evenly, so that sorted classes all take part."""
+    places = which.nonzero()[:, 0]
+    if len(places) <= most:
+        return places
+    return places[torch.linspace(0, len(places) - 1, most).long()]
+
+
+def _portions(places: Int[Tensor, " count"], batch: int = 256) -> Iterator[Portion]:
+    for some in places.split(batch):
+        yield Portion(some, torch.zeros_like(some))

@@ -1,0 +1,298 @@
+"""Runs that someone has thought through: the paper's, CIFAR-10's, the quick start's, a folder's."""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from compressive import paper
+from compressive.config import Config, flat, from_dict, is_compressed, is_contrastive
+from compressive.paper import Layer, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A config, and what is known about it."""
+
+    name: str
+    config: Config
+    about: str
+    expected: str
+    hardware: str
+    origins: dict[str, str]  # every dotted setting -> where its value comes from
+    variants: tuple[Variant, ...] = ()  # what to `--set` for another reading or an ablation
+
+
+# For a batch that one device holds. "The pilot" is 60 epochs of CIFAR-10 with ResNet-18 at batch
+# 512 on an H200, one seed, thrown away but for its numbers. dkobak is dkobak/simclr-cifar10.
+_SMALL: Layer = {
+    "views.set": ("paper", "paper, Table 6"),
+    "views.crop_area_min": (0.08, "paper, sec. A.1; solo-learn's for CIFAR-10"),
+    "network.name": ("resnet18", "ours"),
+    "network.hidden": (2048, "solo-learn's SimCLR for CIFAR-10"),
+    "network.out": (256, "paper, sec. A.2: kappa_e has its meaning on that sphere"),
+    "bottleneck.kappa_e": (1024.0, "paper, sec. A.5"),
+    "bottleneck.kappa_b": (5.0, "temperature 0.2: solo-learn for CIFAR-10, simclr#166"),
+    "bottleneck.beta": (0.1, "ours, not the paper's: in the pilot the best of 0, 0.1 and 1"),
+    "optim.name": ("sgd", "ours, the pilot's"),
+    "optim.lr": (0.2, "ours, the pilot's: 0.4 at batch 512"),
+    "optim.momentum": (0.9, "ours, everybody's"),
+    # Weights before a batch norm feel only lr times decay in the long run: 4e-5 at batch 512, where
+    # dkobak has 3e-5 for 1000 epochs and 6e-5 for 100.
+    "optim.weight_decay": (1e-4, "ours; with this lr about dkobak's lr times decay"),
+}
+# Our loss is 20 times lightly's: weight 5, squared distances for cosines, both directions summed
+# and not averaged. SGD makes the same steps with a 20th of their lr and 20 times their decay.
+_SMALL_BOOTSTRAP: Layer = {
+    "decoder.kappa_d": (10.0, "paper, sec. A.6, 300 epochs: twice the weight 5"),
+    "target.rate": (0.99, "paper, sec. A.4, 300 epochs; lightly and solo-learn for CIFAR-10"),
+    "optim.lr": (0.006, "lightly's 0.12 for CIFAR-10, over 20 as our loss is 20 times theirs"),
+    "optim.weight_decay": (0.01, "lightly's 5e-4 for CIFAR-10, times 20 as lr is over 20"),
+}
+_CIFAR_ELSEWHERE = {
+    ("simclr", 200): "kNN 84.8 (lightly, batch 512)",
+    ("simclr", 1000): "linear 90.74 (solo-learn), 91.7 (dkobak, three seeds)",
+    ("byol", 200): "kNN 86.8 (lightly, batch 512)",
+    ("byol", 1000): "linear 92.58 (solo-learn)",
+}
+_CIFAR_VARIANTS = {
+    "simclr": (
+        Variant(
+            ("bottleneck.kappa_b=2",), "temperature 0.5: SimCLR's command for CIFAR-10, dkobak"
+        ),
+        Variant(
+            ("bottleneck.kappa_b=10", "train.epochs=60"), "temperature and epochs of the pilot"
+        ),
+        Variant(("bottleneck.beta=1",), "the paper's beta"),
+        Variant(("views.set=simclr", "views.strength=0.5"), "SimCLR's command for CIFAR-10"),
+        Variant(("views.crop_area_min=0.2",), "SimSiam's and dkobak's for CIFAR-10"),
+        Variant(("optim.name=lars", "optim.lr=1"), "SimCLR's command for CIFAR-10"),
+    ),
+    "byol": (
+        Variant(("bottleneck.beta=0.1",), "as for C-SimCLR"),
+        Variant(("target.independent=false",), "the target starts as a copy, as lightly's"),
+    ),
+}
+
+
+def imagenet(method: str, network: str, epochs: int) -> Recipe:
+    """The paper's runs: Table 1, Table 10 (deeper ResNets) and sec. 3.2 (1500 epochs).
+
+    Linear evaluation gives 69.1 to 78.8 % top-1, each recipe says its own. 64 Cloud TPU v3 cores,
+    for hours that the paper does not state.
+    """
+    run = (method, network, epochs)
+    return _recipe(
+        f"{method}/imagenet-{network}-{epochs}",
+        method,
+        paper.settings(run),
+        about=f"{paper.place(run)}: {paper.NETWORKS[network][2]}, ImageNet, {epochs} epochs.",
+        expected=paper.result(run),
+        hardware=paper.hardware(run),
+        variants=paper.variants(run),
+    )
+
+
+def cifar10(method: str, epochs: int) -> Recipe:
+    """CIFAR-10 with ResNet-18 on one GPU: ours, the paper has no such run and no number.
+
+    `expected` has what other code reached. Hours: not measured yet.
+    """
+    plain = method.removeprefix("c-")
+    layer: Layer = {
+        "data.source": ("torchvision:CIFAR10", "ours; a path on the command line takes its place"),
+        "network.first_shortcut": (True, "official code, row 23"),
+        "network.paper_init": (True, "official code, row 23"),
+        "train.batch": (512, "SimCLR's command for CIFAR-10; more gains nothing (dkobak)"),
+        "train.epochs": (epochs, "its name"),
+        "optim.warmup_epochs": (10.0, "official code"),
+    }
+    bootstrap = {} if plain == "simclr" else paper.LOSS[method] | _SMALL_BOOTSTRAP
+    free = "bottleneck.beta" if method == plain else ""  # what is not compressed has no price
+    return _recipe(
+        f"{method}/cifar10-r18-{epochs}",
+        method,
+        *(_SMALL, _views(32, has_gpu=True), layer, bootstrap),
+        about=f"Ours: ResNet-18 with a small stem, CIFAR-10, {epochs} epochs.",
+        expected=f"not in the paper; {plain} elsewhere: {_CIFAR_ELSEWHERE[plain, epochs]}",
+        hardware="one GPU",
+        variants=tuple(v for v in _CIFAR_VARIANTS[plain] if v.changes[0].split("=")[0] != free),
+    )
+
+
+def quickstart(method: str) -> Recipe:
+    """The built-in pictures on two CPU cores: ours, to see everything work within minutes."""
+    network, hidden, size, epochs, batch, lr, warmup = "resnet18", 512, 32, 10, 128, 0.2, 1.0
+    why = "ours, for minutes on two CPU cores"
+    layer: Layer = {
+        "data.source": ("builtin", why),
+        "views.size": (size, why),
+        "views.blur": (size > 32, why),
+        "network.name": (network, why),
+        "network.hidden": (hidden, why),
+        "optim.lr": (lr, why),
+        "optim.warmup_epochs": (warmup, why),
+        "train.batch": (batch, why),
+        "train.epochs": (epochs, why),
+    }
+    return _recipe(
+        f"{method}/quickstart",
+        method,
+        *(_SMALL, layer),
+        about="Ours: the built-in pictures, to see everything work.",
+        expected="not in the paper; 25 points or more above a linear probe on pixels",
+        hardware="two CPU cores",
+    )
+
+
+def for_folder(count: int, side: int, *, memory: float = 0.0) -> Recipe:
+    """A run to begin with for `count` images, whose shorter sides are `side` pixels at the median.
+
+    memory: of the GPUs, all processes together, in GiB; 0 where there is none. Labels change
+    nothing here: probe and kNN see for themselves whether there are any.
+    """
+    if count < 2:
+        raise ValueError(f"2 images or more are needed to tell them apart, got {count}")
+    if side < 1 or not 0 <= memory < math.inf:
+        raise ValueError(f"side must be 1 or more and memory 0 or more, got {side} and {memory}")
+    has_gpu = memory > 0
+    size = _view_size(side, has_gpu)
+    views = _views(size, has_gpu)
+    stem = views["network.small_stem"][0]
+    network, epochs = _network(count, size, stem, memory), _epochs(count, has_gpu)
+    have = f"{count:,} images of {side} pixels and " + (f"{memory:g} GiB" if has_gpu else "no GPU")
+    layer: Layer = {
+        "network.name": (network, f"ours, for {have}"),
+        "train.batch": (_batch(count, network, size, stem, memory), f"ours, for {have}"),
+        "train.epochs": (epochs, f"ours, for {have}"),
+        "optim.warmup_epochs": (min(10.0, epochs / 10), "official code; at most a tenth of a run"),
+        "probe.neighbors": (min(20, max(1, count // 10)), "default; at most a tenth of the images"),
+    }
+    loads = "which timm cannot load for its small stem" if stem else "which timm loads"
+    return _recipe(
+        "folder",
+        "c-simclr",
+        *(_SMALL, views, layer),
+        about=f"Ours, for {have}: a {network}, {loads}.",
+        expected="unknown: nobody has tried with these images",
+        hardware="GPU" if has_gpu else "CPU",
+        variants=(Variant(("bottleneck.beta=1",), "compress as the paper does"),),
+    )
+
+
+def _view_size(side: int, has_gpu: bool) -> int:
+    """About what the images have: pixels that enlarging makes up cost as much as real ones."""
+    upto = {32: 40, 64: 80, 96: 112, 128: 192}
+    size = next((size for size, most in upto.items() if side <= most), 224)
+    return size if has_gpu else min(size, 96)  # on a CPU 224 costs five times as much
+
+
+def _views(size: int, has_gpu: bool) -> Layer:
+    """The views' size and what goes with it: of 32 pixels ResNet's own stem would leave 8."""
+    # At 64 the small stem costs 16 times as much as ResNet's own: too much for a CPU.
+    small = size <= (64 if has_gpu else 32)
+    stem = "SimCLR's for CIFAR-10" if small else "ours: timm can load the encoder"
+    blur = "SimCLR's command for CIFAR-10 has none" if size <= 32 else "paper, Table 6"
+    return {
+        "views.size": (size, "about the images' own size"),
+        "views.blur": (size > 32, blur),
+        "network.small_stem": (small, stem),
+    }
+
+
+def _network(count: int, size: int, small_stem: bool, memory: float) -> str:
+    """ResNet-50 where images can fill it and 128 of them fit beside it, else ResNet-18."""
+    can_fill = count >= 50_000 and size > 64
+    fits = memory > 0 and _room("resnet50", size, small_stem, memory) >= 128
+    return "resnet50" if can_fill and fits else "resnet18"
+
+
+def _batch(count: int, network: str, size: int, small_stem: bool, memory: float) -> int:
+    """A power of two, for two steps an epoch or more; images are each other's negatives.
+
+    512 at most: more gains nothing on CIFAR-10 (dkobak), and up to there SGD needs no LARS.
+    """
+    most = min(512, _room(network, size, small_stem, memory)) if memory > 0 else 128
+    return 2 ** int(math.log2(max(2, min(most, count // 2))))
+
+
+def _room(network: str, size: int, small_stem: bool, memory: float) -> int:
+    """How many images, two views each, fit into half of the memory; the rest is for the data.
+
+    512 views of 224 pixels take ResNet-50 22 GB in bf16 (measured, H200). ResNet-18 has 0.22 times
+    its activations, a small stem those of four times the side.
+    """
+    area = (size * (4 if small_stem else 1) / 224) ** 2
+    view = 22 / 512 * area * (1 if network == "resnet50" else 0.22)
+    return int(memory / 2 / (2 * view))
+
+
+def _epochs(count: int, has_gpu: bool) -> int:
+    """As many as make a run of sensible length, counted in looks at an image.
+
+    GPU: 20 million, 400 epochs of CIFAR-10; but not below 100 epochs, with which published tables
+    begin, nor above 1000, with which they end; in all 130 million, 100 epochs of ImageNet. CPU:
+    100,000, about an hour on two cores at 96 pixels (estimated).
+    """
+    if not has_gpu:
+        return max(1, min(200, 100_000 // count))
+    return max(1, min(1000, max(100, 20_000_000 // count), 130_000_000 // count))
+
+
+def names() -> list[str]:
+    """Every recipe, the paper's first."""
+    return list(_book())
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name."""
+    book = _book()
+    if name not in book:
+        near = difflib.get_close_matches(name, book, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`compressive recipes` lists them"
+        raise ValueError(f"no recipe {name!r}; {hint}")
+    return book[name]()
+
+
+def _book() -> dict[str, Callable[[], Recipe]]:
+    """Name -> what makes the recipe."""
+    book: dict[str, Callable[[], Recipe]] = {}
+    for run in (*paper.TABLE_1, *paper.TABLE_10, *paper.SECTION_3_2):
+        book["{}/imagenet-{}-{}".format(*run)] = partial(imagenet, *run)
+    for epochs in (200, 1000):
+        for method in paper.METHODS:
+            book[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
+    return book | {f"{m}/quickstart": partial(quickstart, m) for m in ("simclr", "c-simclr")}
+
+
+def _recipe(name: str, method: str, *layers: Layer, **words: Any) -> Recipe:
+    """Layers on the defaults, a later one over an earlier; `words` are the other fields."""
+    values: Layer = {"recipe": (name, "its name"), "method": (method, "its name")}
+    for layer in layers:
+        values |= layer
+    settings: dict[str, Any] = {}
+    for setting, (value, _) in values.items():
+        section, _, leaf = setting.rpartition(".")
+        (settings.setdefault(section, {}) if section else settings)[leaf] = value
+    config = from_dict(settings)
+    origins = {}
+    origins |= {setting: source for setting, (_, source) in values.items()}
+    origins |= dict.fromkeys(_unread(config), f"not read for {method}")
+    return Recipe(name=name, config=config, origins=origins, **words)
+
+
+def _unread(config: Config) -> set[str]:
+    """Settings that have no effect on a run of this method, the others being as they are."""
+    unread = {name for name in flat(config) if name.startswith("bottleneck.")}
+    if is_compressed(config):
+        unread = set() if config.bottleneck.schedule == "linear" else {"bottleneck.warmup_epochs"}
+    if is_contrastive(config):
+        unread -= {"bottleneck.kappa_b"}
+        unread |= {"decoder.kappa_d", "target.rate", "target.independent"}
+    else:
+        unread |= {"decoder.own_view_negatives"}
+    if config.views.set == "paper":
+        unread |= {"views.strength"}
+    return unread if config.optim.name == "lars" else unread | {"optim.trust"}

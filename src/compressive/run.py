@@ -1,0 +1,366 @@
+"""A run: its parts put together, where it stands, what it writes, and how it goes back."""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from compressive import checkpoint, encoder, folder, optim
+from compressive.config import Config, is_compressed
+from compressive.controller import Controller
+from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
+from compressive.data.plan import plan
+from compressive.data.sources import Source, open_source, subset
+from compressive.display import Display
+from compressive.distributed import any_process, parallel, rank, wait_for_all, world_size
+from compressive.learner import (
+    Learner,
+    is_compiled,
+    optimizer,
+    pick_device,
+    precision,
+    view_maker,
+)
+from compressive.methods import Step, build
+from compressive.monitor import Health, Journal, Reading, Readings, Verdict, pulse
+from compressive.online import Accuracy, accuracy, held_out
+from compressive.syncbn import synchronize
+
+
+class Outcome(NamedTuple):
+    """What a run came to."""
+
+    folder: Path
+    step: int
+    total: int
+    accuracy: Accuracy | None  # of the labels held out, when it was last measured
+
+
+class Ill(RuntimeError):
+    """A run that diverged or collapsed more often than its settings allow."""
+
+
+class Run:
+    """The parts of a run, and where it stands."""
+
+    def __init__(self, config: Config, out: Path, display: Display, *, resume: bool) -> None:
+        self.config, self.out, self.display = config, out, display
+        self.device = pick_device(config.train.device)
+        going_on = rank() == 0 and folder.open_folder(out, config, resume=resume)
+        source = load_source(config)
+        self.count, self.labels = len(source), source.labels
+        self.held = held_out(self.count, config.probe.holdout, config.seed)
+        self.visible = torch.full((self.count,), -1, device=self.device)
+        if source.labels is not None:
+            self.visible.copy_(source.labels.masked_fill(self.held, -1))
+        self.loader = self._load(source)
+        self._assemble(0 if source.labels is None else int(source.labels.max()) + 1)
+        self._schedule()
+        if rank() == 0 and not going_on:
+            folder.write_config(out, config, self.device)
+        wait_for_all()  # none may look for a checkpoint before the folder is there
+
+    def _load(self, source: Source) -> Resident | Streaming:
+        """Images in reach of the device."""
+        data, size = self.config.data, self.config.views.size
+        return open_loader(
+            source,
+            side=canvas_side(source, size, data.side),
+            device=self.device,
+            resident=data.resident,
+            workers=data.workers,
+            progress=lambda done, total: self.display.progress("decoding", done, total),
+        )
+
+    def _assemble(self, classes: int) -> None:
+        """Network, optimizers, and the functions of a step."""
+        config, device = self.config, self.device
+        self.dtype = precision(config.train.precision, device)
+        compiled = is_compiled(config.train.compile, device)
+        torch.manual_seed(config.seed)  # the same weights in every process
+        learner = Learner(build(config), classes)
+        if world_size() > 1:
+            synchronize(learner, biased_variance=config.network.biased_variance)
+        learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.inner, self.method = learner, learner.method
+        self.optimizer = optimizer(config.optim, learner.method)
+        self.probe_optimizer = None
+        if learner.probe is not None:
+            self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
+        self.learner = parallel(learner)
+        self.views = view_maker(config, self.dtype, compiled=compiled)
+        if compiled and world_size() == 1:
+            learner.compile(dynamic=False)
+        elif compiled:  # collectives stay outside of the graph
+            learner.method.encoder.compile(dynamic=False)
+        self._beta, self.controller = torch.zeros((), device=device), None
+        bottleneck = config.bottleneck
+        if is_compressed(config) and bottleneck.target_rate is not None:
+            self.controller = Controller(
+                bottleneck.target_rate, beta=bottleneck.beta, device=device
+            )
+
+    @property
+    def beta(self) -> Float[Tensor, ""]:
+        """The price of a nat, on the device: a number would be compiled anew when it changes."""
+        return self._beta if self.controller is None else self.controller.beta
+
+    def _schedule(self) -> None:
+        """How many steps, and how often what happens beside them."""
+        train, count = self.config.train, self.count
+        self.total = train.steps or optim.total_steps(count, train.epochs, train.batch)
+        warmup = optim.warmup_steps(count, self.config.optim.warmup_epochs, train.batch)
+        self.warmup = min(warmup, self.total - 1)
+        per_epoch = max(1, count // train.batch)
+        self.log_every = train.log_every or max(1, min(50, per_epoch // 10))
+        every = self.config.probe.every_epochs * count / train.batch or self.total / 20
+        self.judge_every = max(1, round(every))
+        self.step = self.attempt = 0
+        self.readings, self.health = Readings(), Health(self.config, warmup=self.warmup)
+        self.accuracy: Accuracy | None = None
+        self.saved_at = time.monotonic()
+        self.pace = _Pace()
+
+    def batches(self) -> Generator[Batch]:
+        """This process's batches from the present step on."""
+        train = self.config.train
+        return self.loader.batches(
+            plan(
+                self.count,
+                train.batch,
+                seed=self.config.seed,
+                attempt=self.attempt,
+                step=self.step,
+                portions=train.accumulate,
+                rank=rank(),
+                world=world_size(),
+            )
+        )
+
+    def set_rates(self) -> None:
+        """Learning rate and price of a nat of this step."""
+        config, step = self.config, self.step
+        peak = optim.scaled_lr(config.optim.lr, config.train.batch)
+        self.lr = optim.warmup_cosine(step, peak=peak, warmup=self.warmup, total=self.total)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        if self.controller is None:
+            self._beta.fill_(beta_at(config, step, count=self.count, total=self.total))
+
+    def synchronized(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Gradients are averaged over processes once a step, after its last portion."""
+        if is_last or not isinstance(self.learner, DistributedDataParallel):
+            return nullcontext()
+        return self.learner.no_sync()
+
+    def update(self, step: Step, probe_loss: Tensor) -> None:
+        """Move the weights, the target and beta; note what the step has shown."""
+        for each in (self.optimizer, self.probe_optimizer):
+            if each is not None:
+                each.step()
+                each.zero_grad(set_to_none=True)
+        rate = optim.ema_rate(self.step, base=self.config.target.rate, total=self.total)
+        self.method.update_target(rate)
+        names = ("loss", "agreement", "nll", "residual", "movable", "predictive")
+        seen = {name: value for name in names if (value := getattr(step, name)) is not None}
+        if is_compressed(self.config):
+            seen["beta"] = self.beta
+        self.readings.add({**seen, "probe_loss": probe_loss})
+        if self.controller is not None and step.movable is not None:
+            self.controller.update(step.movable)
+        self.step += 1
+
+    def is_time_to_look(self) -> bool:
+        """A few times in an epoch, and at the end."""
+        return self.step % self.log_every == 0 or self.step == self.total
+
+    def look(self, step: Step) -> Verdict:
+        """Send off what the last steps have shown; judge by what has arrived; save if it is time.
+
+        On one GPU the readings arrive a look later and nothing is waited for, except before
+        a checkpoint or an evaluation. Several processes must judge by the same readings.
+        """
+        self.readings.add(pulse(step.r)._asdict())
+        self.readings.post(self.step)
+        is_end = self.step == self.total
+        is_judging = self.inner.probe is not None and self.step % self.judge_every < self.log_every
+        is_saving = time.monotonic() - self.saved_at > 60 * self.config.train.save_every
+        self.pace.tick(self.step, self.loader.waited)
+        verdict = self._report(wait=is_end or is_judging or is_saving or world_size() > 1)
+        if not verdict.is_ill:
+            if is_judging or (is_end and self.inner.probe is not None):
+                self.judge()
+            if is_saving and self.health.is_well:
+                self.save()
+        return verdict
+
+    def _report(self, *, wait: bool) -> Verdict:
+        """Write down and show every reading that has arrived, and judge by the last."""
+        verdict = Verdict("ok", "")
+        while (reading := self.readings.collect(wait=wait)) is not None:
+            verdict = self.health.verdict(reading, self.pace.wait_share)
+            rate = self.pace.steps_per_second * self.config.train.batch
+            extra = {"images_per_second": rate, "wait_share": self.pace.wait_share, "lr": self.lr}
+            self.journal.write(reading.step, {**reading.means, **extra, "health": verdict.text})
+            self._show(reading, rate, verdict)
+            if verdict.is_ill:
+                break
+        return verdict
+
+    def _show(self, reading: Reading, rate: float, verdict: Verdict) -> None:
+        epoch = reading.step * self.config.train.batch / self.count
+        shown = {"loss": f"{reading.means['loss']:.3f}"}
+        if "residual" in reading.means:
+            shown["residual"] = f"{reading.means['residual']:.1f} nats"
+        if self.accuracy is not None:
+            shown["kNN"] = f"{self.accuracy.neighbors:.1%}"
+        shown |= {"": f"{rate:,.0f} images/s", "wait": f"{self.pace.wait_share:.0%}"}
+        title = f"{self.config.method} epoch {epoch:.1f}"
+        self.display.progress(title, reading.step, self.total, shown)
+        if verdict.state != "ok":
+            self.display.say(f"step {reading.step}: {verdict.text}")
+
+    def judge(self) -> None:
+        """Ask probe and neighbors for the labels that were held out; the first process does."""
+        if rank() > 0 or self.inner.probe is None or self.labels is None:
+            return
+        with self.pace.paused():
+            self.accuracy = accuracy(
+                self.method.encoder,
+                self.inner.probe,
+                self.loader.batches,
+                self.labels,
+                self.held,
+                size=self.config.views.size,
+                precision=self.dtype,
+                neighbors=self.config.probe.neighbors,
+                bank=self.config.probe.bank,
+            )
+        found = {"probe_accuracy": self.accuracy.probe, "knn_accuracy": self.accuracy.neighbors}
+        self.journal.write(self.step, found)
+
+    def must_stop(self, asked: list[int]) -> bool:
+        """Whether someone asked; several processes agree on it when they look."""
+        if world_size() == 1:
+            return bool(asked)
+        return self.is_time_to_look() and any_process(bool(asked), self.device)
+
+    def save(self) -> None:
+        """A checkpoint and the encoder as it is now; the first process writes."""
+        if rank() == 0:
+            state = {
+                "step": self.step,
+                "attempt": self.attempt,
+                "accuracy": None if self.accuracy is None else tuple(self.accuracy),
+                **{name: part.state_dict() for name, part in self._parts()},
+            }
+            checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
+            encoder.save(self.out, self.method.encoder, self.config.network, self.config.views.size)
+            if self.loader.unreadable:
+                lines = [f"{origin}: {reason}\n" for origin, reason in self.loader.unreadable]
+                checkpoint.write_text(self.out / folder.UNREADABLE, "".join(lines))
+        self.saved_at = time.monotonic()
+
+    def restore(self) -> None:
+        """Go on from the last whole checkpoint, or make one of the beginning."""
+        path = checkpoint.latest(self.out / folder.CHECKPOINTS)
+        if path is None:
+            self.journal = Journal(self.out, tensorboard=self.config.train.tensorboard)
+            self.save()
+            wait_for_all()
+            return
+        state = checkpoint.load(path, self.device)
+        for name, part in self._parts():
+            part.load_state_dict(state[name])
+        self.step, self.attempt = state["step"], max(self.attempt, state["attempt"])
+        self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
+        tensorboard = self.config.train.tensorboard
+        self.journal = Journal(self.out, step=self.step, tensorboard=tensorboard)
+        if self.step:
+            self.display.say(f"going on from step {self.step:,} of {self.total:,}")
+
+    def go_back(self, verdict: Verdict) -> None:
+        """Back to the last good checkpoint with other random numbers, or out."""
+        self.attempt += 1
+        if self.attempt > self.config.health.tries:
+            raise Ill(f"stopped after {self.config.health.tries} returns: {verdict.text}")
+        self.display.say(f"step {self.step}: {verdict.text}; back to the last good checkpoint")
+        self.journal.close()
+        self.restore()
+
+    def finish(self) -> Outcome:
+        """Save what there is and say where."""
+        self._report(wait=True)
+        self.save()
+        return Outcome(self.out, self.step, self.total, self.accuracy)
+
+    def close(self) -> None:
+        """End threads and files."""
+        self.loader.close()
+        if hasattr(self, "journal"):
+            self.journal.close()
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        """All that has a state."""
+        parts = {
+            "learner": self.inner,
+            "optimizer": self.optimizer,
+            "probe_optimizer": self.probe_optimizer,
+            "controller": self.controller,
+            "health": self.health,
+            "readings": self.readings,
+        }
+        return [(name, part) for name, part in parts.items() if part is not None]
+
+
+class _Pace:
+    """Steps per second, and the share of the time spent waiting for images, between two looks."""
+
+    def __init__(self) -> None:
+        self.steps_per_second = self.wait_share = 0.0
+        self._last: tuple[float, int, float] | None = None
+        self._paused = 0.0
+
+    def tick(self, step: int, waited: float) -> None:
+        """Another look."""
+        now = time.perf_counter()
+        if self._last is not None and step > self._last[1]:
+            seconds = max(now - self._last[0] - self._paused, 1e-9)
+            self.steps_per_second = (step - self._last[1]) / seconds
+            self.wait_share = min(1.0, (waited - self._last[2]) / seconds)
+        self._last, self._paused = (now, step, waited), 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that is no training."""
+        begin = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - begin
+
+
+def load_source(config: Config) -> Source:
+    """The images of a run."""
+    source = open_source(config.data.source, config.data.split)
+    if 0 < config.data.limit < len(source):
+        order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
+        source = subset(source, order[: config.data.limit].sort().values)
+    if len(source) < 2:
+        raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
+    return source
+
+
+def beta_at(config: Config, step: int, *, count: int, total: int) -> float:
+    """The price of a nat at a step."""
+    beta, schedule = config.bottleneck.beta, config.bottleneck.schedule
+    if not is_compressed(config):
+        return 0.0
+    if schedule == "linear":
+        warmup = optim.warmup_steps(count, config.bottleneck.warmup_epochs, config.train.batch)
+        return optim.linear_beta(step, beta=beta, warmup=warmup)
+    return optim.cosine_beta(step, beta=beta, total=total) if schedule == "cosine" else beta

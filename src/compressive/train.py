@@ -1,0 +1,102 @@
+"""Pretraining: one loop from images to an encoder, readable top to bottom.
+
+All that is random is a function of the seed and the step: the order of images (`data.plan`), their
+views (`views.image_keys`) and the noise of a step (`seed_step`). A run that goes on from a
+checkpoint therefore does what it would have done without the break, to the last bit.
+"""
+
+import hashlib
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from compressive.config import Config
+from compressive.data.loaders import Batch
+from compressive.display import Display
+from compressive.distributed import rank
+from compressive.learner import autocast
+from compressive.methods import Step
+from compressive.monitor import Verdict
+from compressive.run import Outcome, Run
+
+
+def pretrain(
+    config: Config, out: str | Path, *, resume: bool = True, display: Display | None = None
+) -> Outcome:
+    """Train as the config says; leave encoder, checkpoints and readings in a folder.
+
+    Goes on where a run in that folder stopped. SIGINT and SIGTERM save and return early. A run
+    that falls ill goes back to its last good checkpoint and on from there with other random
+    numbers; after `health.tries` such returns it ends with `Ill`.
+    """
+    with display or Display(quiet=rank() > 0) as shown, requests_to_stop() as asked:
+        run = Run(config, Path(out), shown, resume=resume)
+        try:
+            run.restore()
+            while (verdict := _train(run, asked)).is_ill:
+                run.go_back(verdict)
+            return run.finish()
+        finally:
+            run.close()
+
+
+def _train(run: Run, asked: list[int]) -> Verdict:
+    """Steps until the end, an illness or a request to stop, and the last verdict."""
+    batches, verdict = run.batches(), Verdict("ok", "")
+    while run.step < run.total:
+        run.set_rates()
+        seed_step(run.config.seed, run.attempt, run.step)
+        for batch in islice(batches, run.config.train.accumulate - 1):
+            _gradients(run, batch, is_last=False)
+        step, probe_loss = _gradients(run, next(batches), is_last=True)
+        run.update(step, probe_loss)
+        if run.is_time_to_look():
+            verdict = run.look(step)
+        if verdict.is_ill or run.must_stop(asked):
+            break
+    batches.close()
+    return verdict
+
+
+def _gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
+    """Add the gradients of a portion to those that are there."""
+    x, y = run.views(batch)
+    with autocast(run.device, run.dtype), run.synchronized(is_last):
+        step, probe_loss = run.learner(x, y, run.beta, run.visible[batch.index])
+        ((step.loss + probe_loss) / run.config.train.accumulate).backward()
+    return step, probe_loss
+
+
+def seed_step(seed: int, attempt: int, step: int) -> None:
+    """Make the noise of a step its own: of this run, this attempt, this step and this process."""
+    words = f"{seed}/{attempt}/{step}/{rank()}".encode()
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(words, digest_size=8).digest()) >> 1)
+
+
+@contextmanager
+def requests_to_stop() -> Iterator[list[int]]:
+    """A list that fills when someone asks to stop; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # Python hears signals in its main thread only
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, ask) for number in numbers]
+    try:
+        yield asked
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
