@@ -1,30 +1,33 @@
 """Methods that must compile into one graph, run by test_methods.py without shape checks."""
 
-import copy
 import sys
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compressive.config import Config, Network, override
-from compressive.methods import Bootstrap, Contrastive, build
+from compressive.methods import build
+
+TINY = Config(network=Network(name="test_resnet", hidden=32, out=16))
 
 
-def tiny(name: str) -> Contrastive | Bootstrap:
-    """A method around one convolution, which compiles in seconds."""
+def tiny(name: str, *changes: str) -> Any:
+    """A method around one convolution: quick, and the same for methods of the same parts."""
     torch.manual_seed(0)
-    config = Config(network=Network(name="test_resnet", hidden=32, out=16))
-    method = build(override(config, f"method={name}"))
-    convolution, pool = nn.Conv2d(3, 96, 3, bias=False), nn.AdaptiveAvgPool2d(1)
-    parts = [convolution, nn.BatchNorm2d(96), nn.ReLU(), pool, nn.Flatten()]
-    method.encoder = nn.Sequential(*parts)
-    if isinstance(method.target, nn.Module):
-        method.target.network[0] = copy.deepcopy(method.encoder).requires_grad_(False)  # pyright: ignore
+    method: Any = build(override(TINY, f"method={name}", *changes))
+    online = [method, "encoder"]
+    places = [online] if method.target is None else [online, [method.target.network, "0"]]
+    for place in places:
+        convolution, pool = nn.Conv2d(3, 96, 3, bias=False), nn.AdaptiveAvgPool2d(1)
+        parts = [convolution, nn.BatchNorm2d(96), nn.ReLU(), pool, nn.Flatten()]
+        learns = place is online
+        setattr(*place, nn.Sequential(*parts).requires_grad_(learns))
     return method
 
 
-def results(step: nn.Module, method: nn.Module, beta: Tensor, narrow: bool) -> list[Tensor]:
+def results(step: Any, method: nn.Module, beta: Tensor, narrow: bool) -> list[Tensor]:
     """Everything a step returns, and all gradients in one tensor; always from the same noise."""
     dtype = next(method.parameters()).dtype
     x, y = torch.randn(2, 8, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype)

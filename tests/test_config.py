@@ -31,8 +31,8 @@ from compressive.config import (
 PACKAGE = Path(room.__file__).parent
 SECTIONS = {f.name: f.type for f in fields(Config) if is_dataclass(f.type)}
 HINTS = {name: hint for name, hint in typing.get_type_hints(Config).items() if name not in SECTIONS}
-for _section, _kind in SECTIONS.items():
-    HINTS |= {f"{_section}.{k}": hint for k, hint in typing.get_type_hints(_kind).items()}
+for _home, _kind in SECTIONS.items():
+    HINTS |= {f"{_home}.{k}": hint for k, hint in typing.get_type_hints(_kind).items()}
 LITERALS = [name for name, hint in HINTS.items() if typing.get_origin(hint) is Literal]
 
 
@@ -296,49 +296,58 @@ def test_every_number_has_bounds() -> None:
 
 # Which settings a source text reads.
 
+KINDS = {name.title(): name for name in SECTIONS}
+
 
 def settings_read(source: str) -> set[str]:
     """Dotted settings that a text reads: `config.optim.lr`, or `.lr` of what is called a section.
 
-    A name is a section's if it was assigned `....optim` or is a parameter annotated with `Optim`;
-    `asdict(section)` reads all of it.
+    A name is a section's if it is a parameter annotated with `Optim`, or was assigned `....optim`
+    or such a name; `asdict(section)` reads all of it.
     """
     tree = ast.parse(source)
-    called = dict(_called(tree))
-
-    def section(node: ast.AST) -> str | None:
-        if isinstance(node, ast.Attribute) and node.attr in SECTIONS:
-            return node.attr
-        return called.get(node.id) if isinstance(node, ast.Name) else None
-
+    names: dict[str, set[str]] = {}  # two functions may call two sections by one name
+    for _ in range(2):  # a second look follows a name that was given on
+        for name, home in list(_called(tree, names)):
+            names.setdefault(name, set()).add(home)
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (home := section(node.value)):
-            found.add(f"{home}.{node.attr}")
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("config"):
-            found.add(node.attr)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("asdict", "vars")):
-            homes = {section(arg) for arg in node.args}
+        if isinstance(node, ast.Attribute):
+            found |= {f"{home}.{node.attr}" for home in _homes(node.value, names)}
+            found |= {node.attr} if _last(node.value) == "config" else set()
+        elif isinstance(node, ast.Call) and _last(node.func) in ("asdict", "vars"):
+            homes = set().union(*(_homes(arg, names) for arg in node.args))
             found |= {name for name in HINTS if name.partition(".")[0] in homes}
     return found & set(HINTS)
 
 
-def _called(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Names that stand for a section."""
-    kinds = {name.title(): name for name in SECTIONS}
+def _last(node: ast.AST) -> str:
+    """`c` of a.b.c and of c."""
+    return getattr(node, "attr", "") or getattr(node, "id", "")
+
+
+def _homes(node: ast.AST, names: dict[str, set[str]]) -> set[str]:
+    """The sections that an expression may stand for."""
+    if isinstance(node, ast.Attribute) and node.attr in SECTIONS:
+        return {node.attr}
+    return names.get(_last(node), set())
+
+
+def _called(tree: ast.AST, names: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """Names of variables and attributes that stand for a section."""
     for node in ast.walk(tree):
         if isinstance(node, ast.arg) and node.annotation:
-            if (kind := ast.unparse(node.annotation).split(".")[-1]) in kinds:
-                yield node.arg, kinds[kind]
+            kind = ast.unparse(node.annotation).split(".")[-1]
+            if kind in KINDS:
+                yield node.arg, KINDS[kind]
         elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                pairs = [(target, node.value)]
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = list(zip(target.elts, node.value.elts, strict=False))
-                for left, right in pairs:
-                    home = right.attr if isinstance(right, ast.Attribute) else ""
-                    if isinstance(left, ast.Name) and home in SECTIONS:
-                        yield left.id, home
+            target = node.targets[0]
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for left, right in pairs:
+                for home in _homes(right, names):
+                    yield _last(left), home
 
 
 def test_the_reader_below_sees_reads_and_only_reads() -> None:
@@ -349,6 +358,8 @@ def test_the_reader_below_sees_reads_and_only_reads() -> None:
         "views.size",
     }
     assert settings_read("def f(probe: config.Probe): return probe.bank") == {"probe.bank"}
+    kept = "def f(self, s: Health):\n self._s = s\ndef g(self): return self._s.spike"
+    assert settings_read(kept) == {"health.spike"}
     assert settings_read("f(**asdict(config.target))") == {"target.rate", "target.independent"}
     assert not settings_read("FREE = {'optim.lr'}\nseed = 1\nx = model.lr\ny = config.optim")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import golden_json, unit_vectors
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compressive import networks, optim, recipes
@@ -360,10 +360,12 @@ def test_compressed_and_plain_differ_only_in_what_the_plain_one_does_not_read() 
             assert different <= allowed, name
 
 
-COUNTS = st.one_of(st.integers(2, 2000), st.integers(2, 10**8))
+COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, evenly in logarithms
 
 
 @settings(max_examples=50)
+@example(2, 1, 0.0)
+@example(10**8, 300, 24.0)
 @given(COUNTS, st.integers(1, 10_000), st.one_of(st.just(0.0), st.floats(0.1, 2000.0)))
 def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: float) -> None:
     recipe = recipes.for_folder(count, side, memory=memory)

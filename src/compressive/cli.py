@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from compressive import distributed, recipes
 from compressive.objectives import csimclr_loss
 
 if TYPE_CHECKING:
+    from compressive.data.sources import Source
     from compressive.run import Outcome
 
 app = typer.Typer(
@@ -146,13 +147,25 @@ def _chosen(data: str, recipe: str) -> settings.Config:
     """The recipe, or what fits a set of such images on this machine."""
     if recipe:
         return recipes.get(recipe).config
-    from compressive.data.loaders import canvas_side
     from compressive.data.sources import open_source
 
     source = open_source(data)
-    side = canvas_side(source, 224)
-    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
-    return recipes.for_folder(len(source), side, memory=free / 2**30).config
+    memory = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
+    memory *= distributed.world_size()
+    return recipes.for_folder(len(source), _typical_side(source), memory=memory).config
+
+
+def _typical_side(source: "Source") -> int:
+    """The median of the shorter sides of some images, spread over the set."""
+    from compressive.data.sources import Unreadable
+
+    sides = []
+    for place in torch.linspace(0, len(source) - 1, min(64, len(source))).long().tolist():
+        with suppress(Unreadable):
+            sides.append(min(source.image(place).shape[1:]))
+    if not sides:
+        raise ValueError(f"none of {min(64, len(source))} images of {source.name} can be read")
+    return int(torch.tensor(sides).median())
 
 
 def _default_out(config: settings.Config, data: str) -> Path:
@@ -210,7 +223,8 @@ def show_recipes(
         console.print(table)
         for variant in recipe.variants:
             changes = " ".join(f"--set {change}" for change in variant.changes)
-            console.print(f"{changes}  [dim]{variant.note}[/]", highlight=False)
+            top1 = "" if variant.top1 is None else f", top-1 {variant.top1}"
+            console.print(f"{changes}  [dim]{variant.what}{top1}[/]", highlight=False)
 
 
 @app.command()

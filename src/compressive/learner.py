@@ -78,6 +78,8 @@ def view_pair(settings: Views) -> tuple[View, View]:
     """How the two views are made."""
     pair = simclr_views(settings.strength) if settings.set == "simclr" else paper_views()
     changes = {"crop_area_min": settings.crop_area_min, "antialias": settings.antialias}
+    if not settings.blur:
+        changes["blur"] = 0.0
     x, y = (replace(view, **changes) for view in pair)
     return x, y
 

@@ -277,7 +277,7 @@ def _recipe(name: str, method: str, *layers: Layer, **words: Any) -> Recipe:
         section, _, leaf = setting.rpartition(".")
         (settings.setdefault(section, {}) if section else settings)[leaf] = value
     config = from_dict(settings)
-    origins = {}
+    origins = dict.fromkeys(flat(config), "default")
     origins |= {setting: source for setting, (_, source) in values.items()}
     origins |= dict.fromkeys(_unread(config), f"not read for {method}")
     return Recipe(name=name, config=config, origins=origins, **words)

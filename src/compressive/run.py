@@ -96,7 +96,10 @@ class Run:
         self.learner = parallel(learner)
         self.views = view_maker(config, self.dtype, compiled=compiled)
         if compiled and world_size() == 1:
-            learner.compile(dynamic=False)
+            # As CUDA graphs, since launching BYOL's kernels takes longer than running them
+            # (ResNet-18, H200: 28 and 19 ms). Graphs overwrite gradients, so none may be added up.
+            graphs = device.type == "cuda" and config.train.accumulate == 1
+            learner.compile(dynamic=False, mode="reduce-overhead" if graphs else "default")
         elif compiled:  # collectives stay outside of the graph
             learner.method.encoder.compile(dynamic=False)
         self._beta, self.controller = torch.zeros((), device=device), None

@@ -67,7 +67,11 @@ class Resident:
 
     @property
     def waited(self) -> float:
-        """Seconds that consumers have spent in here for their batches."""
+        """Seconds that consumers have spent in here for a plan; images are there already.
+
+        Launching the gather is not counted: where the device is behind, the host waits for it in
+        whatever it launches.
+        """
         return self._clock.seconds
 
     def batches(self, plan: Iterable[Portion]) -> Generator[Batch]:
@@ -81,15 +85,14 @@ class Resident:
             yield self._batch(portion)
 
     def _batch(self, portion: Portion) -> Batch:
-        with self._clock:
-            wanted = torch.stack(tuple(portion))
-            if self.device.type == "cuda":
-                wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
-            place, epoch = wanted.to(self.device, non_blocking=True).unbind()
-            images = self._rows.index_select(0, place).view(torch.uint8)
-            images = images.view(-1, *self.images.shape[1:])
-            height, width, index, _, label = self.numbers.index_select(1, place).unbind()
-            return Batch(images, height, width, index, epoch, label)
+        wanted = torch.stack(tuple(portion))
+        if self.device.type == "cuda":
+            wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
+        place, epoch = wanted.to(self.device, non_blocking=True).unbind()
+        images = self._rows.index_select(0, place).view(torch.uint8)
+        images = images.view(-1, *self.images.shape[1:])
+        height, width, index, _, label = self.numbers.index_select(1, place).unbind()
+        return Batch(images, height, width, index, epoch, label)
 
     def close(self) -> None:
         """Nothing runs between batches; here so that any loader can be closed."""

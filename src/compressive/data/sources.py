@@ -259,7 +259,8 @@ def _listing(folder: str | Path) -> _Listing:
     found = _Listing([], [], [])
     with os.scandir(folder) as entries:
         for entry in entries:
-            name, extension = entry.name, os.path.splitext(entry.name)[1].lower()
+            name = entry.name
+            extension = name[name.rfind(".") :].lower()
             if name.startswith("."):
                 continue
             if entry.is_dir():
