@@ -355,6 +355,7 @@ def test_parquet_as_hugging_face_writes_it(tmp_path: Path, folder: str) -> None:
     second = tmp_path / folder / "train-00001-of-00002.parquet"
     write_parquet(second, structs(range(7, 9)), [2, 2], classes=classes, compression="zstd")
     write_parquet(tmp_path / folder / "test-00000-of-00001.parquet", structs(range(20, 22)), [1, 0])
+    write_parquet(tmp_path / folder / "more-00000-of-00001.parquet", structs(range(1)))
     put(tmp_path / "banner.png")
 
     source = open_source(tmp_path)
@@ -371,7 +372,8 @@ def test_parquet_as_hugging_face_writes_it(tmp_path: Path, folder: str) -> None:
     test = open_source(tmp_path, "test")
     assert (ids(test), test.classes) == ([1, 0], ("0", "1"))
     assert_same(test.image(1), picture(21))
-    with pytest.raises(ValueError, match=r"no split 'extra'; there is test, train$"):
+    assert len(open_source(tmp_path, "more")) == 1
+    with pytest.raises(ValueError, match=r"no split 'extra'; there is more, test, train$"):
         open_source(tmp_path, "extra")
 
 
@@ -416,6 +418,21 @@ def test_parquet_larger_than_memory_is_read_all_the_same(
         source = open_source(tmp_path)
     for i in (0, 8, 1, 4, 0):
         assert_same(source.image(i), picture(i))
+
+
+def test_a_damaged_row_group_is_unreadable_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    options = {"use_dictionary": False, "compression": "zstd"}
+    write_parquet(path, [encoded(picture(seed)) for seed in range(6)], **options)
+    chunk = pq.read_metadata(path).row_group(0).column(1)
+    start = chunk.data_page_offset + chunk.total_compressed_size // 3
+    data = bytearray(path.read_bytes())
+    data[start : start + chunk.total_compressed_size // 2] = bytes(chunk.total_compressed_size // 2)
+    path.write_bytes(data)
+    source = open_source(path)
+    with pytest.raises(Unreadable):
+        source.image(1)
+    assert_same(source.image(4), picture(4))
 
 
 def test_parquet_that_is_none_is_one_clear_error(tmp_path: Path) -> None:

@@ -209,6 +209,11 @@ class Config:
     def __post_init__(self) -> None:
         _require_types(self)
         _within("", self, seed=(0, 2**32 - 1, False))
+        if self.bottleneck.target_rate is not None and not is_compressed(self):
+            raise ValueError(
+                f"bottleneck.target_rate steers what {self.method} does not have; "
+                f"use method=c-{self.method}"
+            )
         if self.train.accumulate > 1 and is_contrastive(self):
             raise ValueError(
                 f"train.accumulate must be 1 for {self.method}, whose images are each other's "

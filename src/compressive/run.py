@@ -118,8 +118,10 @@ class Run:
         """How many steps, and how often what happens beside them."""
         train, count = self.config.train, self.count
         self.total = train.steps or optim.total_steps(count, train.epochs, train.batch)
-        warmup = optim.warmup_steps(count, self.config.optim.warmup_epochs, train.batch)
-        self.warmup = min(warmup, self.total - 1)
+        self.warmup = optim.warmup_steps(count, self.config.optim.warmup_epochs, train.batch)
+        if self.warmup >= self.total:
+            self.warmup = self.total // 10
+            self.display.say(f"warm-up shortened to {self.warmup} steps, a tenth of the run")
         per_epoch = max(1, count // train.batch)
         self.log_every = train.log_every or max(1, min(50, per_epoch // 10))
         every = self.config.probe.every_epochs * count / train.batch or self.total / 20

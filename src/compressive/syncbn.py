@@ -42,26 +42,27 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
     def forward(self, x: Float[Tensor, "batch feat *sides"]) -> Float[Tensor, "batch feat *sides"]:
         """x normalized by the mean and the variance of all processes' batches."""
-        old_var, count = self.running_var, x.numel() // x.shape[1] * world_size()
-        assert old_var is not None
-        if self.training and self.biased_variance:
-            old_var = old_var.clone()
-        by_sums = self.training and x.device.type == "cpu" and world_size() > 1
-        out = self._by_sums(x, count) if by_sums else super().forward(x)
-        if self.training and self.biased_variance:
-            self._make_biased(old_var, count)
+        if self.training and x.device.type == "cpu" and world_size() > 1:
+            out = self._by_sums(x)
+        elif self.training and self.biased_variance:
+            out = self._with_biased_variance(x)
+        else:
+            out = super().forward(x)
         for after in (self.drop, self.act):
             out = out if after is None else after(out)
         return out
 
-    def _by_sums(self, x: Tensor, count: int) -> Tensor:
+    def _by_sums(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         axes = [axis for axis in range(x.dim()) if axis != 1]
         shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
+        count = _count(x)
         mean = all_sum(wide.sum(axes)) / count
         centered = wide - mean.view(shape)
         var = all_sum(centered.square().sum(axes)) / count
-        self._move(mean.detach(), var.detach() * (count / (count - 1)))
+        self._move(
+            mean.detach(), var.detach() * (1 if self.biased_variance else count / (count - 1))
+        )
         scale = torch.rsqrt(var + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
@@ -72,21 +73,36 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
     @torch.no_grad()
     def _move(self, mean: Tensor, var: Tensor) -> None:
-        held_mean, held_var, batches = self.running_mean, self.running_var, self.num_batches_tracked
-        assert held_mean is not None
-        assert held_var is not None
-        assert batches is not None
+        running_mean, running_var, batches = _statistics(self)
         assert self.momentum is not None
-        held_mean.lerp_(mean.to(held_mean.dtype), self.momentum)
-        held_var.lerp_(var.to(held_var.dtype), self.momentum)
+        running_mean.lerp_(mean.to(running_mean.dtype), self.momentum)
+        running_var.lerp_(var.to(running_var.dtype), self.momentum)
         batches.add_(1)
 
-    @torch.no_grad()
-    def _make_biased(self, old: Tensor, count: int) -> None:
-        """From (1 - m) old + m n/(n-1) batch, which is there, to (1 - m) old + m batch."""
-        assert self.running_var is not None
+    def _with_biased_variance(self, x: Tensor) -> Tensor:
+        _, var, _ = _statistics(self)
         assert self.momentum is not None
-        self.running_var.mul_((count - 1) / count).add_(old, alpha=(1 - self.momentum) / count)
+        # A copy, since autograd may keep it, and would refuse one that changed since.
+        self.running_var = moved = var.clone()
+        out = super().forward(x)
+        self.running_var = var
+        n = _count(x)
+        with torch.no_grad():  # from (1 - m) var + m n/(n-1) batch to (1 - m) var + m batch
+            var.mul_((1 - self.momentum) / n).add_(moved, alpha=(n - 1) / n)
+        return out
+
+
+def _count(x: Tensor) -> int:
+    """Values per channel in all processes."""
+    return x.numel() // x.shape[1] * world_size()
+
+
+def _statistics(norm: nn.SyncBatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    mean, var, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    assert mean is not None
+    assert var is not None
+    assert batches is not None
+    return mean, var, batches
 
 
 def _converted(module: nn.Module, biased_variance: bool, name: str) -> nn.Module:

@@ -54,8 +54,8 @@ def _train(run: Run, asked: list[int]) -> Verdict:
         run.set_rates()
         seed_step(run.config.seed, run.attempt, run.step)
         for batch in islice(batches, run.config.train.accumulate - 1):
-            _gradients(run, batch, is_last=False)
-        step, probe_loss = _gradients(run, next(batches), is_last=True)
+            gradients(run, batch, is_last=False)
+        step, probe_loss = gradients(run, next(batches), is_last=True)
         run.update(step, probe_loss)
         if run.is_time_to_look():
             verdict = run.look(step)
@@ -65,7 +65,7 @@ def _train(run: Run, asked: list[int]) -> Verdict:
     return verdict
 
 
-def _gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
+def gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
     """Add the gradients of a portion to those that are there."""
     x, y = run.views(batch)
     with autocast(run.device, run.dtype), run.synchronized(is_last):

@@ -432,12 +432,16 @@ class _RowGroups:
         return bisect_right(self.starts, i) - 1
 
     def _unpacked(self, group: int) -> Any:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
 
         k, g = self.groups[group]
-        # A reader of its own: Arrow does not promise that threads may share one.
-        with parquet.ParquetFile(self.files[k], memory_map=True, metadata=self.metadata[k]) as file:
-            found = file.read_row_group(g, columns=[self.column], use_threads=False)[0]
+        file, metadata = self.files[k], self.metadata[k]
+        try:
+            # A reader of its own: Arrow does not promise that threads may share one.
+            with parquet.ParquetFile(file, memory_map=True, metadata=metadata) as reader:
+                found = reader.read_row_group(g, columns=[self.column], use_threads=False)[0]
+        except ArrowException as error:
+            raise Unreadable(_first_line(error)) from error
         with self.door:
             self.kept[group] = found
             used = sum(column.nbytes for column in self.kept.values())
