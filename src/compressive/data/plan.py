@@ -1,5 +1,6 @@
 """Which images come when: the whole order of a run as a function of its seed and the step."""
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,21 +44,29 @@ def plan(
             f"got {batch}"
         )
     share = batch // portions // world
-    position = step * batch
-    order, epoch = _order(count, seed, position // count, attempt), position // count
-    while True:
-        for portion in range(portions):
-            first = position + portion * share * world + rank * share
-            places = torch.arange(first, first + share)
-            epochs = places // count
-            index = torch.empty_like(places)
-            for e in epochs.unique().tolist():
-                if e != epoch:
-                    order, epoch = _order(count, seed, e, attempt), e
-                inside = epochs == e
-                index[inside] = order[places[inside] - e * count]
-            yield Portion(index, epochs)
-        position += batch
+    orders = _Orders(count, seed, attempt)
+    for first in itertools.count(step * batch + rank * share, share * world):
+        epoch, place = divmod(first, count)
+        if place + share <= count:
+            yield Portion(orders[epoch][place : place + share], torch.full((share,), epoch))
+            continue
+        places = torch.arange(first, first + share)
+        epochs = places // count
+        index = [orders[int(e)][int(p) % count] for p, e in zip(places, epochs, strict=True)]
+        yield Portion(torch.stack(index), epochs)
+
+
+class _Orders(dict[int, Int[Tensor, " count"]]):
+    """Permutations by epoch, the last few at hand."""
+
+    def __init__(self, count: int, seed: int, attempt: int) -> None:
+        super().__init__()
+        self.count, self.seed, self.attempt = count, seed, attempt
+
+    def __missing__(self, epoch: int) -> Int[Tensor, " count"]:
+        self.pop(epoch - 2, None)  # a portion may span two, and more of them if the set is small
+        self[epoch] = _order(self.count, self.seed, epoch, self.attempt)
+        return self[epoch]
 
 
 def _order(count: int, seed: int, epoch: int, attempt: int) -> Int[Tensor, " count"]:
