@@ -1,6 +1,7 @@
 """Golden files and unit vectors for all tests. A missing golden file fails: nothing skips."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,12 @@ def unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Bits agree only where as many threads share a sum, and small sums are quicker on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 # A module imports only from floors below its own, never from its own.
 FLOORS = [
-    "inputs special radial distributed views config paper checkpoint display "
+    "inputs special radial distributed views config paper checkpoint display pace "
     "data.builtin data.flow",
     "vmf contrast optim metrics augment networks syncbn controller recipes folder "
     "data.plan data.sources",

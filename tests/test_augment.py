@@ -16,7 +16,16 @@ from scipy import stats
 from torch import Tensor
 
 from compressive import augment as ops
-from compressive.augment import MEAN, STD, augment, blur_taps, center_box, center_crop, normalize
+from compressive.augment import (
+    MEAN,
+    STD,
+    augment,
+    augment_pair,
+    blur_taps,
+    center_box,
+    center_crop,
+    normalize,
+)
 from compressive.views import (
     Box,
     Jitter,
@@ -608,3 +617,18 @@ def test_views_compile_into_one_graph() -> None:
     )
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.strip() == "one graph"
+
+
+@pytest.mark.parametrize("pair", [paper_views(), simclr_views(), (View(jitter=0), View(gray=0))])
+def test_two_views_at_once_are_those_of_two_calls(pair: tuple[View, View]) -> None:
+    """1e-6: products of another shape may sum in another order."""
+    canvases, height, width, _ = canvas([(40, 64), (64, 33), (50, 50), (64, 64)], 64)
+    index, epoch = torch.arange(4), torch.tensor([0, 1, 1, 2])
+    keys = [image_keys(index, seed=3, epoch=epoch, view=number) for number in (0, 1)]
+    views = torch.tensor([0, 1]).repeat_interleave(4)
+    at_once = image_keys(index.repeat(2), seed=3, epoch=epoch.repeat(2), view=views)
+    assert torch.equal(at_once, torch.cat(keys))
+    both = augment_pair(canvases, at_once, pair, 24, height=height, width=width)
+    for ours, key, view in zip(both, keys, pair, strict=True):
+        one = augment(canvases, key, view, 24, height=height, width=width)
+        torch.testing.assert_close(ours, one, rtol=0, atol=1e-6)

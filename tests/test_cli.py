@@ -1,13 +1,25 @@
 """The command line: what it prints, and one clear line with exit code 2 on bad input."""
 
+import os
 import re
+import signal
+import threading
+import time
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from tiny import last, photos, tiny, words
+from typer.testing import CliRunner, Result
 
+import compressive
+from compressive import recipes
 from compressive.cli import app
+from compressive.config import flat
+from compressive.folder import read_config
 
 RUN = CliRunner()
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows(output: str) -> list[list[float]]:
@@ -55,4 +67,185 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: st
 def test_help_names_every_command() -> None:
     result = RUN.invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert "meter" in result.output
+    for command in ("quickstart", "pretrain", "recipes", "meter"):
+        assert command in result.output
+
+
+# recipes
+
+
+def test_recipes_lists_every_one() -> None:
+    result = RUN.invoke(app, ["recipes"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.output.splitlines() if line.strip()]
+    assert [line[0] for line in lines[2:] if "/" in line[0]] == recipes.names()
+
+
+def test_a_recipe_is_shown_with_every_value_and_where_it_is_from() -> None:
+    name = "c-byol/imagenet-r50-300"
+    result = RUN.invoke(app, ["recipes", name], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    recipe = recipes.get(name)
+    assert recipe.expected in result.output
+    assert recipe.hardware in result.output
+    rows = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
+    for setting, value in flat(recipe.config).items():
+        assert str(value) in rows[setting]
+        assert recipe.origins[setting][:40] in rows[setting]
+    assert all(change in result.output for v in recipe.variants for change in v.changes)
+
+
+# pretrain
+
+
+def pretrain(*arguments: object) -> Result:
+    return RUN.invoke(app, ["pretrain", *map(str, arguments)])
+
+
+def complaint(result: Result, code: int = 2) -> str:
+    """The one line of an error."""
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def test_a_folder_of_photos_is_all_that_is_needed(tmp_path: Path) -> None:
+    """Settings are made from the images; the encoder that is named can be loaded and used."""
+    images, out = photos(tmp_path / "photos", 7), tmp_path / "run"
+    result = pretrain(images, "--steps", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert f"encoder: {out / 'encoder.safetensors'}" in result.stdout
+    assert f'in Python: compressive.load("{out}")' in result.stdout
+    assert "labels held out" not in result.stdout
+    config = read_config(out)
+    chosen = recipes.for_folder(7, 24).config
+    assert (config.recipe, config.train.batch) == ("folder", chosen.train.batch)
+    assert (config.data.source, config.train.steps) == (str(images), 2)
+    encoder = compressive.load(out)
+    feats = encoder(encoder.preprocess(sorted(images.iterdir())))
+    assert feats.shape == (7, encoder.feature_dim)
+    again = pretrain(images, "--steps", 2, "--out", out)
+    assert again.exit_code == 0  # the same command again is no error
+
+
+def test_options_are_short_for_settings(tmp_path: Path) -> None:
+    config = tiny("method=simclr")
+    given = ["--recipe", "simclr/quickstart", *words(config)]
+    out = tmp_path / "run"
+    short = ["--seed", 5, "--epochs", 3, "--steps", 1]
+    # What is set by name comes last and wins, so the short ones are left out of it here.
+    names = ("seed=", "train.epochs=", "train.steps=")
+    pairs = list(zip(given[2::2], given[3::2], strict=True))
+    kept = [word for pair in pairs if not pair[1].startswith(names) for word in pair]
+    result = pretrain(config.data.source, *given[:2], *kept, *short, "--out", out)
+    assert result.exit_code == 0, result.output
+    found = read_config(out)
+    assert (found.seed, found.train.epochs, found.train.steps) == (5, 3, 1)
+    assert found.recipe == "simclr/quickstart"
+    assert "labels held out: nearest neighbors" in result.stdout
+
+
+def test_without_out_the_folder_is_named_after_recipe_data_and_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos(Path("images") / "cats", 6)
+    given = words(tiny("method=simclr", "train.steps=1", "data.source=images/cats"))
+    result = pretrain("images/cats", "--recipe", "simclr/quickstart", *given)
+    assert result.exit_code == 0, result.output
+    assert last(Path("runs/simclr-quickstart-cats-seed0"))["step"] == 1
+
+
+def small(tmp_path: Path, *changes: str) -> list[str]:
+    """Arguments of a run of a second on six images."""
+    config = tiny("method=simclr", f"data.source={photos(tmp_path / 'photos', 6)}", *changes)
+    return [config.data.source, "--recipe", "simclr/quickstart", *words(config)]
+
+
+def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
+    given, out = small(tmp_path), tmp_path / "run"
+    assert pretrain(*given, "--out", out).exit_code == 0
+    other = complaint(pretrain(*given, "--set", "optim.lr=0.7", "--out", out))
+    assert other.startswith(f"{out} holds a run with optim.lr = 0.2, not 0.7; ")
+    anew = complaint(pretrain(*given, "--out", out, "--no-resume"))
+    assert anew == f"{out} already holds a run; choose another --out, or delete it"
+    foreign = complaint(pretrain(*given, "--out", tmp_path))
+    assert foreign == f"{tmp_path} is not empty and holds no run; choose another --out"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], r"nowhere"),
+        (["empty"], r"no images in empty, split train: looked for .*\.jpg"),
+        (["[nowhere]"], r"\[nowhere\]"),  # brackets are no markup
+        (["builtin", "--recipe", "c-simclr/cifar"], r"no recipe 'c-simclr/cifar'; did you mean"),
+        (["builtin", "--set", "optim.lr"], r"a change must be NAME=VALUE, .* got 'optim\.lr'$"),
+        (["builtin", "--set", "optim.l=1"], r"no setting 'l' in Optim; did you mean lr\?"),
+        (["builtin", "--set", "optim.lr=big"], r"optim\.lr must be a number, got 'big'$"),
+        (["builtin", "--set", "train.device=gpu"], r"train\.device must be auto, cpu, cuda"),
+        (["builtin", "--set", "method=simclr", "--set", "train.accumulate=2"], "accumulate"),
+        (["builtin", "--steps", "-3"], r"train\.steps must be 0 or more, got -3$"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_to_pretrain_is_one_line_and_leaves_nothing(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    if "--recipe" not in arguments and arguments[0] == "builtin":
+        arguments = [*arguments, "--recipe", "c-simclr/quickstart"]  # else it is looked at first
+    assert re.search(message, complaint(pretrain(*arguments)))
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_images_none_of_which_can_be_read_are_one_line(tmp_path: Path) -> None:
+    images = tmp_path / "photos"
+    images.mkdir()
+    for name in "abc":
+        (images / f"{name}.jpg").write_bytes(b"no image")
+    message = complaint(pretrain(images, "--out", tmp_path / "run"))
+    assert message == "none of 3 images of photos can be read"
+    given = ["--recipe", "simclr/quickstart", "--out", tmp_path / "run"]
+    message = complaint(pretrain(images, *given))
+    assert message.startswith(f"none of the 3 images of photos can be read; {images / 'a.jpg'}: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_single_image_is_one_line(tmp_path: Path) -> None:
+    images = photos(tmp_path / "photos", 1)
+    given = ["--recipe", "simclr/quickstart", "--out", tmp_path / "run"]
+    assert "has 1 image; there must be 2 or more" in complaint(pretrain(images, *given))
+    assert "2 images or more are needed" in complaint(pretrain(images, "--out", tmp_path / "run"))
+
+
+def test_an_ill_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    given = small(tmp_path, "optim.lr=1e9", "train.steps=30", "health.tries=1")
+    message = complaint(pretrain(*given, "--out", tmp_path / "run"), code=1)
+    assert message.startswith("stopped after 1 returns: nan: loss")
+    assert last(tmp_path / "run")["step"] == 0
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
+    """SIGTERM while it trains: saved, said, exit code 130; the same command goes on."""
+    given, out = [*small(tmp_path, "train.steps=400"), "--out", str(tmp_path / "run")], tmp_path
+
+    def stop() -> None:
+        deadline = time.monotonic() + 60
+        while not (out / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    result = pretrain(*given)
+    thread.join()
+    assert result.exit_code == 130
+    step = last(out / "run")["step"]
+    assert 0 < step < 400
+    words = f"stopped and saved at step {step:,} of 400 in {out / 'run'}; the same command goes on"
+    assert words in result.stdout
+    assert "encoder: " not in result.stdout

@@ -298,8 +298,8 @@ def losses(count: int, seed: int = 0) -> list[float]:
 
 def test_spikes_are_found_and_do_not_hide_one_another() -> None:
     series = losses(100)
-    for place in (50, 53, 90):
-        series[place] += 0.6  # far above 3 deviations of the noise
+    for place, height in ((50, 5.0), (53, 0.6), (90, 0.6)):  # all far above the noise
+        series[place] += height
     found = verdicts(Health(config.Config(), warmup=0), *[{**WELL, "loss": x} for x in series])
     assert [i for i, state in enumerate(found) if state == "spike"] == [50, 53, 90]
 

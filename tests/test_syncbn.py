@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compressive.distributed import all_sum
 from compressive.networks import _BiasedBatchNorm2d, mlp
-from compressive.syncbn import SyncBatchNorm, synchronize
+from compressive.syncbn import TorchSyncBatchNorm, synchronize
 
 RANKS = 2
 PER_RANK = 3
@@ -122,6 +122,6 @@ def test_through_torchs_own_norm_the_numbers_are_the_same(name: str) -> None:
     """What runs on a GPU: torch's forward, here without processes, and our word on the variance."""
     before, after = networks()[name], networks()[name]
     place: Any = after[1] if name == "biased" else after  # pyright: ignore
-    place[1] = SyncBatchNorm(place[1], biased_variance=name == "biased")
+    place[1] = TorchSyncBatchNorm(place[1], biased_variance=name == "biased")
     ours, theirs = outcome(after, images(), 1), outcome(before, images(), 1)
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)

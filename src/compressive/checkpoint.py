@@ -92,7 +92,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _checksum(header["state"], tensors) != header["crc32"]:
             raise Damaged(_damaged(path, "its checksum does not fit"))
-        # Copies, since safetensors hands out windows into the file.
+        # Copies, since safetensors maps the file, and hands out what lies in it.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
         return _unpacked(json.loads(header["state"]), tensors)
     except SafetensorError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -43,6 +44,13 @@ def _one_line_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         _complain(str(error) if isinstance(error, ValueError) else _words(error))
         raise typer.Exit(2) from None
+    except RuntimeError as error:
+        from compressive.run import Ill
+
+        if not isinstance(error, Ill):
+            raise
+        _complain(str(error))
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         _complain("interrupted; nothing was saved since the last checkpoint")
         raise typer.Exit(130) from None
@@ -53,9 +61,7 @@ def _words(error: OSError) -> str:
 
 
 def _complain(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(
-        "[bold red]error:[/]", text, highlight=False, markup=True
-    )
+    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)
 
 
 @app.command()
@@ -121,7 +127,6 @@ def pretrain(
     Stops and saves on Ctrl-C; the same command goes on. Under torchrun all processes train
     together.
     """
-    from compressive.run import Ill
     from compressive.train import pretrain as train
 
     short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
@@ -132,13 +137,10 @@ def pretrain(
             chosen = _chosen(data, recipe)
             chosen = settings.override(chosen, f"data.source={data}", *given, *(changes or ()))
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)
-    except Ill as illness:
-        _complain(str(illness))
-        raise typer.Exit(1) from None
+        if distributed.rank() == 0:
+            _say_where(outcome)
     finally:
         distributed.stop()
-    if distributed.rank() == 0:
-        _say_where(outcome)
     if outcome.step < outcome.total:
         raise typer.Exit(130)
 
@@ -150,7 +152,8 @@ def _chosen(data: str, recipe: str) -> settings.Config:
     from compressive.data.sources import open_source
 
     source = open_source(data)
-    memory = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
+    # All of it, not what is free: the same command must come to the same settings to go on.
+    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
     memory *= distributed.world_size()
     return recipes.for_folder(len(source), _typical_side(source), memory=memory).config
 
@@ -181,6 +184,7 @@ def _say_where(outcome: "Outcome") -> None:
             f"stopped and saved at step {outcome.step:,} of {outcome.total:,} in {outcome.folder}; "
             "the same command goes on",
             highlight=False,
+            markup=False,
         )
         return
     if outcome.accuracy is not None:
@@ -193,6 +197,7 @@ def _say_where(outcome: "Outcome") -> None:
         f"encoder: {outcome.folder / 'encoder.safetensors'}\n"
         f'in Python: compressive.load("{outcome.folder}")',
         highlight=False,
+        markup=False,
     )
 
 

@@ -56,4 +56,4 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         if not self._quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)

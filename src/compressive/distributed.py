@@ -37,10 +37,10 @@ def wait_for_all() -> None:
 
 
 def parallel(module: nn.Module) -> nn.Module:
-    """The module with gradients averaged over processes; batch-norm statistics stay with each."""
+    """The module with gradients averaged over processes."""
     if world_size() == 1:
         return module
-    return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
 def any_process(flag: bool, device: torch.device) -> bool:

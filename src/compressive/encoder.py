@@ -8,7 +8,7 @@ from pathlib import Path
 import safetensors
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from compressive.augment import center_crop, normalize
 from compressive.checkpoint import write_bytes
 from compressive.config import Network, from_dict
+from compressive.data.sources import Unreadable, decode, shrink
 from compressive.networks import build, feature_dim
 
 FILE = "encoder.safetensors"
@@ -31,11 +32,12 @@ class Encoder(nn.Module):
     output h of the backbone, without the heads that pretraining put behind it.
     """
 
-    def __init__(self, network: nn.Module, settings: Network, size: int) -> None:
+    def __init__(self, network: nn.Module, settings: Network, size: int, side: int) -> None:
         super().__init__()
         self.network = network
         self.settings = settings
-        self.size = size
+        self.size = size  # of what the network sees
+        self.side = side  # of the canvases in training: longer images were shrunk to it first
 
     @property
     def feature_dim(self) -> int:
@@ -49,25 +51,29 @@ class Encoder(nn.Module):
     def preprocess(
         self, images: Picture | Sequence[Picture] | UInt8[Tensor, "batch 3 h w"]
     ) -> Float[Tensor, "batch 3 size size"]:
-        """Images as the encoder wants them: centered, resized, normalized, on its device.
+        """Images as the encoder saw them in training: shrunk, centered, normalized, on its device.
 
         Takes paths, PIL images or uint8 tensors, one or many.
         """
         device = next(self.parameters()).device
         if isinstance(images, Tensor) and images.ndim == 4:
-            return normalize(center_crop(images.to(device), self.size))
+            if max(images.shape[2:]) <= self.side:
+                return normalize(center_crop(images.to(device), self.size))
+            images = list(images)
         many = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
-        views = [center_crop(_pixels(one)[None].to(device), self.size) for one in many]
-        return normalize(torch.cat(views))
+        # Bytes are shrunk on the host: torch has no antialiased resizing of them elsewhere.
+        small = [shrink(_pixels(one).cpu(), self.side) for one in many]
+        return normalize(torch.cat([center_crop(one[None].to(device), self.size) for one in small]))
 
 
-def save(folder: Path, network: nn.Module, settings: Network, size: int) -> Path:
+def save(folder: Path, network: nn.Module, settings: Network, size: int, side: int) -> Path:
     """Write encoder.safetensors: the backbone's weights by their timm names.
 
     `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it where timm has the same
     network; with `small_stem`, `first_shortcut` (ResNet-18, -34) or `width` only `load` does.
     """
-    about = {"network": json.dumps(asdict(settings)), "size": str(size), "format": "pt"}
+    sizes = {"size": str(size), "side": str(side)}
+    about = {"network": json.dumps(asdict(settings)), **sizes, "format": "pt"}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     path = folder / FILE
     write_bytes(path, serialize(weights, about))
@@ -89,21 +95,21 @@ def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
         weights = load_file(path, device=str(device))
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    if "network" not in about or "size" not in about:
+    if not {"network", "size", "side"} <= about.keys():
         raise ValueError(f"{path} does not say which network it is of; timm may load it")
-    settings, size = (
-        from_dict({"network": json.loads(about["network"])}).network,
-        int(about["size"]),
-    )
+    settings = from_dict({"network": json.loads(about["network"])}).network
+    size, side = int(about["size"]), int(about["side"])
     network = build(settings, size)
     network.load_state_dict(weights)
-    return Encoder(network, settings, size).to(device).eval().requires_grad_(False)
+    return Encoder(network, settings, size, side).to(device).eval().requires_grad_(False)
 
 
 def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
     if isinstance(picture, Tensor):
         return picture
-    if not isinstance(picture, Image.Image):
-        with Image.open(picture) as opened:
-            return pil_to_tensor(opened.convert("RGB"))
-    return pil_to_tensor(picture.convert("RGB"))
+    if isinstance(picture, Image.Image):  # upright, as the images of training
+        return pil_to_tensor(ImageOps.exif_transpose(picture).convert("RGB"))
+    try:
+        return decode(Path(picture).read_bytes())
+    except Unreadable as problem:
+        raise ValueError(f"{picture} cannot be read: {problem}") from None

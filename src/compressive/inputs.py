@@ -2,18 +2,22 @@
 
 Shapes, dtypes, devices and numbers are always checked. Values are looked at on the CPU only: on
 a GPU each look would make the host wait, in every training step. torch's own switch
-`torch.autograd.set_detect_anomaly(True)` turns the looks on there too.
+`torch.autograd.set_detect_anomaly(True)` turns the looks on there too. `unseen` turns them off on
+the CPU: a run that diverges there must come as far as on a GPU, to be judged by its readings.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 F = TypeVar("F", bound=Callable)
+
+_is_unseen = ContextVar("unseen", default=False)
 
 
 def door(function: F) -> F:
@@ -30,6 +34,16 @@ def full_precision(like: Tensor) -> Iterator[None]:
     """Keep autocast out: what is computed inside runs in the dtype of its inputs."""
     with torch.autocast(like.device.type, enabled=False):
         yield
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Let values pass without a look, NaN too, as they do on a GPU."""
+    token = _is_unseen.set(True)
+    try:
+        yield
+    finally:
+        _is_unseen.reset(token)
 
 
 def wide(name: str, tensor: Tensor) -> Tensor:
@@ -120,7 +134,7 @@ def looks_at(tensor: Tensor) -> bool:
     """Whether the values of a tensor are checked."""
     if torch.compiler.is_compiling():
         return False
-    return tensor.device.type == "cpu" or torch.is_anomaly_enabled()
+    return torch.is_anomaly_enabled() or (tensor.device.type == "cpu" and not _is_unseen.get())
 
 
 def _require_directions(name: str, tensor: Tensor) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from compressive import optim
-from compressive.augment import augment
-from compressive.config import Config, Optim, Views
+from compressive.augment import augment_pair
+from compressive.config import Config, Optim, Views, is_compressed
 from compressive.data.loaders import Batch
 from compressive.methods import Bootstrap, Contrastive, Step
 from compressive.networks import feature_dim
@@ -93,20 +93,14 @@ def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMak
     pair, size, seed = view_pair(config.views), config.views.size, config.seed
     products = torch.float32 if dtype == torch.float32 else torch.float16
 
-    def views(images: Tensor, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor):
-        return tuple(
-            augment(
-                images,
-                image_keys(index, seed=seed, epoch=epoch, view=number),
-                view,
-                size,
-                height=height,
-                width=width,
-                dtype=dtype,
-                products=products,
-            )
-            for number, view in enumerate(pair)
-        )
+    def views(
+        images: Tensor, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        number = torch.arange(2, device=index.device).repeat_interleave(len(index))
+        index, epoch = torch.cat([index, index]), torch.cat([epoch, epoch])
+        keys = image_keys(index, seed=seed, epoch=epoch, view=number)
+        sizes = {"height": height, "width": width}
+        return augment_pair(images, keys, pair, size, **sizes, dtype=dtype, products=products)
 
     made = torch.compile(views, dynamic=False) if compiled else views
 
@@ -126,3 +120,14 @@ def optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
     if settings.name == "sgd":
         return torch.optim.SGD(groups, 0.0, momentum=settings.momentum)
     return torch.optim.AdamW(groups, 0.0)
+
+
+def beta_at(config: Config, step: int, *, count: int, total: int) -> float:
+    """The price of a nat at a step."""
+    beta, schedule = config.bottleneck.beta, config.bottleneck.schedule
+    if not is_compressed(config):
+        return 0.0
+    if schedule == "linear":
+        warmup = optim.warmup_steps(count, config.bottleneck.warmup_epochs, config.train.batch)
+        return optim.linear_beta(step, beta=beta, warmup=warmup)
+    return optim.cosine_beta(step, beta=beta, total=total) if schedule == "cosine" else beta

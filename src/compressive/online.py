@@ -117,17 +117,19 @@ def accuracy(
     """
     seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
     feats, index = features(encoder, batches(_portions(torch.cat([seen, asked]))), size, precision)
-    label = labels.to(feats.device)[index]  # of what was really read: a bad file has a substitute
-    truth = label[len(seen) :]
+    # Of what was really read: a bad file has a substitute, which may be held out or not.
+    label, is_held = labels.to(feats.device)[index], held.to(feats.device)[index]
+    bank_part, asked_part = ~is_held & (label >= 0), is_held & (label >= 0)
+    truth = label[asked_part]
     votes = nearest_neighbors(
-        feats[: len(seen)],
-        label[: len(seen)],
-        feats[len(seen) :],
+        feats[bank_part],
+        label[bank_part],
+        feats[asked_part],
         classes=probe.linear.out_features,
         neighbors=neighbors,
     )
     was_training = probe.training
-    logits = probe.eval()(feats[len(seen) :])
+    logits = probe.eval()(feats[asked_part])
     probe.train(was_training)
     right = torch.stack([logits.argmax(1) == truth, votes.argmax(1) == truth]).double().mean(1)
     by_probe, by_neighbors = right.tolist()

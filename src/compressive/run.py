@@ -1,8 +1,11 @@
-"""A run: its parts put together, where it stands, what it writes, and how it goes back."""
+"""A run: its parts put together, where it stands, what it writes, and how it goes back.
+
+Longer than 300 lines, since it is one object: what a checkpoint must hold is in one place.
+"""
 
 import time
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,7 @@ from compressive.display import Display
 from compressive.distributed import any_process, parallel, rank, wait_for_all, world_size
 from compressive.learner import (
     Learner,
+    beta_at,
     is_compiled,
     optimizer,
     pick_device,
@@ -30,6 +34,7 @@ from compressive.learner import (
 from compressive.methods import Step, build
 from compressive.monitor import Health, Journal, Reading, Readings, Verdict, pulse
 from compressive.online import Accuracy, accuracy, held_out
+from compressive.pace import Pace
 from compressive.syncbn import synchronize
 
 
@@ -60,18 +65,19 @@ class Run:
         if source.labels is not None:
             self.visible.copy_(source.labels.masked_fill(self.held, -1))
         self.loader = self._load(source)
-        self._assemble(0 if source.labels is None else int(source.labels.max()) + 1)
         self._schedule()
+        self._assemble(0 if source.labels is None else int(source.labels.max()) + 1)
         if rank() == 0 and not going_on:
             folder.write_config(out, config, self.device)
         wait_for_all()  # none may look for a checkpoint before the folder is there
 
     def _load(self, source: Source) -> Resident | Streaming:
         """Images in reach of the device."""
-        data, size = self.config.data, self.config.views.size
+        data = self.config.data
+        self.side = canvas_side(source, self.config.views.size, data.side)
         return open_loader(
             source,
-            side=canvas_side(source, size, data.side),
+            side=self.side,
             device=self.device,
             resident=data.resident,
             workers=data.workers,
@@ -85,9 +91,8 @@ class Run:
         compiled = is_compiled(config.train.compile, device)
         torch.manual_seed(config.seed)  # the same weights in every process
         learner = Learner(build(config), classes)
-        if world_size() > 1:
-            synchronize(learner, biased_variance=config.network.biased_variance)
         learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        synchronize(learner, biased_variance=config.network.biased_variance)
         self.inner, self.method = learner, learner.method
         self.optimizer = optimizer(config.optim, learner.method)
         self.probe_optimizer = None
@@ -105,8 +110,10 @@ class Run:
         self._beta, self.controller = torch.zeros((), device=device), None
         bottleneck = config.bottleneck
         if is_compressed(config) and bottleneck.target_rate is not None:
+            # A fiftieth of the run, so that even a short one comes to rest.
+            horizon = max(10, min(200, self.total // 50))
             self.controller = Controller(
-                bottleneck.target_rate, beta=bottleneck.beta, device=device
+                bottleneck.target_rate, beta=bottleneck.beta, horizon=horizon, device=device
             )
 
     @property
@@ -117,6 +124,12 @@ class Run:
     def _schedule(self) -> None:
         """How many steps, and how often what happens beside them."""
         train, count = self.config.train, self.count
+        each = train.accumulate * world_size()
+        if train.batch % each or train.batch < 2 * each:
+            raise ValueError(
+                "train.batch must be a multiple of accumulate x processes, and twice as large or "
+                f"more: {train.accumulate} x {world_size()}, got {train.batch}"
+            )
         self.total = train.steps or optim.total_steps(count, train.epochs, train.batch)
         self.warmup = optim.warmup_steps(count, self.config.optim.warmup_epochs, train.batch)
         if self.warmup >= self.total:
@@ -130,7 +143,7 @@ class Run:
         self.readings, self.health = Readings(), Health(self.config, warmup=self.warmup)
         self.accuracy: Accuracy | None = None
         self.saved_at = time.monotonic()
-        self.pace = _Pace()
+        self.pace = Pace()
 
     def batches(self) -> Generator[Batch]:
         """This process's batches from the present step on."""
@@ -176,7 +189,9 @@ class Run:
         seen = {name: value for name in names if (value := getattr(step, name)) is not None}
         if is_compressed(self.config):
             seen["beta"] = self.beta
-        self.readings.add({**seen, "probe_loss": probe_loss})
+        if self.inner.probe is not None:
+            seen["probe_loss"] = probe_loss
+        self.readings.add(seen)
         if self.controller is not None and step.movable is not None:
             self.controller.update(step.movable)
         self.step += 1
@@ -198,6 +213,8 @@ class Run:
         is_saving = time.monotonic() - self.saved_at > 60 * self.config.train.save_every
         self.pace.tick(self.step, self.loader.waited)
         verdict = self._report(wait=is_end or is_judging or is_saving or world_size() > 1)
+        if is_end and not verdict.is_ill and not self._is_finite():
+            verdict = Verdict("nan", "nan: weights not finite after the last step; lower optim.lr")
         if not verdict.is_ill:
             if is_judging or (is_end and self.inner.probe is not None):
                 self.judge()
@@ -235,6 +252,8 @@ class Run:
         """Ask probe and neighbors for the labels that were held out; the first process does."""
         if rank() > 0 or self.inner.probe is None or self.labels is None:
             return
+        if not (self.held & (self.labels >= 0)).any():
+            return  # of a few images none may be held out
         with self.pace.paused():
             self.accuracy = accuracy(
                 self.method.encoder,
@@ -257,30 +276,47 @@ class Run:
         return self.is_time_to_look() and any_process(bool(asked), self.device)
 
     def save(self) -> None:
-        """A checkpoint and the encoder as it is now; the first process writes."""
-        if rank() == 0:
+        """A checkpoint and the encoder as it is now; the first process writes.
+
+        A loss is computed before its step: it may be finite while the weights no longer are.
+        """
+        if rank() == 0 and not self._is_finite():
+            self.display.say(f"step {self.step}: weights not finite; not saved")
+        elif rank() == 0:
             state = {
                 "step": self.step,
+                "images": self.count,
                 "attempt": self.attempt,
                 "accuracy": None if self.accuracy is None else tuple(self.accuracy),
                 **{name: part.state_dict() for name, part in self._parts()},
             }
             checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
-            encoder.save(self.out, self.method.encoder, self.config.network, self.config.views.size)
+            network, settings = self.method.encoder, self.config.network
+            encoder.save(self.out, network, settings, self.config.views.size, self.side)
             if self.loader.unreadable:
                 lines = [f"{origin}: {reason}\n" for origin, reason in self.loader.unreadable]
                 checkpoint.write_text(self.out / folder.UNREADABLE, "".join(lines))
         self.saved_at = time.monotonic()
 
+    def _is_finite(self) -> bool:
+        """Whether weights and statistics are numbers; waits for the device."""
+        tensors = [t for t in self.inner.state_dict().values() if t.is_floating_point()]
+        return bool(torch.stack(torch._foreach_norm(tensors)).isfinite().all())
+
     def restore(self) -> None:
         """Go on from the last whole checkpoint, or make one of the beginning."""
         path = checkpoint.latest(self.out / folder.CHECKPOINTS)
+        wait_for_all()  # none may find the checkpoint that the first is about to write
         if path is None:
             self.journal = Journal(self.out, tensorboard=self.config.train.tensorboard)
             self.save()
-            wait_for_all()
             return
         state = checkpoint.load(path, self.device)
+        if (images := state.get("images", self.count)) != self.count:
+            raise ValueError(
+                f"{self.out} holds a run on {images:,} images, and {self.config.data.source} has "
+                f"{self.count:,}; choose another --out"
+            )
         for name, part in self._parts():
             part.load_state_dict(state[name])
         self.step, self.attempt = state["step"], max(self.attempt, state["attempt"])
@@ -302,7 +338,8 @@ class Run:
     def finish(self) -> Outcome:
         """Save what there is and say where."""
         self._report(wait=True)
-        self.save()
+        if self.health.is_well or self.step == self.total:
+            self.save()  # where an illness is suspected, the checkpoint before is the better one
         return Outcome(self.out, self.step, self.total, self.accuracy)
 
     def close(self) -> None:
@@ -324,31 +361,6 @@ class Run:
         return [(name, part) for name, part in parts.items() if part is not None]
 
 
-class _Pace:
-    """Steps per second, and the share of the time spent waiting for images, between two looks."""
-
-    def __init__(self) -> None:
-        self.steps_per_second = self.wait_share = 0.0
-        self._last: tuple[float, int, float] | None = None
-        self._paused = 0.0
-
-    def tick(self, step: int, waited: float) -> None:
-        """Another look."""
-        now = time.perf_counter()
-        if self._last is not None and step > self._last[1]:
-            seconds = max(now - self._last[0] - self._paused, 1e-9)
-            self.steps_per_second = (step - self._last[1]) / seconds
-            self.wait_share = min(1.0, (waited - self._last[2]) / seconds)
-        self._last, self._paused = (now, step, waited), 0.0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that is no training."""
-        begin = time.perf_counter()
-        yield
-        self._paused += time.perf_counter() - begin
-
-
 def load_source(config: Config) -> Source:
     """The images of a run."""
     source = open_source(config.data.source, config.data.split)
@@ -358,14 +370,3 @@ def load_source(config: Config) -> Source:
     if len(source) < 2:
         raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
     return source
-
-
-def beta_at(config: Config, step: int, *, count: int, total: int) -> float:
-    """The price of a nat at a step."""
-    beta, schedule = config.bottleneck.beta, config.bottleneck.schedule
-    if not is_compressed(config):
-        return 0.0
-    if schedule == "linear":
-        warmup = optim.warmup_steps(count, config.bottleneck.warmup_epochs, config.train.batch)
-        return optim.linear_beta(step, beta=beta, warmup=warmup)
-    return optim.cosine_beta(step, beta=beta, total=total) if schedule == "cosine" else beta

@@ -21,6 +21,7 @@ from compressive.config import Config
 from compressive.data.loaders import Batch
 from compressive.display import Display
 from compressive.distributed import rank
+from compressive.inputs import unseen
 from compressive.learner import autocast
 from compressive.methods import Step
 from compressive.monitor import Verdict
@@ -68,7 +69,7 @@ def _train(run: Run, asked: list[int]) -> Verdict:
 def gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
     """Add the gradients of a portion to those that are there."""
     x, y = run.views(batch)
-    with autocast(run.device, run.dtype), run.synchronized(is_last):
+    with autocast(run.device, run.dtype), run.synchronized(is_last), unseen():
         step, probe_loss = run.learner(x, y, run.beta, run.visible[batch.index])
         ((step.loss + probe_loss) / run.config.train.accumulate).backward()
     return step, probe_loss

@@ -11,20 +11,29 @@ products, quotients, roots and comparisons in float32, which IEEE 754 rounds in 
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8, UInt64
 from numpy import ndarray
 
 SIDE = 32  # pixels
 
 _SPLITS = ("train", "test")
-_SLOTS = 64  # random words of a picture; 32 more times 8 bytes are its grain's
+_SLOTS = 33  # random words of a picture, each one number; behind them, a byte of grain per pixel
 _GRAIN = SIDE * SIDE // 8
-_BLOCK = 250  # pictures drawn at a time: what they need lies in a core's cache
+_BLOCK = 250  # pictures drawn at a time, so that their planes stay in the cache
 
 Plane = Float32[ndarray, "count side side"]
+Grid = Float32[ndarray, "1 side side"]  # the same for every picture
 Column = Float32[ndarray, "count 1 1"]
+
+
+class Pictures(NamedTuple):
+    """Pictures, and the class of each as a place in `CLASSES`."""
+
+    images: UInt8[ndarray, "count 3 side side"]
+    labels: Int64[ndarray, " count"]
 
 
 def _triangle(t: Plane) -> Plane:
@@ -59,7 +68,8 @@ def _zigzag(u: Plane, v: Plane, w: Column) -> Plane:
 
 def _checks(u: Plane, v: Plane, w: Column) -> Plane:
     a, b = 2 * _triangle(0.6 * u) - 0.5, 2 * _triangle(0.6 * v) - 0.5
-    return np.where(a * b > 0, 1.0, -1.0).astype(np.float32) * np.minimum(abs(a), abs(b)) + w
+    edge = np.minimum(abs(a), abs(b))
+    return np.where(a * b > 0, edge, -edge) + w
 
 
 def _grid(u: Plane, v: Plane, w: Column) -> Plane:
@@ -99,10 +109,8 @@ def _scales(u: Plane, v: Plane, w: Column) -> Plane:
     row = np.floor(v)
     odd = 0.5 * (row - 2 * np.floor(0.5 * row))
     v = 0.5 * (v - row)
-    front = _root(_centered(u + odd), v)
-    behind = _root(_centered(u + odd + 0.5), v + 0.5)
-    far = np.where(front < 0.5, front, np.minimum(behind, 1 - behind + 0.0))
-    return far - 0.34 + w
+    front, behind = _root(_centered(u + odd), v), _root(_centered(u + odd + 0.5), 0.5 - v)
+    return np.where(front < 0.5, front, behind) - 0.34 + w
 
 
 def _honeycomb(u: Plane, v: Plane, w: Column) -> Plane:
@@ -131,20 +139,18 @@ _PATTERNS: dict[str, Callable[[Plane, Plane, Column], Plane]] = {
 CLASSES: tuple[str, ...] = tuple(_PATTERNS)
 
 
-def pictures(
-    count: int, *, seed: int = 0, split: str = "train"
-) -> tuple[UInt8[ndarray, "count 3 side side"], Int64[ndarray, " count"]]:
-    """The first `count` pictures of a split and the class of each, a place in `CLASSES`.
+def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
+    """The first `count` pictures of a split, "train" or "test", 32 x 32 pixels each.
 
     Endless: picture i is the same for every count. Each twelve in a row hold every class once, in
-    random order. Splits and seeds draw from streams of their own.
+    random order. Splits and seeds have random streams of their own. 1,000 take about 0.2 s.
     """
     if count < 0:
         raise ValueError(f"count must be 0 or more, got {count}")
-    if split not in _SPLITS:
-        raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1, got {seed}")
+    if split not in _SPLITS:
+        raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
     orders, words = (
         np.random.Philox(key=np.array([seed, 2 * _SPLITS.index(split) + part], np.uint64))
         for part in range(2)
@@ -157,13 +163,13 @@ def pictures(
         some = labels[start : start + _BLOCK]
         raw = words.random_raw(len(some) * (_SLOTS + _GRAIN)).reshape(len(some), -1)
         images[start : start + _BLOCK] = _draw(some, raw)
-    return images, labels
+    return Pictures(images, labels)
 
 
 class _Lots:
     """Uniform numbers of every picture, handed out one by one."""
 
-    def __init__(self, raw: ndarray) -> None:
+    def __init__(self, raw: UInt64[ndarray, "count slots"]) -> None:
         # 24 bits, which float32 holds exactly.
         self.numbers = (raw >> np.uint64(40)).astype(np.float32)[:, :, None, None] / 2**24
         self.next = 0
@@ -174,64 +180,64 @@ class _Lots:
         return low + (high - low) * self.numbers[:, self.next - 1]
 
 
-def _draw(labels: ndarray, raw: ndarray) -> ndarray:
+def _draw(
+    labels: Int64[ndarray, " count"], raw: UInt64[ndarray, "count words"]
+) -> UInt8[ndarray, "count 3 side side"]:
     lots = _Lots(raw[:, :_SLOTS])
-    side = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
+    middle = (SIDE - 1) / 2
+    side = np.arange(SIDE, dtype=np.float32) - middle
     x, y = np.broadcast_arrays(side[None, None, :], side[None, :, None])
     ink = _ink(labels, lots, x, y)
-    light, shade = 1 + lots.between(-0.3, 0.3) * (x / 16), lots.between(-0.3, 0.3) * (y / 16)
-    light = light + shade
+    light = 1 + lots.between(-0.3, 0.3) * (x / 16) + lots.between(-0.3, 0.3) * (y / 16)
+    planes = [(paper + ink * (paint - paper)) * light for paper, paint in _colors(lots, x, y)]
+    for _ in range(2):
+        disk = _disk(lots, x, y)
+        planes = [plane + disk * (lots.between(0.0, 1.0) - plane) for plane in planes]
+    # Bytes in the order of little-endian machines on all.
     grain = raw[:, _SLOTS:].astype("<u8").view(np.uint8).reshape(-1, SIDE, SIDE)
-    grain = (grain.astype(np.float32) - 127.5) * (lots.between(0.0, 0.25) / 255)
-    covers = [_disk(lots, x, y) for _ in range(2)]
-    planes = []
-    for dark, bright in zip(*_colors(lots), strict=True):
-        paper, paint = (
-            base + lots.between(-0.15, 0.15) * (x / 16) + lots.between(-0.15, 0.15) * (y / 16)
-            for base in (dark, bright)
-        )
-        plane = (paper + ink * (paint - paper)) * light
-        for cover in covers:
-            plane = plane + cover * (lots.between(0.0, 1.0) - plane)
-        planes.append(plane + grain)
-    return np.floor(np.clip(np.stack(planes, 1), 0, 1) * 255 + 0.5).astype(np.uint8)
+    grain = (grain.astype(np.float32) - 127.5) * (lots.between(0.0, 0.2) / 255)
+    assert lots.next == _SLOTS
+    return np.floor(np.clip(np.stack(planes, 1) + grain[:, None], 0, 1) * 255 + 0.5).astype(
+        np.uint8
+    )
 
 
-def _ink(labels: ndarray, lots: _Lots, x: Plane, y: Plane) -> Plane:
+def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Plane:
     """Where the pattern is, from 0 to 1, with edges one pixel wide."""
-    turn = [math.tau * i / 256 for i in range(256)]
     # Rounded far above the last bit, in which sines of different machines differ.
-    sine = np.array([round(math.sin(t) * 2**20) / 2**20 for t in turn], np.float32)
+    wheel = [round(math.sin(math.tau * i / 256) * 2**20) / 2**20 for i in range(256)]
+    sine = np.array(wheel, np.float32)
     angle = lots.between(0, 256).astype(np.int64)
     cos, sin = sine[(angle + 64) % 256], sine[angle]
-    period = lots.between(6.0, 11.0)
-    width = lots.between(-0.05, 0.05)
-    # The bend.
+    period, width = lots.between(6.0, 11.0), lots.between(-0.05, 0.05)
     wave = 2 * _triangle(y / lots.between(24, 48) + lots.between(0, 1))
     bent = x + lots.between(0, 5) * (wave * wave * (3 - 2 * wave))
     across, down = bent + lots.between(-16, 16), y + lots.between(-16, 16)
     u, v = (cos * across + sin * down) / period, (cos * down - sin * across) / period
     inside = np.empty_like(u)
-    for label, name in enumerate(CLASSES):
+    for label, pattern in enumerate(_PATTERNS.values()):
         of = labels == label
-        inside[of] = _PATTERNS[name](u[of], v[of], width[of])
+        inside[of] = pattern(u[of], v[of], width[of])
     return np.clip(0.5 + period * inside, 0, 1)
 
 
-def _colors(lots: _Lots) -> tuple[list[Column], list[Column]]:
-    """Red, green and blue of two colors, one brighter than the other; either may be the ink."""
+def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[Plane, Plane]]:
+    """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep.
+
+    Two fixed colors per picture are a shortcut: SimCLR then told pictures apart by color, and
+    after 240 steps its probe read 23 % of the patterns right in place of 44 %.
+    """
     middle, apart = lots.between(0.3, 0.7), lots.between(0.12, 0.3)
     apart = np.where(lots.between(0, 1) < 0.5, apart, -apart)
-    both = []
-    for luma in (middle - apart, middle + apart):
-        red, green, blue = (lots.between(-0.35, 0.35) for _ in range(3))
-        gray = 0.3 * red + 0.6 * green + 0.1 * blue
-        both.append([luma + (c - gray) for c in (red, green, blue)])
-    return both[0], both[1]
+    sweep = lots.between(-1, 1) * (x / 32) + lots.between(-1, 1) * (y / 32)
+    hue = lots.between(0, 1) + sweep
+    paper, paint = lots.between(0.3, 0.6), lots.between(0.3, 0.6)
+    wheels = [2 * _triangle(hue + channel / 3) - 0.5 for channel in range(3)]
+    return [(middle - apart + paper * c, middle + apart - paint * c) for c in wheels]
 
 
-def _disk(lots: _Lots, x: Plane, y: Plane) -> Plane:
-    """A disk that covers what lies below, in about half of the pictures."""
+def _disk(lots: _Lots, x: Grid, y: Grid) -> Plane:
+    """A disk that covers what lies below, in half of the pictures."""
     radius = lots.between(-6, 6)
     far = _root(x - lots.between(-16, 16), y - lots.between(-16, 16))
     return np.clip(0.5 + radius - far, 0, 1)

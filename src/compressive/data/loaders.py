@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
-from torch.nn import functional
 
 from compressive.data.flow import Arrival, Clock, Flow, Picture
 from compressive.data.plan import Portion
-from compressive.data.sources import Source, Unreadable
+from compressive.data.sources import Source, Unreadable, shrink
 
 _CHUNK = 2**26  # bytes that a resident set grows by; a few such pieces wait in memory
 _SAMPLE = 256  # images whose size is looked at before a run
@@ -195,15 +194,6 @@ class _Reader:
             f"none of the {count:,} images of {self.source.name} can be read; "
             f"{self.source.origin(0)}: {self.bad[0]}"
         )
-
-
-def shrink(image: UInt8[Tensor, "3 h w"], side: int) -> UInt8[Tensor, "3 new_h new_w"]:
-    """The longer side brought down to `side`, antialiased bicubic; smaller images as they are."""
-    sides = image.shape[1:]
-    if max(sides) <= side:
-        return image
-    size = [max(1, round(n * side / max(sides))) for n in sides]
-    return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:

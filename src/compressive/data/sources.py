@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Int, Int64, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
+from torch.nn import functional
 from torchvision.io import ImageReadMode, decode_image
 
 ALLOWED = (
@@ -215,6 +216,15 @@ def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
         raise Unreadable(f"in no known image format, it begins with {data[:8]!r}") from None
     except Exception as error:  # of PIL's plugins each has kinds of its own
         raise Unreadable(_first_line(error)) from error
+
+
+def shrink(image: UInt8[Tensor, "3 h w"], side: int) -> UInt8[Tensor, "3 new_h new_w"]:
+    """The longer side brought down to `side`, antialiased bicubic; smaller images as they are."""
+    sides = image.shape[1:]
+    if max(sides) <= side:
+        return image
+    size = [max(1, round(n * side / max(sides))) for n in sides]
+    return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,231 @@
+"""The product of a run: the same features through us and through timm, from any kind of picture."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tiny import noise, silent, tiny
+from torch import Tensor, nn
+
+import compressive
+from compressive.config import Network
+from compressive.data.loaders import Resident
+from compressive.data.plan import Portion
+from compressive.data.sources import open_source
+from compressive.encoder import FILE, Encoder, load, save
+from compressive.networks import build
+from compressive.online import features
+from compressive.train import pretrain
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE, SIDE = 32, 60
+
+
+def trained(settings: Network) -> nn.Module:
+    """A network whose batch norms have seen something, with blocks that do something."""
+    torch.manual_seed(0)
+    network = build(settings, SIZE)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+        for _ in range(2):
+            network(torch.randn(8, 3, SIZE, SIZE))
+    return network
+
+
+def saved(folder: Path, settings: Network) -> nn.Module:
+    network = trained(settings)
+    save(folder, network, settings, SIZE, SIDE)
+    return network.eval()
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.randn(count, 3, SIZE, SIZE)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "test_vit", "test_convnext"])
+def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
+    """To the bit: both are timm's module with these weights, in evaluation mode on the CPU."""
+    network = saved(tmp_path, Network(name=name))
+    options: dict[str, Any] = {"img_size": SIZE} if name == "test_vit" else {}
+    theirs = timm.create_model(
+        name, num_classes=0, checkpoint_path=str(tmp_path / FILE), **options
+    ).eval()
+    ours = compressive.load(tmp_path)
+    x = images()
+    assert torch.equal(theirs(x), ours(x))
+    assert torch.equal(network(x), ours(x))
+    assert ours(x).shape == (3, ours.feature_dim)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Network(name="resnet18", small_stem=True, paper_init=True),
+        Network(name="resnet18", first_shortcut=True, same_pool=True, biased_variance=True),
+    ],
+    ids=["small_stem", "first_shortcut"],
+)
+def test_what_timm_does_not_have_comes_back_with_load(settings: Network, tmp_path: Path) -> None:
+    """timm refuses the weights, rather than compute something else."""
+    network = saved(tmp_path, settings)
+    ours = load(tmp_path / FILE)
+    x = images()
+    assert torch.equal(network(x), ours(x))
+    assert ours.settings == settings
+    assert (ours.size, ours.side) == (SIZE, SIDE)
+    with pytest.raises(RuntimeError, match=r"conv1\.weight|layer1\.0\.downsample"):
+        timm.create_model("resnet18", num_classes=0, checkpoint_path=str(tmp_path / FILE))
+
+
+def test_what_is_loaded_is_frozen_and_ready(tmp_path: Path) -> None:
+    saved(tmp_path, Network(name="test_resnet"))
+    ours = load(tmp_path)
+    assert not ours.training
+    assert not any(p.requires_grad for p in ours.parameters())
+    x = images()
+    assert torch.equal(ours(x), ours(x))
+
+
+def test_a_run_ends_with_the_encoder_that_it_trained(tmp_path: Path) -> None:
+    """timm, we and the watching probe see the same features of the same files.
+
+    To 1e-5 with the probe: its images lie in canvases and in channels_last memory, for which other
+    convolutions run, and float32 sums come in another order.
+    """
+    config = tiny("method=c-simclr", "train.steps=3", "views.size=24")
+    outcome = pretrain(config, tmp_path, display=silent())
+    ours = compressive.load(str(outcome.folder))
+    place = str(outcome.folder / FILE)
+    theirs = timm.create_model("test_resnet", num_classes=0, checkpoint_path=place).eval()
+    source = open_source(config.data.source)
+    paths = [source.origin(i) for i in range(7)]
+    prepared = ours.preprocess(paths)
+    assert torch.equal(theirs(prepared), ours(prepared))
+    loader = Resident(source, side=64, device="cpu")
+    batches = loader.batches([Portion(torch.arange(7), torch.zeros(7, dtype=torch.long))])
+    watched, _ = features(theirs.to(memory_format=torch.channels_last), batches, 24, torch.float32)
+    torch.testing.assert_close(ours(prepared), watched, rtol=1e-5, atol=1e-5)
+
+
+# Preparing pictures
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = tmp_path_factory.mktemp("encoder")
+    saved(folder, Network(name="test_resnet"))
+    return load(folder)
+
+
+@pytest.mark.parametrize("sides", [(40, 30), (24, 24), (9, 50), (90, 200)])
+def test_path_picture_and_tensor_agree(
+    sides: tuple[int, int], encoder: Encoder, tmp_path: Path
+) -> None:
+    """PNG, which loses nothing: to the bit, alone or among others, also above the side of 60."""
+    picture = noise(*sides)
+    picture.save(tmp_path / "a.png")
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    one = encoder.preprocess(picture)
+    assert one.shape == (1, 3, SIZE, SIZE)
+    for same in (str(tmp_path / "a.png"), tmp_path / "a.png", pixels, pixels[None]):
+        assert torch.equal(encoder.preprocess(same), one)
+    many = encoder.preprocess([tmp_path / "a.png", noise(31, 47), picture, pixels])
+    assert torch.equal(many[[0, 2, 3]], one.expand(3, -1, -1, -1))
+    batch = encoder.preprocess(torch.stack([pixels, pixels.flip(2)]))
+    assert torch.equal(batch[:1], one)
+    assert not torch.equal(batch[:1], batch[1:])
+
+
+def test_pictures_are_centered_and_normalized_as_in_training(encoder: Encoder) -> None:
+    """A gray picture is (gray - mean) / std of ImageNet, whatever its size; its center counts."""
+    gray = torch.full((3, 40, 30), 51, dtype=torch.uint8)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    expected = ((0.2 - mean) / std)[:, None, None].expand(3, SIZE, SIZE)
+    torch.testing.assert_close(encoder.preprocess(gray)[0], expected, rtol=1e-5, atol=1e-5)
+    marked = gray.clone()
+    marked[:, :4], marked[:, -4:] = 255, 255  # outside of the central 30 x 30
+    assert torch.equal(encoder.preprocess(marked), encoder.preprocess(gray))
+    marked[:, 20] = 255
+    assert not torch.equal(encoder.preprocess(marked), encoder.preprocess(gray))
+
+
+def test_large_pictures_are_shrunk_as_in_training(encoder: Encoder) -> None:
+    """Fine stripes become gray by averaging; taking single pixels would make other stripes."""
+    stripes = torch.zeros(3, 480, 480, dtype=torch.uint8)
+    stripes[:, :, ::2] = 255
+    seen = encoder.preprocess(stripes)[0]
+    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    assert ((seen.amax((1, 2), keepdim=True) - seen) * std).max() < 0.02  # of 1, black to white
+
+
+def test_pictures_are_upright_and_sixteen_bits_are_eight(encoder: Encoder, tmp_path: Path) -> None:
+    """As the images of training were read: by their EXIF orientation, by their upper bits."""
+    picture = noise(40, 30)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 270 degrees
+    picture.save(tmp_path / "turned.png", exif=exif)
+    upright = encoder.preprocess(picture.transpose(Image.Transpose.ROTATE_270))
+    assert torch.equal(encoder.preprocess(tmp_path / "turned.png"), upright)
+    with Image.open(tmp_path / "turned.png") as opened:
+        assert torch.equal(encoder.preprocess(opened), upright)
+    gray = np.random.default_rng(0).integers(0, 256, (40, 30), dtype=np.uint8)
+    Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    Image.fromarray(gray).save(tmp_path / "8.png")
+    assert torch.equal(*(encoder.preprocess(tmp_path / f"{bits}.png") for bits in (16, 8)))
+
+
+def test_an_unreadable_picture_is_named(encoder: Encoder, tmp_path: Path) -> None:
+    whole = io.BytesIO()
+    noise(20, 20).save(whole, "png")
+    (tmp_path / "cut.png").write_bytes(whole.getvalue()[:300])
+    with pytest.raises(ValueError, match=r"cut\.png cannot be read: \w+"):
+        encoder.preprocess(tmp_path / "cut.png")
+    with pytest.raises(FileNotFoundError, match=r"none\.png"):
+        encoder.preprocess(str(tmp_path / "none.png"))
+
+
+# What cannot be loaded
+
+
+def one_line(error: Exception) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def test_a_place_without_an_encoder_is_one_line(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError) as caught:
+            load(place)
+        assert one_line(caught.value).startswith(f"no encoder at {place}")
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty"])
+def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
+    saved(tmp_path, Network(name="test_resnet"))
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    path.write_bytes({"cut": whole[:-100], "text": b"hello, encoder", "empty": b""}[damage])
+    with pytest.raises(ValueError, match="is damaged or no safetensors file") as caught:
+        load(tmp_path)
+    assert str(path) in one_line(caught.value)
+
+
+def test_the_weights_of_others_are_left_to_timm(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(3)}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="does not say which network") as caught:
+        load(tmp_path / "x.safetensors")
+    one_line(caught.value)
+
+
+def test_load_is_at_the_front_door() -> None:
+    assert compressive.load is load
+    with pytest.raises(AttributeError, match="module 'compressive' has no attribute 'nothing'"):
+        compressive.nothing  # noqa: B018  # pyright: ignore

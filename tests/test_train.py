@@ -1,0 +1,610 @@
+"""A run: killed, stopped, ill or left alone, it does what a plain loop over the steps would do."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import Written, differences, journal, last, photos, silent, tensors, tiny, words
+from torch import Tensor
+
+from compressive import checkpoint, train
+from compressive.config import METHODS, Config, override
+from compressive.data.loaders import Resident, canvas_side
+from compressive.data.plan import plan
+from compressive.display import Display
+from compressive.folder import read_config
+from compressive.learner import Learner, view_maker
+from compressive.methods import build
+from compressive.monitor import Verdict
+from compressive.online import held_out
+from compressive.run import Ill, Run, load_source
+from compressive.train import gradients, pretrain, requests_to_stop, seed_step
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEERED = ("method=c-byol", "bottleneck.target_rate=0.5", "train.steps=24")
+
+
+def started(config: Config, out: Path, *, display: Display | None = None) -> Run:
+    """A run before its next step, to be driven by hand."""
+    run = Run(config, out, display or silent(), resume=True)
+    run.restore()
+    return run
+
+
+def one_step(run: Run) -> Any:
+    """What `_train` does in a step, of one portion."""
+    run.set_rates()
+    seed_step(run.config.seed, run.attempt, run.step)
+    step, probe_loss = gradients(run, next(run.batches()), is_last=True)
+    run.update(step, probe_loss)
+    return step
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A C-BYOL run with noise, target, controller, momenta and probe: 24 steps at once."""
+    threads, out = torch.get_num_threads(), tmp_path_factory.mktemp("whole") / "run"
+    torch.set_num_threads(1)
+    outcome = pretrain(tiny(*STEERED), out, display=silent())
+    torch.set_num_threads(threads)
+    assert outcome.step == outcome.total == 24
+    return out
+
+
+def command(config: Config, out: Path) -> list[str]:
+    place = [config.data.source, "--out", str(out), "--recipe", "c-simclr/quickstart"]
+    return ["-m", "compressive", "pretrain", *place, *words(config)]
+
+
+def killed(config: Config, out: Path, *, after: int) -> None:
+    """A run in a process of its own, killed once it has saved so many steps."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, *command(config, out)], env=environment)
+    while process.poll() is None:
+        saved = checkpoint.steps(out / "checkpoints")
+        if saved and checkpoint.step_of(saved[-1]) >= after:
+            process.kill()
+            break
+        time.sleep(0.005)
+    assert process.wait() == -signal.SIGKILL, "it was to be killed in the middle"
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, uninterrupted: Path) -> None:
+    """kill -9 while steps and saves follow each other; the rest is run here."""
+    out, config = tmp_path / "run", tiny(*STEERED)
+    killed(override(config, "train.save_every=1e-9"), out, after=3)
+    assert override(read_config(out), "recipe=", "train.save_every=10") == config
+    assert 3 <= last(out)["step"] < 24
+    assert pretrain(config, out, display=silent()).step == 24
+    assert differences(last(out), last(uninterrupted)) == []
+    assert journal(out) == journal(uninterrupted)
+    assert [line["step"] for line in journal(out) if "loss" in line] == list(range(1, 25))
+    encoders = [load_file(run / "encoder.safetensors") for run in (out, uninterrupted)]
+    assert differences(*encoders) == []
+
+
+def test_the_comparison_of_runs_can_fail(uninterrupted: Path, tmp_path: Path) -> None:
+    """Another seed changes the weights, the target, the momenta, the probe and beta."""
+    pretrain(tiny(*STEERED, "seed=1"), tmp_path / "run", display=silent())
+    different = differences(last(tmp_path / "run"), last(uninterrupted))
+    for part in (
+        "learner.method.encoder.conv1",
+        "learner.method.target.network.0.conv1",
+        "learner.probe.linear.weight",
+        "optimizer.state",
+        "probe_optimizer.state",
+        "controller.beta",
+        "health.losses",
+    ):
+        assert any(part in name for name in different), part
+    assert journal(tmp_path / "run") != journal(uninterrupted)
+
+
+class Interrupting(Display):
+    """Sends this process a signal when a step is shown."""
+
+    def __init__(self, number: int, at: int) -> None:
+        super().__init__(quiet=True)
+        self.number, self.at = number, at
+
+    def progress(self, title: str, done: float, total: float, readings: Any = None) -> None:
+        if readings is not None and done == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_call_goes_on(
+    number: int, tmp_path: Path, uninterrupted: Path
+) -> None:
+    config, out = tiny(*STEERED), tmp_path / "run"
+    before = signal.getsignal(number)
+    outcome = pretrain(config, out, display=Interrupting(number, at=7))
+    assert (outcome.step, outcome.total) == (7, 24)
+    assert signal.getsignal(number) is before
+    assert last(out)["step"] == 7
+    again = pretrain(config, out, display=silent())
+    assert again.step == 24
+    assert differences(last(out), last(uninterrupted)) == []
+    assert journal(out) == journal(uninterrupted)
+
+
+def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) -> None:
+    """Readings are means over 3 steps; the break falls after the first of them."""
+    config = tiny("method=c-simclr", "train.steps=6", "train.log_every=3")
+    pretrain(config, tmp_path / "whole", display=silent())
+    run = started(config, tmp_path / "run")
+    for step in range(1, 5):  # one who asks is heard after a step
+        train._train(run, [signal.SIGTERM])
+        assert run.step == step
+    assert run.finish().step == 4
+    run.close()
+    pretrain(config, tmp_path / "run", display=silent())
+    assert differences(last(tmp_path / "run"), last(tmp_path / "whole")) == []
+    assert journal(tmp_path / "run") == journal(tmp_path / "whole")
+    assert [line["step"] for line in journal(tmp_path / "run") if "loss" in line] == [3, 6]
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with requests_to_stop() as asked:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_thread_leaves_signals_alone() -> None:
+    seen = []
+
+    def inside() -> None:
+        with requests_to_stop() as asked:
+            seen.append((asked, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [([], signal.getsignal(signal.SIGTERM))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_path: Path) -> None:
+    config = tiny(f"method={method}", "optim.name=lars")
+    assert pretrain(config, tmp_path, display=silent()).step == 2
+    state = last(tmp_path)
+    numbers = [t for t in tensors(state).values() if isinstance(t, Tensor)]
+    assert all(t.isfinite().all() for t in numbers if t.is_floating_point())
+    assert all(math.isfinite(line["loss"]) for line in journal(tmp_path) if "loss" in line)
+    run = started(config, tmp_path)
+    for name, part in run._parts():
+        assert differences(part.state_dict(), state[name]) == [], name
+    assert (run.step, run.attempt, run.accuracy) == (2, 0, state["accuracy"])
+    run.save()
+    run.close()
+    assert differences(last(tmp_path), state) == []
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: Path) -> None:
+    """5 steps at once equal 2 and 3, so momenta and AdamW's moments and step counts come back."""
+    config = tiny("method=simclr", f"optim.name={name}", "train.steps=5")
+    pretrain(config, tmp_path / "whole", display=silent())
+    run = started(config, tmp_path / "run")
+    fresh = {name: p.clone() for name, p in run.method.named_parameters()}
+    for _ in range(2):  # in the first, blocks that start as their shortcuts have no gradient
+        one_step(run)
+    assert all(not torch.equal(p, fresh[name]) for name, p in run.method.named_parameters())
+    run.save()
+    run.close()
+    pretrain(config, tmp_path / "run", display=silent())
+    state, whole = last(tmp_path / "run"), last(tmp_path / "whole")
+    for part in ("learner", "optimizer", "probe_optimizer"):
+        assert differences(state[part], whole[part]) == []
+
+
+def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
+    """BYOL's learner after some steps of SGD with momentum, written out.
+
+    The gradient of a step is the mean over portions of the gradients of their losses.
+    """
+    source = load_source(config)
+    assert source.labels is not None
+    held = held_out(len(source), config.probe.holdout, config.seed)
+    visible = source.labels.masked_fill(held, -1)
+    side = canvas_side(source, config.views.size)
+    loader = Resident(source, side=side, device="cpu")
+    torch.manual_seed(config.seed)
+    learner: Any = Learner(build(config), int(source.labels.max()) + 1)
+    learner.to(memory_format=torch.channels_last)
+    views = view_maker(config, torch.float32, compiled=False)
+    parts = config.train.accumulate
+    portions = plan(len(source), config.train.batch, seed=config.seed, portions=parts)
+    batches = loader.batches(portions)
+    weights = {n: p for n, p in learner.named_parameters() if p.requires_grad}
+    probe = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
+    momenta = {name: torch.zeros_like(p) for name, p in weights.items()}
+    for step in range(steps):
+        seed_step(config.seed, 0, step)
+        grads = {name: torch.zeros_like(p) for name, p in weights.items()}
+        for _ in range(parts):
+            batch = next(batches)
+            shown, probe_loss = learner(*views(batch), torch.zeros(()), visible[batch.index])
+            found = torch.autograd.grad(shown.loss + probe_loss, list(weights.values()))
+            for name, grad in zip(weights, found, strict=True):
+                grads[name] += grad / parts
+        lr = 0.5 * (1 + math.cos(math.pi * step / config.train.steps))
+        lr *= config.optim.lr * config.train.batch / 256
+        for name, p in weights.items():
+            if name.startswith("probe."):
+                p.grad = grads[name]
+                continue
+            decay = config.optim.weight_decay if p.ndim > 1 else 0.0
+            momenta[name].mul_(config.optim.momentum).add_(grads[name] + decay * p.detach())
+            p.data -= lr * momenta[name]
+        probe.step()
+        tau = 1 - (1 - config.target.rate) * 0.5 * (
+            1 + math.cos(math.pi * step / config.train.steps)
+        )
+        online = [*learner.method.encoder.parameters(), *learner.method.projection.parameters()]
+        for slow, fast in zip(learner.method.target.network.parameters(), online, strict=True):
+            slow.data = tau * slow + (1 - tau) * fast.data
+    return learner.state_dict()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) -> None:
+    """To 1e-4 of a tensor's norm: float32 sums in another order, through 3 steps of batch norms."""
+    changes = ["method=byol", "optim.lr=0.5", "optim.weight_decay=0.01", "train.steps=3"]
+    config = tiny(*changes, f"train.accumulate={accumulate}")
+    pretrain(config, tmp_path, display=silent())
+    found, expected = last(tmp_path)["learner"], by_hand(config, 3)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        gap = (found[name].double() - tensor.double()).norm()
+        assert gap <= 1e-4 * tensor.double().norm() + 1e-7, name
+
+
+def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
+    """Batch norms see a portion: accumulation is another run, and the test above tells them."""
+    found = []
+    for accumulate in (1, 2):
+        config = tiny("method=byol", f"train.accumulate={accumulate}")
+        pretrain(config, tmp_path / str(accumulate), display=silent())
+        found.append(last(tmp_path / str(accumulate))["learner"]["method.projection.0.weight"])
+    assert (found[0] - found[1]).norm() > 1e-3 * found[0].norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [
+        (["train.steps=0", "train.epochs=1"], 40 // 8 + 1),  # one more than its full batches
+        (["train.steps=0", "train.epochs=3", "train.batch=16"], 120 // 16 + 1),
+        (["train.steps=7", "train.epochs=3"], 7),  # steps, whatever the epochs
+        (["train.steps=3", "train.batch=64"], 3),  # a batch may be larger than the set
+    ],
+)
+def test_epochs_and_steps(changes: list[str], total: int, tmp_path: Path) -> None:
+    run = started(tiny(*changes), tmp_path)
+    assert run.total == total
+    run.close()
+
+
+def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
+    display = Written()
+    run = started(tiny("optim.warmup_epochs=10", "train.steps=30"), tmp_path, display=display)
+    run.close()
+    assert run.warmup == 3
+    assert "warm-up shortened to 3 steps, a tenth of the run" in display.said
+
+
+@pytest.mark.parametrize("batch", [7, 4])
+def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path: Path) -> None:
+    """4 images in 4 portions leave one, which has no batch statistics."""
+    with pytest.raises(ValueError, match=r"train\.(batch|accumulate) must"):
+        pretrain(tiny("method=byol", f"train.batch={batch}", "train.accumulate=4"), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+# Schedules
+
+
+def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
+    """Warm-up of 2 epochs of 5 steps, then half a cosine; the target's rate is 1 at the end."""
+    config = tiny(
+        "method=byol", "optim.warmup_epochs=2", "optim.lr=0.3", "target.rate=0.9", "train.steps=14"
+    )
+    run = started(config, tmp_path)
+    peak = 0.3 * 8 / 256
+    for step in range(14):
+        target = run.method.target
+        assert target is not None
+        slow = [p.clone() for p in target.network.parameters()]
+        one_step(run)
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - 10) / 4))
+        lr = peak * step / 10 if step < 10 else peak * cosine
+        assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([lr] * 2)
+        tau = 1 - 0.1 * 0.5 * (1 + math.cos(math.pi * step / 14))
+        fast = [*run.method.encoder.parameters(), *run.method.projection.parameters()]
+        for before, now, online in zip(slow, target.network.parameters(), fast, strict=True):
+            torch.testing.assert_close(now, tau * before + (1 - tau) * online)
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["method=c-byol", "bottleneck.beta=0.7"], [0.7] * 10),
+        (
+            ["method=c-byol", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=1"],
+            [0, 0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1, 1],
+        ),
+        (
+            ["method=c-byol", "bottleneck.schedule=cosine", "bottleneck.beta=2"],
+            [1 - math.cos(math.pi * step / 10) for step in range(10)],
+        ),
+        (["method=byol", "bottleneck.beta=0.7"], [0.0] * 10),
+    ],
+    ids=["constant", "linear", "cosine", "uncompressed"],
+)
+def test_beta_reaches_the_loss(changes: list[str], expected: list[float], tmp_path: Path) -> None:
+    """loss = nll + beta * residual, a mean over images and a sum over directions."""
+    run = started(tiny(*changes, "train.steps=10"), tmp_path)
+    for beta in expected[:6]:
+        step = one_step(run)
+        assert run.beta.item() == pytest.approx(beta, abs=1e-7)
+        charged = 0 if step.residual is None else beta * step.residual.item()
+        assert step.loss.item() == pytest.approx(2 * (step.nll.item() + charged), rel=1e-5)
+    run.close()
+
+
+@pytest.mark.parametrize(("target", "way"), [(0.01, 1), (1000.0, -1)])
+def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> None:
+    """Up while more movable nats pass than wanted, down while fewer; and the loss is charged so."""
+    config = tiny("method=c-simclr", f"bottleneck.target_rate={target}", "train.steps=20")
+    run = started(config, tmp_path)
+    betas = [run.beta.item()]
+    assert betas == [1.0]
+    for _ in range(4):
+        step = one_step(run)
+        nll = step.nll.item() - math.log(2 * 8 - 1)  # of K = 2B - 1 candidates
+        assert step.residual is not None
+        loss = 2 * (nll + betas[-1] * step.residual.item())
+        assert step.loss.item() == pytest.approx(loss, rel=1e-4)
+        betas.append(run.beta.item())
+    assert betas == sorted(betas, reverse=way < 0)
+    assert len(set(betas)) == 5
+    run.close()
+
+
+def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drawn(seed: int, attempt: int, step: int, process: int) -> tuple[float, ...]:
+        monkeypatch.setattr(train, "rank", lambda: process)
+        seed_step(seed, attempt, step)
+        return tuple(torch.randn(4).tolist())
+
+    asked = [(s, a, t, r) for s in (0, 1, 11) for a in (0, 1) for t in (0, 1, 11) for r in (0, 1)]
+    first = {four: drawn(*four) for four in asked}
+    assert len(set(first.values())) == len(asked)
+    random.Random(0).shuffle(asked)
+    assert all(drawn(*four) == first[four] for four in asked)
+
+
+# Illness
+
+
+def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None:
+    config = tiny("method=simclr", "optim.lr=1e9", "health.tries=2", "train.steps=30")
+    display = Written()
+    with pytest.raises(Ill, match=r"^stopped after 2 returns: nan: loss .* lower optim\.lr"):
+        pretrain(config, tmp_path, display=display)
+    returns = [line for line in display.said if line.endswith("back to the last good checkpoint")]
+    assert len(returns) == 2
+    state = last(tmp_path)
+    assert state["step"] == 0
+    assert all(t.isfinite().all() for t in tensors(state["learner"]).values())
+    lines = [line for line in journal(tmp_path) if "loss" in line]
+    assert lines[-1]["loss"] is None  # JSON knows no NaN
+    assert lines[-1]["health"].startswith("nan")
+
+
+def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
+    """The loss is finite in the step that ruins the weights, and saving is due at once."""
+    changes = ["optim.lr=1e40", "health.tries=1", "train.steps=30", "train.save_every=1e-9"]
+    with pytest.raises(Ill, match="stopped after 1 returns: nan: loss"):
+        pretrain(tiny("method=simclr", *changes), tmp_path / "a", display=silent())
+    assert all(t.isfinite().all() for t in tensors(last(tmp_path / "a")["learner"]).values())
+    run = started(tiny("method=simclr", *changes), tmp_path / "b")
+    loss = one_step(run).loss
+    assert loss.isfinite()
+    assert run.finish().step == 1
+    run.close()
+    assert last(tmp_path / "b")["step"] == 0
+
+
+def test_weights_lost_in_the_last_step_are_an_illness(tmp_path: Path) -> None:
+    changes = ["optim.lr=1e40", "health.tries=0", "train.steps=1"]
+    with pytest.raises(Ill, match="weights not finite after the last step"):
+        pretrain(tiny("method=simclr", *changes), tmp_path, display=silent())
+    assert last(tmp_path)["step"] == 0
+
+
+def test_a_collapse_is_named(tmp_path: Path) -> None:
+    """Ten times the spread of uniform directions is out of reach: all counts as collapsed."""
+    saving = ("train.save_every=1e-9", "health.tries=1", "train.steps=20")
+    config = tiny("method=c-byol", "health.collapse_std=10", *saving)
+    with pytest.raises(
+        Ill,
+        match=r"^stopped after 1 returns: collapse: directions spread .* lower bottleneck\.beta",
+    ):
+        pretrain(config, tmp_path, display=silent())
+    assert [line["step"] for line in journal(tmp_path) if "loss" in line] == [1, 2, 3]
+    assert last(tmp_path)["step"] == 0  # nothing is saved while it is suspected
+
+
+def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) -> None:
+    run = started(tiny("method=c-byol", "bottleneck.target_rate=1", "train.steps=9"), tmp_path)
+    for _ in range(2):
+        one_step(run)
+    run.save()
+    state, order = last(tmp_path), next(run.batches()).index
+    for _ in range(2):
+        one_step(run)
+    assert differences(run.inner.state_dict(), state["learner"])
+    run.go_back(Verdict("nan", "nan: for a test"))
+    assert (run.step, run.attempt) == (2, 1)
+    for name, part in run._parts():
+        assert differences(part.state_dict(), state[name]) == [], name
+    assert not torch.equal(next(run.batches()).index, order)
+    one_step(run)
+    run.save()
+    run.close()
+    again = started(run.config, tmp_path)  # the attempt is part of where a run stands
+    assert (again.step, again.attempt) == (3, 1)
+    again.close()
+
+
+# The folder of a run
+
+
+def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
+    config = tiny("method=c-simclr", "train.tensorboard=true", "train.log_every=2")
+    outcome = pretrain(config, tmp_path / "a" / "b", display=silent())
+    assert outcome.folder == tmp_path / "a" / "b"
+    names = {path.name for path in outcome.folder.iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "encoder.safetensors",
+    }
+    assert read_config(outcome.folder) == config
+    assert [path.name for path in checkpoint.steps(outcome.folder / "checkpoints")] == [
+        "step_00000000.safetensors",
+        "step_00000002.safetensors",
+    ]
+    assert list((outcome.folder / "tensorboard").glob("events.out.tfevents.*"))
+    first, second = map(json.loads, (outcome.folder / "metrics.jsonl").read_text().splitlines())
+    for name in ("loss", "nll", "residual", "movable", "predictive", "agreement", "beta"):
+        assert isinstance(first[name], float), name
+    assert {"lr", "health", "images_per_second", "wait_share", "spread"} <= first.keys()
+    assert outcome.accuracy is not None
+    assert second == {
+        "step": 2,
+        "probe_accuracy": outcome.accuracy.probe,
+        "knn_accuracy": outcome.accuracy.neighbors,
+    }
+
+
+def test_a_finished_run_stays_as_it_is(uninterrupted: Path) -> None:
+    before, lines = last(uninterrupted), journal(uninterrupted)
+    outcome = pretrain(tiny(*STEERED), uninterrupted, display=silent())
+    assert outcome.step == outcome.total
+    assert outcome.accuracy == before["accuracy"]
+    assert differences(last(uninterrupted), before) == []
+    assert journal(uninterrupted) == lines
+
+
+def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
+    images = photos(tmp_path / "images", 12)
+    (images / "002.png").write_bytes(b"not an image")
+    whole = (images / "005.png").read_bytes()
+    (images / "005.png").write_bytes(whole[: len(whole) // 2])
+    for resident in ("yes", "no"):
+        config = tiny(f"data.source={images}", f"data.resident={resident}", "train.steps=3")
+        out = tmp_path / resident
+        outcome = pretrain(config, out, display=silent())
+        assert outcome.step == 3
+        assert outcome.accuracy is None  # a flat folder has no labels
+        listed = (out / "unreadable.txt").read_text().splitlines()
+        assert [line.split(": ")[0] for line in listed] == [
+            str(images / "002.png"),
+            str(images / "005.png"),
+        ]
+        assert all(line.split(": ", 1)[1] for line in listed)
+    state, streamed = last(tmp_path / "yes"), last(tmp_path / "no")
+    assert differences(state, streamed) == []  # the same images, wherever they live
+
+
+def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
+    images, out = photos(tmp_path / "images", 9), tmp_path / "run"
+    config = tiny(f"data.source={images}")
+    pretrain(config, out, display=silent())
+    photos(images, 10)
+    message = f"{out} holds a run on 9 images, and {images} has 10; choose another --out"
+    with pytest.raises(ValueError, match=message):
+        pretrain(config, out, display=silent())
+
+
+def test_a_set_of_which_no_label_is_held_out_is_trained_all_the_same(tmp_path: Path) -> None:
+    config = tiny("probe.holdout=0", "method=simclr")
+    assert pretrain(config, tmp_path, display=silent()).accuracy is None
+    assert "probe_loss" in journal(tmp_path)[-1]
+
+
+def test_labels_held_out_never_reach_the_probe(tmp_path: Path) -> None:
+    """A tenth of the labels is invisible to the probe, whose every other label is the true one."""
+    run = started(tiny("data.limit=200"), tmp_path)
+    assert run.labels is not None
+    assert 5 <= int(run.held.sum()) <= 40
+    assert (run.visible[run.held] == -1).all()
+    assert torch.equal(run.visible[~run.held], run.labels[~run.held])
+    run.close()
+
+
+# Processes
+
+
+def together(state: dict[str, Any], ends: tuple[str, ...]) -> Tensor:
+    """All weights of the method with such names as one vector."""
+    names = [n for n in sorted(state) if n.startswith("method.") and n.endswith(ends)]
+    return torch.cat([state[name].double().flatten() for name in names])
+
+
+@pytest.mark.distributed
+def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
+    """SimCLR, SGD, 3 steps: 8 images in each of torchrun's processes, 16 in one.
+
+    Weights agree to 1e-4, and to 1 % of the way that they went: float32 sums over a batch come in
+    two parts, and through 3 steps of such small batch norms a change of the first weights by 1e-7
+    makes 6e-5, and 1.4e-4 of the way. Only the first process speaks.
+    """
+    one, two = tmp_path / "one", tmp_path / "two"
+    config = tiny("method=simclr", "train.steps=3", "train.batch=16", "views.size=32")
+    pretrain(config, one, display=silent())
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *launch, *command(config, two)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("encoder: ") == 1
+    begun = checkpoint.load(one / "checkpoints" / "step_00000000.safetensors")["learner"]
+    found, expected = last(two)["learner"], last(one)["learner"]
+    assert found.keys() == expected.keys()
+    for ends in (("weight", "bias"), ("running_mean", "running_var")):
+        first, b, a = (together(state, ends) for state in (begun, found, expected))
+        assert (a - b).norm() < 1e-4 * a.norm()
+        assert (a - b).norm() < 1e-2 * (a - first).norm()
+    for mine, theirs in zip(journal(one), journal(two), strict=True):
+        assert mine["step"] == theirs["step"]
+        if "loss" in mine:
+            precise = 1e-5 if mine["step"] == 1 else 1e-3  # then of weights that differ
+            assert theirs["loss"] == pytest.approx(mine["loss"], rel=precise)

@@ -1,0 +1,138 @@
+"""Runs of a second, for tests: a network of 0.4 million weights on pictures of 16 pixels."""
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from compressive import checkpoint
+from compressive.config import Config, flat, override
+from compressive.display import Display
+
+# No verdict of collapse, as a handful of images in one dimension or two is what health is for.
+# Probe and neighbors are asked every 5 steps. tensorboard takes longer than the run.
+CHANGES = (
+    "views.size=16",
+    "network.name=test_resnet",
+    "network.hidden=16",
+    "network.out=8",
+    "optim.name=sgd",
+    "optim.warmup_epochs=0",
+    "train.batch=8",
+    "train.steps=2",
+    "train.device=cpu",
+    "train.log_every=1",
+    "train.tensorboard=false",
+    "probe.every_epochs=1",
+    "health.min_rank=0",
+    "health.collapse_std=0",
+)
+TIMING = ("images_per_second", "wait_share")
+
+
+def tiny(*changes: str) -> Config:
+    return override(Config(), f"data.source={sorted_photos()}", *CHANGES, *changes)
+
+
+@functools.cache
+def sorted_photos() -> Path:
+    """40 images in 5 class folders, which all tests share; the built-in set takes a second."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    for label in range(5):
+        (folder / f"class{label}").mkdir()
+        for i in range(8):
+            noise(16, 16, seed=8 * label + i).save(folder / f"class{label}" / f"{i}.png")
+    return folder
+
+
+def words(config: Config) -> list[str]:
+    """Arguments that make a command line come to this config, whatever it begins with."""
+    settings = flat(config)
+    settings.pop("recipe")
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+def silent() -> Display:
+    return Display(quiet=True)
+
+
+class Written(Display):
+    """A display that remembers what it said."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def last(run: Path) -> dict[str, Any]:
+    """The state in a run's last checkpoint."""
+    path = checkpoint.latest(run / "checkpoints")
+    assert path is not None
+    return checkpoint.load(path)
+
+
+def journal(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run without what is measured by a clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name in TIMING:
+            line.pop(name, None)
+        if line.get("health", "").startswith("data wait"):
+            line.pop("health")
+    return lines
+
+
+def tensors(state: Any, place: str = "") -> dict[str, Any]:
+    """Every leaf of a nested state by its place."""
+    if isinstance(state, dict):
+        pairs = list(state.items())
+    elif isinstance(state, list | tuple):
+        pairs = list(enumerate(state))
+    else:
+        return {place: state}
+    return {
+        name: leaf
+        for key, value in pairs
+        for name, leaf in tensors(value, f"{place}.{key}" if place else str(key)).items()
+    }
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """Places in which two states are not the same bit by bit."""
+    a, b = tensors(one), tensors(other)
+    shared = a.keys() & b.keys()
+    return sorted((a.keys() | b.keys()) - shared) + sorted(
+        name for name in shared if not _same(a[name], b[name])
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a.cpu(), b.cpu())
+    return type(a) is type(b) and a == b
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def photos(folder: Path, count: int, side: int = 24) -> Path:
+    """A folder of images that nobody has sorted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        noise(side, side + i, seed=i).save(folder / f"{i:03d}.png")
+    return folder
