@@ -1,6 +1,7 @@
 """Golden files and unit vectors for all tests. A missing golden file fails: nothing skips."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ def unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(*shape, dtype=torch.float64, generator=generator)
     return torch.nn.functional.normalize(noise, dim=-1).to(dtype)
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes that share the cores
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in commands(README) if c != TEST_COMMAND])
-def test_readme_commands_run(command: str) -> None:
+def test_readme_commands_run(command: str, tmp_path: Path) -> None:
     """`uv run X` in this environment; `pip install` is what made this environment."""
     if command.startswith("pip install"):
         return
@@ -39,7 +39,7 @@ def test_readme_commands_run(command: str) -> None:
     else:
         assert program == "python", f"teach this test to run {command!r}"
     run = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout

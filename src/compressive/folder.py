@@ -95,7 +95,7 @@ def _about(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: _version(name) for name in packages},
+        "versions": {name: _version(name) for name in packages} | {"torch": torch.__version__},
     }
 
 

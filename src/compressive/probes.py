@@ -1,5 +1,7 @@
 """Classifiers on frozen features."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -60,6 +62,8 @@ def linear_probe(
     test: tuple[Float[Tensor, "asked feat"], Int[Tensor, " asked"]],
     *,
     classes: int,
+    penalties: Sequence[float] = PENALTIES,
+    steps: int = 200,
 ) -> float:
     """Test accuracy of a linear classifier whose penalty was chosen on a fifth of the train part.
 
@@ -71,9 +75,11 @@ def linear_probe(
     chosen = (order % 5 == 0).to(feats.device)
 
     def accuracy(penalty: float) -> float:
-        fitted = Linear(feats[~chosen], labels[~chosen], classes=classes, penalty=penalty)
+        fitted = Linear(
+            feats[~chosen], labels[~chosen], classes=classes, penalty=penalty, steps=steps
+        )
         return float(top_k_accuracy(fitted.logits(feats[chosen]), labels[chosen]))
 
-    best = max(PENALTIES, key=accuracy)
-    final = Linear(feats, labels, classes=classes, penalty=best)
+    best = max(penalties, key=accuracy)
+    final = Linear(feats, labels, classes=classes, penalty=best, steps=steps)
     return float(top_k_accuracy(final.logits(test[0]), test[1]))

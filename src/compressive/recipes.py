@@ -141,25 +141,28 @@ def cifar10(method: str, epochs: int) -> Recipe:
 
 def quickstart(method: str) -> Recipe:
     """The built-in pictures on two CPU cores: ours, to see everything work within minutes."""
-    network, hidden, size, epochs, batch, lr, warmup = "resnet18", 512, 32, 10, 128, 0.2, 1.0
     why = "ours, for minutes on two CPU cores"
     layer: Layer = {
         "data.source": ("builtin", why),
-        "views.size": (size, why),
-        "views.blur": (size > 32, why),
-        "network.name": (network, why),
-        "network.hidden": (hidden, why),
-        "optim.lr": (lr, why),
-        "optim.warmup_epochs": (warmup, why),
-        "train.batch": (batch, why),
-        "train.epochs": (epochs, why),
+        "views.size": (32, "the pictures'"),
+        "views.blur": (False, "as for CIFAR-10"),
+        "network.name": ("test_resnet", "ours: 0.4 million weights, timm's smallest ResNet"),
+        "network.hidden": (512, why),
+        "bottleneck.kappa_b": (10.0, "paper, sec. A.5"),
+        "optim.name": ("adamw", "ours: quicker than SGD in so few steps"),
+        "optim.lr": (0.032, "ours: the best of a few"),
+        "optim.weight_decay": (0.01, "torch's"),
+        "optim.warmup_epochs": (1.0, why),
+        "train.batch": (128, why),
+        "train.epochs": (8, why),
+        "probe.every_epochs": (2.0, why),
     }
     return _recipe(
         f"{method}/quickstart",
         method,
         *(_SMALL, layer),
         about="Ours: the built-in pictures, to see everything work.",
-        expected="not in the paper; 25 points or more above a linear probe on pixels",
+        expected="not in the paper; linear probe on test 85.7 (SimCLR), 83.4 (C-SimCLR), pixels 9.8",
         hardware="two CPU cores",
     )
 

@@ -1,12 +1,13 @@
 """The built-in pictures: twelve patterns under strong nuisances, drawn by arithmetic alone.
 
 The class is the pattern. Where it lies, its angle, scale and thickness, how it is bent, its two
-colors (which drift across the picture), the light, what covers it and the grain are all drawn
-alike for every class. So no pixel and no color says anything about the class, while almost every
-crop of a picture shows it: what a linear map of pixels cannot see, and two views share.
+colors, the light, what covers it and the grain are drawn alike for every class, and either color
+may be the brighter one. So a linear map of pixels sees nothing of the class, while almost every
+crop of a picture shows it: it is what two views share.
 
 Every machine makes the same bytes. Random words are raw Philox, and all that follows is sums,
-products, quotients, roots and comparisons in float32, which IEEE 754 rounds in one way.
+products, quotients, roots and comparisons in float32, which IEEE 754 rounds in one way. The ranges
+that things are drawn from are ours: what still looks like a pattern at 32 pixels, to us.
 """
 
 import math
@@ -20,7 +21,7 @@ from numpy import ndarray
 SIDE = 32  # pixels
 
 _SPLITS = ("train", "test")
-_SLOTS = 33  # random words of a picture, each one number; behind them, a byte of grain per pixel
+_SLOTS = 31  # random words of a picture, each one number; behind them, a byte of grain per pixel
 _GRAIN = SIDE * SIDE // 8
 _BLOCK = 250  # pictures drawn at a time, so that their planes stay in the cache
 
@@ -143,7 +144,7 @@ def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
     """The first `count` pictures of a split, "train" or "test", 32 x 32 pixels each.
 
     Endless: picture i is the same for every count. Each twelve in a row hold every class once, in
-    random order. Splits and seeds have random streams of their own. 1,000 take about 0.2 s.
+    random order. Splits and seeds have random streams of their own. 1,000 take 0.1 s.
     """
     if count < 0:
         raise ValueError(f"count must be 0 or more, got {count}")
@@ -170,8 +171,8 @@ class _Lots:
     """Uniform numbers of every picture, handed out one by one."""
 
     def __init__(self, raw: UInt64[ndarray, "count slots"]) -> None:
-        # 24 bits, which float32 holds exactly.
-        self.numbers = (raw >> np.uint64(40)).astype(np.float32)[:, :, None, None] / 2**24
+        # 24 bits, which float32 holds exactly. Divided by the integer they were float64 in numpy 1.
+        self.numbers = (raw >> np.uint64(40)).astype(np.float32)[:, :, None, None] * 2.0**-24
         self.next = 0
 
     def between(self, low: float, high: float) -> Column:
@@ -184,8 +185,7 @@ def _draw(
     labels: Int64[ndarray, " count"], raw: UInt64[ndarray, "count words"]
 ) -> UInt8[ndarray, "count 3 side side"]:
     lots = _Lots(raw[:, :_SLOTS])
-    middle = (SIDE - 1) / 2
-    side = np.arange(SIDE, dtype=np.float32) - middle
+    side = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
     x, y = np.broadcast_arrays(side[None, None, :], side[None, :, None])
     ink = _ink(labels, lots, x, y)
     light = 1 + lots.between(-0.3, 0.3) * (x / 16) + lots.between(-0.3, 0.3) * (y / 16)
@@ -193,13 +193,12 @@ def _draw(
     for _ in range(2):
         disk = _disk(lots, x, y)
         planes = [plane + disk * (lots.between(0.0, 1.0) - plane) for plane in planes]
-    # Bytes in the order of little-endian machines on all.
+    # "<u8": the bytes of a word in the same order on every machine.
     grain = raw[:, _SLOTS:].astype("<u8").view(np.uint8).reshape(-1, SIDE, SIDE)
     grain = (grain.astype(np.float32) - 127.5) * (lots.between(0.0, 0.2) / 255)
     assert lots.next == _SLOTS
-    return np.floor(np.clip(np.stack(planes, 1) + grain[:, None], 0, 1) * 255 + 0.5).astype(
-        np.uint8
-    )
+    images = np.clip(np.stack(planes, 1) + grain[:, None], 0, 1)
+    return np.floor(images * 255 + 0.5).astype(np.uint8)
 
 
 def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Plane:
@@ -224,8 +223,8 @@ def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Pla
 def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[Plane, Plane]]:
     """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep.
 
-    Two fixed colors per picture are a shortcut: SimCLR then told pictures apart by color, and
-    after 240 steps its probe read 23 % of the patterns right in place of 44 %.
+    Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
+    read 88 % of gray patterns right, and 37 % where each picture had two random colors.
     """
     middle, apart = lots.between(0.3, 0.7), lots.between(0.12, 0.3)
     apart = np.where(lots.between(0, 1) < 0.5, apart, -apart)
