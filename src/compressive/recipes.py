@@ -162,7 +162,7 @@ def quickstart(method: str) -> Recipe:
         method,
         *(_SMALL, layer),
         about="Ours: the built-in pictures, to see everything work.",
-        expected="not in the paper; linear probe on test 85.7 (SimCLR), 83.4 (C-SimCLR), pixels 9.8",
+        expected="not in the paper; linear probe: SimCLR 85.7, C-SimCLR 83.4, pixels 9.8",
         hardware="two CPU cores",
     )
 
