@@ -1,7 +1,7 @@
 """Beta finds its way: simulated responses of many shapes, and a small network by C-SimCLR."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -171,15 +171,6 @@ def test_a_controller_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 # --- a real network ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """So small a network is quickest with one, and far quicker where others use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(controller: Controller | None, steps: int) -> list[float]:
     """Movable nats of every step of C-SimCLR on pairs of noisy vectors, beta steered or 0."""
     torch.manual_seed(0)
@@ -208,7 +199,7 @@ def free_nats() -> float:
     return float(np.mean(trained(None, 400)[-100:]))
 
 
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("share", [0.5, 0.2])
 def test_a_network_keeps_the_share_of_its_nats_that_it_is_told_to(share: float) -> None:
     """Means over 50 steps scatter by 1 %: a batch's nats by 6 %, over the root of 50."""

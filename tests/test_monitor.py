@@ -372,16 +372,7 @@ def trained(beta: float, steps: int) -> list[Verdict]:
     return found
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """So small a network is quickest with one, and far quicker where others use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 def test_a_price_too_high_is_found_to_collapse_a_network_and_a_fair_one_is_not() -> None:
     fair, dear = trained(1.0, 150), trained(100.0, 150)
     assert not any(v.is_ill for v in fair), fair

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from compressive.config import Config, is_compressed, is_contrastive
 from compressive.distributed import mean_value, world_size
 from compressive.inputs import nonnegative, one_of, positive, wide
-from compressive.networks import RESNETS, Ema, backbone, feature_dim, linear, mlp
+from compressive.networks import Ema, feature_dim, linear, mlp
+from compressive.networks import build as build_backbone
 from compressive.objectives import (
     RATES,
     Rate,
@@ -277,18 +278,16 @@ def build(config: Config) -> Contrastive | Bootstrap:
 
 def _online(config: Config) -> tuple[nn.Module, nn.Module]:
     """A backbone and a projection."""
-    settings = dict(vars(config.network))
-    name, hidden, out = (settings.pop(key) for key in ("name", "hidden", "out"))
-    layers, last_norm = settings.pop("head_layers"), settings.pop("head_last_norm")
-    biased = config.network.biased_variance
-    if name not in RESNETS:
-        with torch.device("meta"):  # only to read what timm says of it
-            known: Any = backbone(name, **settings)
-        if known.pretrained_cfg.get("fixed_input_size"):
-            settings["img_size"] = config.views.size
-    encoder = backbone(name, **settings)
-    in_dim = feature_dim(encoder)
-    head = mlp(in_dim, hidden, out, layers=layers, last_norm=last_norm, biased_variance=biased)
+    network = config.network
+    encoder = build_backbone(network, config.views.size)
+    head = mlp(
+        feature_dim(encoder),
+        network.hidden,
+        network.out,
+        layers=network.head_layers,
+        last_norm=network.head_last_norm,
+        biased_variance=network.biased_variance,
+    )
     return encoder, head
 
 
