@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import together
 from torch import Tensor, nn
 
 from compressive import checkpoint
@@ -231,7 +231,7 @@ def process_nats() -> Tensor:
 @pytest.mark.distributed
 def test_all_processes_steer_by_their_common_mean(tmp_path: Path) -> None:
     """To the rounding of a float32 mean, taken apart and put together again."""
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    together(worker, (str(tmp_path),), 2)
     alone = Controller(1.0)
     for value in process_nats():
         alone.update(value.mean())

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from conftest import unit_vectors
+from processes import together
 
 from compressive import contrast, distributed
 from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, info_nce, simclr_loss
@@ -70,7 +70,7 @@ def worker(rank: int, ranks: int, folder: str, streamed: bool) -> None:
 def test_processes_equal_one_process_on_the_joined_batch(
     ranks: int, streamed: bool, tmp_path: Path
 ) -> None:
-    mp.spawn(worker, (ranks, str(tmp_path), streamed), nprocs=ranks)
+    together(worker, (ranks, str(tmp_path), streamed), ranks)
     joined = gradients(data(ranks))
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     for name, (loss, grad) in joined.items():
@@ -95,7 +95,7 @@ def bound_worker(rank: int, ranks: int, folder: str) -> None:
 
 @pytest.mark.distributed
 def test_candidates_are_counted_over_all_processes(tmp_path: Path) -> None:
-    mp.spawn(bound_worker, (2, str(tmp_path)), nprocs=2)
+    together(bound_worker, (2, str(tmp_path)), 2)
 
 
 def uneven_worker(rank: int, folder: str) -> None:
@@ -110,7 +110,7 @@ def uneven_worker(rank: int, folder: str) -> None:
 
 @pytest.mark.distributed
 def test_uneven_batches_are_refused_in_words(tmp_path: Path) -> None:
-    mp.spawn(uneven_worker, (str(tmp_path),), nprocs=2)
+    together(uneven_worker, (str(tmp_path),), 2)
 
 
 def test_one_process_needs_no_group() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from compiled_methods import tiny
+from processes import together
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,7 +62,7 @@ def worker(rank: int, ranks: int, folder: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_make_the_step_of_one(ranks: int, tmp_path: Path) -> None:
     """Negatives from all, norms over all, gradients averaged by DistributedDataParallel."""
-    mp.spawn(worker, (ranks, str(tmp_path)), nprocs=ranks)
+    together(worker, (ranks, str(tmp_path)), ranks)
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     for name in METHODS:
         alone = outcome(name, slice(BATCH), parallel=False)

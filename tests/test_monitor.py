@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import unit_vectors
+from processes import together
 from torch import Tensor, nn
 
 from compressive import checkpoint, config, metrics
@@ -206,7 +206,7 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.mark.distributed
 def test_all_processes_read_the_same_and_one_writes(tmp_path: Path) -> None:
-    mp.spawn(worker, (str(tmp_path),), nprocs=2)
+    together(worker, (str(tmp_path),), 2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second, "bitwise"
     assert first == pytest.approx({"a": 1.5, "b": 0.15, "c": 3.0}, rel=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import together
 from torch import Tensor, nn
 
 from compressive.distributed import all_sum
@@ -92,13 +92,13 @@ def refused(rank: int) -> None:
 
 @pytest.mark.distributed
 def test_processes_normalize_as_one_on_the_joined_batch(tmp_path: Path) -> None:
-    mp.spawn(worker, (str(tmp_path),), nprocs=RANKS)
+    together(worker, (str(tmp_path),), RANKS)
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
     for name, network in networks().items():
         joined = outcome(network, images(), 1)
         for key in ("out", "x", "evaluated"):
-            together = torch.cat([found[name][key] for found in each])
-            torch.testing.assert_close(together, joined[key], rtol=1e-11, atol=1e-12)
+            joined_up = torch.cat([found[name][key] for found in each])
+            torch.testing.assert_close(joined_up, joined[key], rtol=1e-11, atol=1e-12)
         for found in each:
             torch.testing.assert_close(
                 found[name]["state"], joined["state"], rtol=1e-12, atol=1e-12
