@@ -30,8 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from compressive.data.loaders import Resident, Streaming
+from compressive.data.pictures import Source
 from compressive.data.plan import Portion
-from compressive.data.sources import Source, open_source
+from compressive.data.sources import open_source
 
 HEIGHT, WIDTH = 375, 500
 

@@ -15,18 +15,25 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 # A module imports only from floors below its own, never from its own.
 FLOORS = [
     "inputs special radial distributed views config paper checkpoint display pace "
-    "data.builtin data.flow",
-    "vmf contrast optim metrics augment networks syncbn controller recipes folder "
-    "data.plan data.sources",
-    "objectives uniform monitor encoder probes data.loaders",
-    "methods online",
-    "learner",
-    "run",
-    "train",
-    "quickstart",
+    "data.answers data.builtin data.decode data.flow data.labelmaps data.layouts "
+    "corruptions.tables",
+    "vmf contrast optim metrics augment networks syncbn controller recipes folder logistic "
+    "data.pictures data.plan data.videos corruptions.filters evaluation.linear "
+    "evaluation.robustness",
+    "objectives uniform monitor encoder probes data.loaders data.shards data.shifts data.splits "
+    "data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
+    "corruptions.jpeg evaluation.published evaluation.results",
+    "methods online data.sources data.transfer_files corruptions.weather corruptions.spatter "
+    "evaluation.features evaluation.scores evaluation.compare evaluation.smoothness",
+    "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
+    "evaluation.tables",
+    "run evaluation.exam",
+    "train evaluation.classify evaluation.probing evaluation.shifted",
+    "quickstart evaluation.suite",
     "cli",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
+SUBPACKAGES = {f"compressive.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
 DOORS = {"__init__", "__main__"}  # they only pass on what others hold
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in DOORS]
 
@@ -41,7 +48,7 @@ def imports(source: str) -> set[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            if node.module in ("compressive", "compressive.data"):
+            if node.module == "compressive" or node.module in SUBPACKAGES:
                 inside = node.module.removeprefix("compressive").lstrip(".")
                 found |= {".".join(filter(None, (inside, alias.name))) for alias in node.names}
             elif node.module and node.module.startswith("compressive."):

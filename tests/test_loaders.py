@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from compressive.data.decode import Unreadable
 from compressive.data.loaders import (
     Batch,
     Resident,
@@ -26,7 +27,6 @@ from compressive.data.loaders import (
     shrink,
 )
 from compressive.data.plan import Portion
-from compressive.data.sources import Unreadable
 
 SIDE = 16
 RAGGED = [(16, 16), (5, 16), (16, 3), (1, 1), (9, 12), (40, 24), (12, 9), (7, 33), (2, 16), (8, 8)]

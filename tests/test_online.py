@@ -11,9 +11,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 
 from compressive.augment import center_crop, normalize
+from compressive.data.decode import Unreadable
 from compressive.data.loaders import Resident, Streaming
 from compressive.data.plan import Portion
-from compressive.data.sources import Unreadable
 from compressive.online import (
     Accuracy,
     OnlineProbe,

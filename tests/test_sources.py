@@ -20,7 +20,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from compressive.data.builtin import CLASSES, pictures
-from compressive.data.sources import Pictures, Source, Unreadable, decode, open_source, subset
+from compressive.data.decode import Unreadable, decode
+from compressive.data.pictures import Pictures, Source, subset
+from compressive.data.sources import open_source
 
 # torchvision 0.29 says so of its decoders at every call; users do not see it.
 pytestmark = pytest.mark.filterwarnings(

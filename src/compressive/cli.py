@@ -1,4 +1,7 @@
-"""The command line."""
+"""The command line.
+
+Longer than 300 lines, most of them the words of its help.
+"""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from compressive import distributed, recipes
 from compressive.objectives import csimclr_loss
 
 if TYPE_CHECKING:
-    from compressive.data.sources import Source
+    from compressive.data.pictures import Source
     from compressive.run import Outcome
 
 app = typer.Typer(
@@ -162,7 +165,7 @@ def _chosen(data: str, recipe: str) -> settings.Config:
 
 def _typical_side(source: "Source") -> int:
     """The median of the shorter sides of some images, spread over the set."""
-    from compressive.data.sources import Unreadable
+    from compressive.data.decode import Unreadable
 
     sides = []
     for place in torch.linspace(0, len(source) - 1, min(64, len(source))).long().tolist():
@@ -201,6 +204,109 @@ def _say_where(outcome: "Outcome") -> None:
         highlight=False,
         markup=False,
     )
+
+
+@app.command()
+def evaluate(
+    encoder: Annotated[
+        str,
+        typer.Argument(
+            help="The folder of a run, a file of weights (ours, timm's or torchvision's format), "
+            "or the name of a timm network with its published weights."
+        ),
+    ],
+    suite: Annotated[
+        str, typer.Option(help="quick, standard, or paper (with transfer and robustness).")
+    ] = "standard",
+    only: Annotated[
+        str, typer.Option(help="Some tasks, with commas: linear,few-label,...", metavar="TASKS")
+    ] = "",
+    on: Annotated[
+        str, typer.Option(help="Images with labels, as for pretrain; else the run's.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Where results.json goes; else RUN/evaluation.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    network: Annotated[
+        str, typer.Option(help="timm's name of the network that a file of weights is of.")
+    ] = "",
+    size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
+    images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
+    sets: Annotated[
+        Path | None, typer.Option(help="Folder of transfer and robustness sets.")
+    ] = None,
+    frost: Annotated[
+        Path | None, typer.Option(help="Folder of the six photographs of frost.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
+
+    Nothing is chosen on test images. Features are kept beside the results, so that a second call
+    is quick. What cannot be done here is left out and listed at the end.
+    """
+    from compressive.evaluation.suite import evaluate as judge
+    from compressive.evaluation.tables import results_table
+
+    tasks = [name.strip() for name in only.split(",") if name.strip()]
+    distributed.start()
+    try:
+        with _one_line_errors():
+            results, place = judge(
+                encoder,
+                suite=suite,
+                only=tasks,
+                on=on,
+                out=out,
+                seed=seed,
+                device=device,
+                network=network,
+                size=size,
+                images=images,
+                epochs=epochs,
+                sets=sets,
+                frost=frost,
+            )
+    finally:
+        distributed.stop()
+    if distributed.rank() > 0:
+        return
+    console = Console(soft_wrap=True)
+    Console().print(results_table(results))
+    for text in results.skipped:
+        console.print(f"left out: {text}", highlight=False, markup=False)
+    console.print(f"results: {place / 'results.json'}", highlight=False, markup=False)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(help="Two or more evaluated runs, or their results.json.")
+    ],
+) -> None:
+    """Runs side by side: every figure, its difference with an interval, and a verdict.
+
+    The first is compared with each of the others. Runs that differ in their seed alone are taken
+    together; then the interval is over seeds, otherwise over test images, one by one.
+    """
+    from compressive.evaluation.compare import compare as differences
+    from compressive.evaluation.compare import open_groups
+    from compressive.evaluation.tables import differences_table
+
+    with _one_line_errors():
+        first, *others = open_groups([_evaluated(run) for run in runs])
+        if not others:
+            raise ValueError("compare needs two runs that differ in more than their seed")
+        for other in others:
+            Console().print(differences_table(first, other, differences(first, other)))
+
+
+def _evaluated(run: str) -> str:
+    """Where the results of a run are."""
+    inside = Path(run) / "evaluation"
+    return str(inside) if inside.is_dir() else run
 
 
 @app.command(name="recipes")

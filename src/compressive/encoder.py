@@ -17,7 +17,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from compressive.augment import center_crop, normalize
 from compressive.checkpoint import write_bytes
 from compressive.config import Network, from_dict
-from compressive.data.sources import Unreadable, decode, shrink
+from compressive.data.decode import Unreadable, decode, shrink
 from compressive.networks import build, feature_dim
 
 FILE = "encoder.safetensors"

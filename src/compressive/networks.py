@@ -53,7 +53,7 @@ def backbone(
     biased_variance: the running variance averages the batch's own, as TensorFlow's does, without
         torch's n / (n - 1). `SyncBatchNorm.convert_sync_batchnorm` goes back to torch's.
     """
-    _require_known(name)
+    require_known(name)
     if name not in RESNETS:
         _refuse(
             name,
@@ -265,7 +265,8 @@ def _refuse(name: str, **asked: bool) -> None:
         raise ValueError(f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do")
 
 
-def _require_known(name: str) -> None:
+def require_known(name: str) -> None:
+    """Refuse what timm has no network of; a tag of pretrained weights, too."""
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"

@@ -18,8 +18,9 @@ from compressive import checkpoint, encoder, folder, optim
 from compressive.config import Config, is_compressed
 from compressive.controller import Controller
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
+from compressive.data.pictures import Source, subset
 from compressive.data.plan import plan
-from compressive.data.sources import Source, open_source, subset
+from compressive.data.sources import open_source
 from compressive.display import Display
 from compressive.distributed import any_process, parallel, rank, wait_for_all, world_size
 from compressive.learner import (

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from compressive.data.decode import Unreadable, shrink
 from compressive.data.flow import Arrival, Clock, Flow, Picture
+from compressive.data.pictures import Source
 from compressive.data.plan import Portion
-from compressive.data.sources import Source, Unreadable, shrink
 
 _CHUNK = 2**26  # bytes that a resident set grows by; a few such pieces wait in memory
 _SAMPLE = 256  # images whose size is looked at before a run

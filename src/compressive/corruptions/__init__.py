@@ -1,0 +1,1 @@
+"""The corruptions of ImageNet-C, made on the device."""

@@ -1,0 +1,139 @@
+"""What a source of images is: pictures by number, their labels, and the splits they come in."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int, Int64, UInt8
+from torch import Tensor
+
+from compressive.data.decode import Unreadable, decode
+
+_VAL = ("val", "valid", "validation", "dev")
+# What a split may be called, in the order that it is looked for. ImageNet's val is what people test
+# on, so test may be called val; the reverse would let test images choose between models.
+CALLED = {
+    "train": ("train", "training", "trainval", "train-standard"),
+    "test": ("test", "testing", *_VAL),
+    **{name: (name, *_VAL) for name in _VAL},
+}
+SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
+
+
+class NoSplit(ValueError):
+    """A split that a place does not have; the message says which it has."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Images by number, with labels where there are any; many threads may read at once."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        ...
+
+    @property
+    def labels(self) -> Int64[Tensor, " count"] | None:
+        """The class of each image, -1 where it has none."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes; there whenever labels are."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
+        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        ...
+
+    def origin(self, i: int) -> str:
+        """Where image i lies: a file, or a shard and a place in it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pictures:
+    """A `Source` made of a function that reads image i, as encoded bytes or as pixels."""
+
+    name: str
+    count: int
+    read: Callable[[int], Any]  # bytes, or UInt8[Tensor, "3 h w"]
+    place: Callable[[int], str]
+    labels: Int64[Tensor, " count"] | None = None
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.labels is None) == (self.classes is None)
+        assert self.labels is None or len(self.labels) == self.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
+        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        try:
+            found = self.read(self._checked(i))
+        except OSError as error:
+            raise Unreadable(error.strerror or str(error)) from error
+        return found if isinstance(found, Tensor) else decode(found)
+
+    def origin(self, i: int) -> str:
+        """Where image i lies: a file, or a shard and a place in it."""
+        return self.place(self._checked(i))
+
+    def _checked(self, i: int) -> int:
+        if not 0 <= i < self.count:
+            raise IndexError(f"{self.name} has images 0 to {self.count - 1}, got {i}")
+        return i
+
+
+def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
+    """Some images of a source, in this order; their class ids stay what they were."""
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(source):
+        raise ValueError(
+            f"index must lie in 0 to {len(source) - 1}, the images of {source.name}, "
+            f"got {int(index.min())} to {int(index.max())}"
+        )
+    whole = index.tolist()
+    return Pictures(
+        name=source.name,
+        count=len(whole),
+        read=lambda i: source.image(whole[i]),
+        place=lambda i: source.origin(whole[i]),
+        labels=None if source.labels is None else source.labels[index],
+        classes=source.classes,
+    )
+
+
+def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Labels and classes of `Pictures` from ids or words, None where an image has no label."""
+    if all(value is None or value == -1 for value in values):
+        return {}
+    if any(isinstance(value, str) for value in values):
+        names = sorted({str(value) for value in values if value is not None})
+        ids = {name: i for i, name in enumerate(names)}
+        values = [None if value is None else ids[str(value)] for value in values]
+    labels = torch.tensor([-1 if value is None else int(value) for value in values])
+    if not names or len(names) <= int(labels.max()):
+        names = [str(i) for i in range(int(labels.max()) + 1)]
+    return {"labels": labels, "classes": tuple(names)}
+
+
+def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
+    """The name that a split has at a place."""
+    own = {name.lower(): name for name in there}
+    for name in CALLED.get(split, (split,)):
+        if name.lower() in own:
+            return own[name.lower()]
+    raise NoSplit(f"{place} has no split {split!r}; there is {', '.join(sorted(own.values()))}")
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

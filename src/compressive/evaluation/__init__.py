@@ -1,0 +1,1 @@
+"""Judging an encoder: everything that the paper measures."""

@@ -1,0 +1,181 @@
+"""Tasks with labels: linear, logistic, few labels and nearest neighbors on frozen features."""
+
+from collections.abc import Iterator
+from itertools import islice
+from statistics import stdev
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compressive import logistic
+from compressive.augment import MEAN, STD, augment
+from compressive.data.plan import Portion, plan
+from compressive.data.splits import few_labels
+from compressive.evaluation.exam import Exam
+from compressive.evaluation.features import Features, forward
+from compressive.evaluation.linear import LEARNING_RATES, train_heads
+from compressive.evaluation.scores import add_scores, right
+from compressive.metrics import top_k_accuracy
+from compressive.online import nearest_neighbors
+from compressive.views import View, image_keys
+
+NEIGHBORS, TEMPERATURE = (20, 200), 0.07
+SHARES, DRAWS = (0.01, 0.1), 3
+_TRAINING = View(jitter=0.0, gray=0.0, blur=0.0)  # random crop and flip, as the paper's heads see
+
+
+def linear(exam: Exam, *, epochs: int = 0) -> None:
+    """The paper's linear evaluation: crops and flips, all learning rates in one pass.
+
+    The rate is chosen on the part of train that was held out, and test is read once.
+    """
+    train, (fit, held) = exam.features("train"), exam.parts
+    epochs = epochs or _epochs(len(fit), exam.device.type)
+    batch = 1024 if len(fit) >= 20_000 else min(256, len(fit))
+    steps = max(1, epochs * len(fit) // batch)
+    heads = train_heads(
+        _augmented(exam, train.index[fit], batch, steps),
+        feat=train.feats.shape[1],
+        classes=exam.classes,
+        steps=steps,
+        learning_rates=[rate * batch / 256 for rate in LEARNING_RATES],
+        device=exam.device,
+    )
+    scores = [
+        float(top_k_accuracy(logits, train.labels[held]))
+        for logits in heads.logits(train.feats[held])
+    ]
+    best = scores.index(max(scores))
+    chosen = heads.only(best)
+    exam.classifier = lambda feats: chosen.logits(feats)[0]
+    protocol = exam.protocol(
+        classifier="linear, SGD with Nesterov momentum 0.9, cosine, no decay",
+        augmentation="random crop of 8 to 100 % of the area, flip",
+        epochs=epochs,
+        batch=batch,
+        steps=steps,
+        chosen={"learning rate for 256": LEARNING_RATES[best]},
+        **{"chosen on": f"{len(held):,} training images", "train images": len(fit)},
+        **{"accuracy there": dict(zip(map(str, LEARNING_RATES), scores, strict=True))},
+        **({"warning": "the best rate ends the grid"} if best in (0, len(scores) - 1) else {}),
+    )
+    _score(exam, "linear", protocol)
+
+
+def logistic_regression(exam: Exam) -> None:
+    """L-BFGS at 45 penalties on central crops; chosen on the held-out part, then all of train."""
+    train, (fit, held) = exam.features("train"), exam.parts
+    found = _select(train, fit, held, exam.classes)
+    exam.classifier = found.fit.logits
+    protocol = exam.protocol(
+        classifier="multinomial logistic regression, L-BFGS, sum of losses + l2/2 |W|^2",
+        augmentation="none",
+        chosen={"l2": found.penalty},
+        **{"chosen on": f"{len(held):,} training images, then fitted on all {len(train.feats):,}"},
+        converged=f"{sum(found.converged)} of {len(found.converged)} penalties",
+        **({"warning": found.warning} if found.warning else {}),
+    )
+    _score(exam, "logistic", protocol)
+
+
+def few_label(exam: Exam) -> None:
+    """1 % and 10 % of the labels, three draws each; the penalty is chosen inside the subset."""
+    train, test = exam.features("train"), exam.features("test")
+    labels = train.labels.cpu()
+    for share in SHARES:
+        hits, penalties, sizes = [], [], []
+        for draw in range(DRAWS):
+            some = few_labels(labels, share, draw=draw, seed=exam.seed).to(exam.device)
+            found = _folds(Features(*(part[some] for part in train)), exam)
+            hits.append(right(found.fit.logits(test.feats), test.labels))
+            penalties.append(found.penalty)
+            sizes.append(len(some))
+        each = [float(hit.double().mean()) for hit in hits]
+        protocol = exam.protocol(
+            classifier="multinomial logistic regression, L-BFGS, sum of losses + l2/2 |W|^2",
+            augmentation="none",
+            labels=sizes,
+            chosen={"l2": penalties},
+            **{"chosen on": "a fifth of the subset, then fitted on all of it"},
+            draws=each,
+            **{"deviation over draws": stdev(each)},
+        )
+        values = torch.stack(hits).double().mean(0)
+        exam.results.add(
+            f"few labels {share:.0%}", exam.splits.name, "top-1", values, protocol=protocol
+        )
+
+
+def knn(exam: Exam) -> None:
+    """Votes of the nearest training images by cosine."""
+    train, test = exam.features("train"), exam.features("test")
+    for k in NEIGHBORS:
+        if k > len(train.feats):
+            exam.skip(f"kNN with k = {k}: there are {len(train.feats)} training images")
+            continue
+        votes = nearest_neighbors(
+            train.feats,
+            train.labels,
+            test.feats,
+            classes=exam.classes,
+            neighbors=k,
+            temperature=TEMPERATURE,
+        )
+        protocol = exam.protocol(bank=len(train.feats), k=k, temperature=TEMPERATURE)
+        hits = right(votes, test.labels)
+        exam.results.add(f"kNN {k}", exam.splits.name, "top-1", hits, protocol=protocol)
+
+
+def _score(exam: Exam, task: str, protocol: dict[str, object]) -> None:
+    assert exam.classifier is not None
+    test = exam.features("test")
+    logits = exam.classifier(test.feats)
+    classes = exam.splits.train.classes
+    add_scores(exam.results, task, exam.splits.name, logits, test.labels, protocol, classes=classes)
+
+
+def _augmented(
+    exam: Exam, places: Int[Tensor, " fit"], batch: int, steps: int
+) -> Iterator[tuple[Float[Tensor, "batch feat"], Int[Tensor, " batch"]]]:
+    """Features of random crops and flips of these images, in an order by the seed."""
+    places, subject = places.cpu(), exam.subject
+    orders = islice(plan(len(places), batch, seed=exam.seed), steps)
+    portions = (Portion(places[portion.index], portion.epoch) for portion in orders)
+    change = [
+        torch.tensor(values, device=exam.device)[:, None, None]
+        for values in (MEAN, STD, subject.mean, subject.std)
+    ]
+    for step, found in enumerate(exam.loader("train").batches(portions)):
+        keys = image_keys(found.index, seed=exam.seed, epoch=found.epoch, view=0)
+        size = {"height": found.height, "width": found.width}
+        x = augment(found.images, keys, _TRAINING, subject.size, **size)
+        if (subject.mean, subject.std) != (MEAN, STD):
+            x = (x * change[1] + change[0] - change[2]) / change[3]
+        if step % 10 == 0:
+            exam.tell("linear", step, steps)
+        yield forward(subject.network, x, exam.dtype), found.label
+
+
+def _epochs(count: int, device: str) -> int:
+    """40 as the paper has for ImageNet; a CPU sees 100,000 crops at most."""
+    return 40 if device != "cpu" else max(1, min(40, 100_000 // count))
+
+
+def _select(
+    train: Features, fit: Int[Tensor, " fit"], held: Int[Tensor, " held"], classes: int
+) -> logistic.Selected:
+    return logistic.select(
+        (train.feats[fit], train.labels[fit]),
+        (train.feats[held], train.labels[held]),
+        classes=classes,
+        metric=lambda logits, labels: float(top_k_accuracy(logits, labels)),
+    )
+
+
+def _folds(some: Features, exam: Exam) -> logistic.Selected:
+    """Chosen on every fifth image of each class, at least one, unless a class has one alone."""
+    order = some.labels.argsort(stable=True)
+    held = torch.zeros_like(some.labels, dtype=torch.bool)
+    held[order[::5]] = True
+    return _select(some, (~held).nonzero()[:, 0], held.nonzero()[:, 0], exam.classes)

@@ -1,0 +1,150 @@
+"""Runs side by side: differences with an interval, and a verdict that noise does not make."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from compressive import folder
+from compressive.config import flat
+from compressive.evaluation.results import HIGHER, LOWER, Results, read
+from compressive.metrics import bootstrap_interval
+
+Verdict = Literal["better", "worse", "higher", "lower", "no difference shown", "one number each"]
+
+# Settings in which two runs may differ and still be the same experiment with another seed.
+_SAME = folder.FREE | {"seed"}
+
+
+class Group(NamedTuple):
+    """Runs of one experiment, which differ in their seed."""
+
+    name: str
+    runs: tuple[Results, ...]
+
+
+class Difference(NamedTuple):
+    """A figure of two groups; the second less the first, and how sure that is."""
+
+    key: str
+    first: float
+    second: float
+    difference: float
+    low: float | None
+    high: float | None
+    over: str  # what the interval is over
+    verdict: Verdict
+
+
+def open_groups(places: Sequence[str]) -> list[Group]:
+    """Results of runs, those together whose settings differ in the seed alone."""
+    found: dict[str, list[tuple[str, Results]]] = {}
+    for place in places:
+        found.setdefault(_experiment(place), []).append((place, read(place)))
+    return [
+        Group(" + ".join(name for name, _ in members), tuple(results for _, results in members))
+        for members in found.values()
+    ]
+
+
+def compare(first: Group, second: Group) -> list[Difference]:
+    """Every figure that all runs of both groups have."""
+    tables = [{record.key: record for record in run.records} for run in (*first.runs, *second.runs)]
+    common = [key for key in tables[0] if all(key in table for table in tables)]
+    return [_difference(key, first, second) for key in common]
+
+
+def _experiment(place: str) -> str:
+    """What runs with another seed have in common; a place without settings is one of its own."""
+    path = Path(place)
+    inside = path if path.is_dir() else path.parent
+    run = inside if (inside / folder.CONFIG).exists() else inside.parent
+    try:
+        config = folder.read_config(run)
+    except FileNotFoundError:
+        return str(path)
+    return str({name: v for name, v in flat(replace(config, seed=0)).items() if name not in _SAME})
+
+
+def _difference(key: str, first: Group, second: Group) -> Difference:
+    values = [[_value(run, key) for run in group.runs] for group in (first, second)]
+    a, b = (math.fsum(each) / len(each) for each in values)
+    interval, over = None, ""
+    if min(map(len, values)) >= 2:
+        interval, over = _over_seeds(*values), "seeds"
+    elif (pairs := _paired(key, first, second)) is not None:
+        found = bootstrap_interval(pairs)
+        interval, over = (float(found.low), float(found.high)), "images"
+    low, high = interval or (None, None)
+    metric = key.rpartition("/")[2]
+    return Difference(key, a, b, b - a, low, high, over, _verdict(metric, low, high))
+
+
+def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
+    if low is None or high is None:
+        return "one number each"
+    if low <= 0 <= high:
+        return "no difference shown"
+    if metric in HIGHER:
+        return "better" if low > 0 else "worse"
+    if metric in LOWER:
+        return "worse" if low > 0 else "better"
+    return "higher" if low > 0 else "lower"
+
+
+def _value(run: Results, key: str) -> float:
+    return next(record.value for record in run.records if record.key == key)
+
+
+def _paired(key: str, first: Group, second: Group) -> Float[Tensor, " n"] | None:
+    """Differences image by image, where all runs have values of the same images."""
+    if len({str(run.about.get("images")) for run in (*first.runs, *second.runs)}) > 1:
+        return None
+    means = []
+    for group in (first, second):
+        each = [run.values[key] for run in group.runs if key in run.values]
+        if len(each) < len(group.runs) or len({len(values) for values in each}) != 1:
+            return None
+        means.append(torch.stack(each).double().mean(0))
+    return means[1] - means[0] if len(means[0]) == len(means[1]) else None
+
+
+def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Welch's 95 % interval for the difference of two means, of runs that differ in their seed."""
+    a, b = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
+    parts = [float(each.var()) / len(each) for each in (a, b)]
+    error = math.sqrt(sum(parts))
+    difference = float(b.mean() - a.mean())
+    if error == 0:
+        return difference, difference
+    spread = sum(p * p / (len(e) - 1) for p, e in zip(parts, (a, b), strict=True))
+    reach = t_quantile(0.975, sum(parts) ** 2 / spread) * error
+    return difference - reach, difference + reach
+
+
+def t_quantile(p: float, freedom: float) -> float:
+    """Where Student's t with these degrees of freedom has p of its probability below, p > 1/2.
+
+    With t = sqrt(freedom) tan(angle) its density in the angle is cos^(freedom - 1), smooth on a
+    bounded interval: Simpson's rule, and bisection.
+    """
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+
+    def below(angle: float, pieces: int = 400) -> float:
+        x = torch.linspace(0, angle, pieces + 1, dtype=torch.float64)
+        height = x.cos().pow(freedom - 1)
+        weights = torch.full_like(x, 2.0)
+        weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
+        area = float((weights * height).sum()) * angle / pieces / 3
+        return 0.5 + math.exp(log_scale) * area
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < p else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)

@@ -1,0 +1,205 @@
+"""An encoder, a set with labels, and what has been computed of the two so far."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compressive.data.loaders import Batch, canvas_side, open_loader
+from compressive.data.pictures import NoSplit, Source, subset
+from compressive.data.plan import Portion
+from compressive.data.sources import open_source
+from compressive.data.splits import stratified
+from compressive.display import Display
+from compressive.evaluation.features import (
+    BATCH,
+    Crop,
+    Features,
+    Loader,
+    cached,
+    content_of,
+    extract,
+)
+from compressive.evaluation.features import fingerprint as content_of_weights
+from compressive.evaluation.results import Results
+from compressive.evaluation.subject import Subject
+from compressive.learner import precision
+
+HELD = 10_000  # training images on which things are chosen, at ImageNet's size; else a tenth
+
+Classifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
+
+
+class Splits(NamedTuple):
+    """A set to judge by."""
+
+    name: str
+    train: Source
+    test: Source
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        """How many; 0 where there are no labels."""
+        known = [s.labels for s in (self.train, self.test) if s.labels is not None]
+        named = len(self.train.classes or ())
+        return max([named, *(int(labels.max()) + 1 for labels in known)]) if known else 0
+
+
+def open_splits(place: str, *, seed: int, most: int = 0) -> Splits:
+    """Train and test images of a place; without a test split a seeded fifth of it is one.
+
+    most: images of each split, if there are more, drawn by the seed.
+    """
+    train, notes = open_source(place, "train"), []
+    test = next(filter(None, (_split(place, name) for name in ("test", "val", "validation"))), None)
+    if test is None:
+        labels = torch.zeros(len(train)) if train.labels is None else train.labels
+        kept, held = stratified(labels.long(), 0.2, seed=seed)
+        test, train = subset(train, held), subset(train, kept)
+        notes.append(f"no test split in {place}: a fifth of its images, drawn by seed {seed}")
+    if most:
+        train, test = _some(train, most, seed), _some(test, most, seed + 1)
+        notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
+    return Splits(train.name, train, test, tuple(notes))
+
+
+def _split(place: str, name: str) -> Source | None:
+    try:
+        return open_source(place, name)
+    except NoSplit:
+        return None
+
+
+def _some(source: Source, most: int, seed: int) -> Source:
+    if len(source) <= most:
+        return source
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+    return subset(source, order[:most].sort().values)
+
+
+class Exam:
+    """What every task needs: images on the device, features, the parts of train, the record."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        splits: Splits,
+        results: Results,
+        *,
+        device: torch.device,
+        seed: int = 0,
+        cache: Path | None = None,
+        display: Display | None = None,
+        share: float | None = None,
+        bf16: bool | None = None,
+    ) -> None:
+        self.subject, self.splits, self.results = subject, splits, results
+        self.device, self.seed, self.cache = device, seed, cache
+        self.display = display or Display(quiet=True)
+        self.dtype = precision("auto" if bf16 is None else "bf16" if bf16 else "float32", device)
+        # As pretraining has it: CIFAR's images are seen whole.
+        share = share or (1.0 if subject.size <= 32 else 0.875)
+        self.crop = Crop(subject.size, share, subject.antialias, subject.mean, subject.std)
+        self.classifier: Classifier | None = None  # of the last task that trained one on train
+        self._loaders: dict[str, Loader] = {}
+        self._features: dict[str, Features] = {}
+
+    @property
+    def classes(self) -> int:
+        """How many."""
+        return self.splits.classes
+
+    def source(self, split: str) -> Source:
+        """Train or test images."""
+        return self.splits.train if split == "train" else self.splits.test
+
+    def loader(self, split: str) -> Loader:
+        """The images of a split in reach of the device."""
+        if split not in self._loaders:
+            source = self.source(split)
+            self._loaders[split] = open_loader(
+                source,
+                side=canvas_side(source, self.subject.size),
+                device=self.device,
+                progress=lambda done, total: self.tell(f"decoding {split}", done, total),
+            )
+        return self._loaders[split]
+
+    def features(self, split: str) -> Features:
+        """Of the central crops of train or test; kept, as most tasks ask for them."""
+        if split not in self._features:
+            found = self.features_of(self.source(split), self.loader(split), self.crop, split)
+            self._features[split] = found
+        return self._features[split]
+
+    def features_of(self, source: Source, loader: Loader, crop: Crop, title: str) -> Features:
+        """From the cache if the same were asked for before."""
+        key = {
+            "weights": content_of_weights(self.subject.network),
+            "data": content_of(loader, source.origin, len(source)),
+            "crop": tuple(crop),
+            "precision": str(self.dtype),
+            "device": self.device.type,
+        }
+
+        def make() -> Features:
+            return extract(
+                self.subject.network,
+                loader,
+                len(source),
+                crop,
+                precision=self.dtype,
+                progress=lambda done, total: self.tell(f"features of {title}", done, total),
+            )
+
+        found = cached(self.cache, key, make)
+        if loader.unreadable:
+            self.skip(f"{len(loader.unreadable)} images of {title} that cannot be read")
+        return Features(*(part.to(self.device) for part in found))
+
+    def read(self, source: Source, crop: Crop, title: str) -> Features:
+        """Features of another set, whose images are let go afterwards."""
+        side = canvas_side(source, self.subject.size)
+        with open_loader(source, side=side, device=self.device) as loader:
+            return self.features_of(source, loader, crop, title)
+
+    @cached_property
+    def parts(self) -> tuple[Int[Tensor, " fit"], Int[Tensor, " held"]]:
+        """Rows of the train features to learn from, and those to choose by: stratified, seeded."""
+        labels = self.features("train").labels.cpu()
+        kept, held = stratified(labels, min(0.1, HELD / len(labels)), seed=self.seed)
+        return kept.to(self.device), held.to(self.device)
+
+    def batches(self, split: str, size: int = BATCH) -> Iterator[Batch]:
+        """The images of a split in their order."""
+        return self.some(split, torch.arange(len(self.source(split))), size)
+
+    def some(self, split: str, places: Int[Tensor, " some"], size: int = BATCH) -> Iterator[Batch]:
+        """These images of a split."""
+        portions = (Portion(some, torch.zeros_like(some)) for some in places.split(size))
+        return self.loader(split).batches(portions)
+
+    def protocol(self, **more: Any) -> dict[str, Any]:
+        """What is recorded with every number of this set."""
+        notes = {"notes": list(self.splits.notes)} if self.splits.notes else {}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {**self.crop.words(), "precision": dtype, **notes, **more}
+
+    def skip(self, text: str) -> None:
+        """Leave something out, and say so now and at the end."""
+        self.display.say(f"left out: {text}")
+        self.results.skipped.append(text)
+
+    def tell(self, title: str, done: float, total: float) -> None:
+        """Progress."""
+        self.display.progress(title, done, total)
+
+    def close(self) -> None:
+        """End threads."""
+        for loader in self._loaders.values():
+            loader.close()

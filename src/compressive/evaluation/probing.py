@@ -1,0 +1,189 @@
+"""Tasks beyond accuracy: geometry of the features, corruptions, smoothness, information."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from compressive.augment import augment_pair, normalize
+from compressive.config import Config
+from compressive.corruptions.catalog import EXTRAS, NAMES, corrupt
+from compressive.data.loaders import Batch
+from compressive.evaluation.exam import Exam
+from compressive.evaluation.features import forward
+from compressive.evaluation.information import direction_of
+from compressive.evaluation.information import information as measure_information
+from compressive.evaluation.robustness import mean_corruption_error
+from compressive.evaluation.smoothness import histogram
+from compressive.evaluation.smoothness import smoothness as measure_smoothness
+from compressive.learner import view_pair
+from compressive.metrics import effective_rank, uniformity
+from compressive.views import View, image_keys
+
+SOME, RANKED = 10_000, 25_600  # images for what is quadratic in them, and for RankMe as its authors
+PAIRS = 256  # images whose views are each other's candidates
+SEVERITIES = (1, 2, 3, 4, 5)
+
+
+def geometry(exam: Exam) -> None:
+    """How the features of test images lie: alignment, uniformity, RankMe, effective rank."""
+    name, feats = exam.splits.name, exam.features("test").feats
+    on = "normalized h"
+    few = feats[:SOME]
+    figures = {
+        "uniformity": (uniformity(few), len(few), {"on": on, "t": 2, "pairs": "all"}),
+        "RankMe": (effective_rank(feats[:RANKED]), len(feats[:RANKED]), {"on": "h"}),
+        "effective rank": (
+            effective_rank(feats[:RANKED], center=True),
+            len(feats[:RANKED]),
+            {"on": "h, centered; exp of the entropy of the singular values"},
+        ),
+    }
+    for metric, (value, n, words) in figures.items():
+        protocol = exam.protocol(**words)
+        exam.results.add("geometry", name, metric, float(value), n=n, protocol=protocol)
+    apart = torch.cat([_apart(exam, batch) for batch in exam.batches("test")])
+    words = {"on": on, "alpha": 2, "views": "two random views as in pretraining"}
+    exam.results.add("geometry", name, "alignment", apart, protocol=exam.protocol(**words))
+
+
+def corruptions(exam: Exam, *, frost: Sequence[UInt8[Tensor, "3 h w"]] | None = None) -> None:
+    """Accuracy on test images corrupted here: 15 types (and 4 more), 5 severities each.
+
+    The classifier is the last one that was trained on clean train images.
+    """
+    assert exam.classifier is not None
+    names = [name for name in (*NAMES, *EXTRAS) if name != "frost" or frost is not None]
+    if frost is None:
+        exam.skip("frost, which needs six photographs (--frost DIR); not in the mean")
+    cells = [(name, severity) for name in names for severity in SEVERITIES]
+    hits: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
+    count = len(exam.source("test"))
+    for number, (batch, images) in enumerate(_bytes(exam)):
+        for cell in cells:
+            x = corrupt(images, *cell, index=batch.index, seed=exam.seed, frost=frost)
+            x = normalize(x / 255, mean=exam.subject.mean, std=exam.subject.std)
+            logits = exam.classifier(forward(exam.subject.network, x, exam.dtype))
+            hits[cell].append(logits.argmax(1) == batch.label)
+        exam.tell("corruptions", min(count, (number + 1) * len(images)), count)
+    right = {cell: torch.cat(found).double().cpu() for cell, found in hits.items()}
+    _record_corruptions(exam, names, right)
+
+
+def smoothness(exam: Exam, *, most: int = SOME) -> None:
+    """Local Lipschitz estimates for eight changes of color, on train and test images."""
+    method = exam.subject.method
+    if method is None:
+        exam.skip("smoothness, which needs the projection of a run of ours")
+        return
+    for split in ("train", "test"):
+        found = measure_smoothness(
+            direction_of(method),
+            _first(exam, split, most),
+            size=exam.subject.size,
+            seed=exam.seed,
+            antialias=exam.subject.antialias,
+        )
+        dataset = f"{exam.splits.name} {split}"
+        for name, local in found.local.items():
+            if not len(local.value):
+                exam.skip(f"smoothness, {name}: it changes none of the images of {dataset}")
+                continue
+            bins = histogram(local.value)
+            shape = {"edges": bins.edges.tolist(), "density": bins.first.tolist()}
+            protocol = {
+                **found.protocol,
+                "unchanged images": local.dropped,
+                "mean in normalized units": float(local.normalized.mean()),
+                "histogram": {**shape, "share beyond": bins.first_beyond},
+            }
+            add = exam.results.add
+            add(f"smoothness {name}", dataset, "lipschitz", local.value, protocol=protocol)
+            bound = {**found.protocol, "largest": local.bound**2}
+            squared = local.squared
+            add(f"smoothness {name}", dataset, "lipschitz_squared_kl", squared, protocol=bound)
+
+
+def information(exam: Exam) -> None:
+    """The meter of the objectives on pairs of views of test images."""
+    method, config = exam.subject.method, exam.subject.config
+    if method is None or config is None:
+        exam.skip("information, which needs the heads of a run of ours")
+        return
+    found = measure_information(
+        method,
+        exam.batches("test", min(PAIRS, len(exam.source("test")))),
+        view_pair(config.views),
+        size=exam.subject.size,
+        seed=exam.seed,
+        precision=exam.dtype,
+    )
+    protocol = {**found.protocol, "bound": found.bound, "images left out": found.dropped}
+    for metric in ("residual", "movable", "predictive", "agreement"):
+        values = getattr(found, metric)
+        if values is not None:
+            exam.results.add("information", exam.splits.name, metric, values, protocol=protocol)
+
+
+def _record_corruptions(
+    exam: Exam, names: Sequence[str], right: dict[tuple[str, int], Float[Tensor, " count"]]
+) -> None:
+    protocol = exam.protocol(
+        source="generated here from the crops as bytes, no JPEG in between",
+        classifier="the one trained on clean images",
+    )
+    official = [name for name in names if name in NAMES]
+    cells = [right[name, severity] for name in official for severity in SEVERITIES]
+    left_out = sorted(set(NAMES) - set(official))
+    name = f"{exam.splits.name}-C"
+    words = {"types": len(official), "left out": left_out}
+    mean = torch.stack(cells).mean(0)
+    exam.results.add("corruptions", name, "top-1", mean, protocol={**protocol, **words})
+    for kind in names:
+        each = [right[kind, severity] for severity in SEVERITIES]
+        by_severity = {"by severity": [float(values.mean()) for values in each]}
+        values = torch.stack(each).mean(0)
+        task = "corruption" if kind in NAMES else "extra corruption"
+        record = {**protocol, **by_severity}
+        exam.results.add(task, f"{name} {kind}", "top-1", values, protocol=record)
+    if exam.classes == 1000:
+        by_kind = {k: [float(right[k, s].mean()) for s in SEVERITIES] for k in official}
+        error = mean_corruption_error(by_kind).value
+        record = {**protocol, **words}
+        exam.results.add("corruptions", name, "mce", error, n=len(mean), protocol=record)
+
+
+def _bytes(exam: Exam) -> Iterator[tuple[Batch, UInt8[Tensor, "batch 3 size size"]]]:
+    """Test images as the encoder sees them, as bytes."""
+    size = 2048 if exam.subject.size <= 64 else 256
+    for batch in exam.batches("test", size if exam.device.type != "cpu" else 256):
+        yield batch, exam.crop.pixels(batch).mul(255).round().byte().contiguous()
+
+
+def _first(exam: Exam, split: str, most: int) -> Iterator[Batch]:
+    """Some images of a split, spread over it."""
+    count = len(exam.source(split))
+    chosen = torch.arange(count)
+    if count > most:
+        random = torch.Generator().manual_seed(exam.seed)
+        chosen = torch.randperm(count, generator=random)[:most].sort().values
+    yield from exam.some(split, chosen)
+
+
+def _apart(exam: Exam, batch: Batch) -> Float[Tensor, " batch"]:
+    """Squared distances of the normalized features of two views."""
+    config = exam.subject.config or Config()
+    pair = view_pair(replace(config.views, size=exam.subject.size))
+    feats = [forward(exam.subject.network, x, exam.dtype) for x in _pair(exam, batch, pair)]
+    x, y = (torch.nn.functional.normalize(f.double(), dim=1) for f in feats)
+    return (x - y).square().sum(1)
+
+
+def _pair(exam: Exam, batch: Batch, pair: tuple[View, View]) -> tuple[Tensor, Tensor]:
+    number = torch.arange(2, device=exam.device).repeat_interleave(len(batch.index))
+    index = torch.cat([batch.index, batch.index])
+    keys = image_keys(index, seed=exam.seed, epoch=2**32 - 3, view=number)
+    size = {"height": batch.height, "width": batch.width}
+    return augment_pair(batch.images, keys, pair, exam.subject.size, **size)

@@ -1,0 +1,96 @@
+"""Networks that others have trained: timm's by name, and files of weights in its or torchvision's
+format."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import timm
+import timm.data
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from compressive.networks import RESNETS, require_known
+
+_INSIDE = ("state_dict", "model")  # where a training script keeps weights in its file
+_BEFORE = ("module.", "backbone.", "encoder.", "network.")  # what it may put before their names
+
+
+class Published(NamedTuple):
+    """A network without its classifier, and how images are prepared for it."""
+
+    name: str
+    network: nn.Module
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def pretrained(name: str) -> Published:
+    """timm's network with its weights, which timm downloads when it first meets them."""
+    require_known(name.partition(".")[0])
+    try:
+        network: Any = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as error:  # of the network, the disk, or a server: timm lets all through
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"timm has no weights of {name} here and could not get them ({reason}); give a file of "
+            f"weights and --network {name}"
+        ) from None
+    return _published(name, network)
+
+
+def with_weights(state: Mapping[str, Tensor], name: str = "") -> Published:
+    """The network that these weights are of; without a name it is looked for among the ResNets.
+
+    torchvision's ResNets have timm's names for their weights. A classifier in the file is passed
+    over.
+    """
+    cause = "there is nothing in the file"
+    for one in (name,) if name else RESNETS:
+        require_known(one)
+        with torch.device("meta"):
+            wanted = timm.create_model(one, num_classes=0).state_dict()
+        wrong = next(
+            (k for k, v in wanted.items() if k not in state or state[k].shape != v.shape), ""
+        )
+        if not wrong:
+            network = timm.create_model(one, num_classes=0)
+            network.load_state_dict({key: state[key] for key in wanted})
+            return _published(one, network)
+        cause = f"{wrong} is " + ("of another shape" if wrong in state else "not among them")
+    if name:
+        raise ValueError(f"the weights are not those of timm's {name}: {cause}")
+    raise ValueError(f"the weights fit none of {', '.join(RESNETS)}; say which with --network NAME")
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by their names in the network; nothing in the file is run."""
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+    except Exception as error:  # torch.load: pickle's own, and whatever the file holds
+        raise ValueError(
+            f"{path} holds more than weights, or is damaged ({type(error).__name__}); save the "
+            "network's state_dict alone"
+        ) from None
+    for key in _INSIDE:
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise ValueError(f"{path} holds no state_dict; save the network's state_dict alone")
+    for start in _BEFORE:
+        if found and all(name.startswith(start) for name in found):
+            found = {name.removeprefix(start): value for name, value in found.items()}
+    return found
+
+
+def _published(name: str, network: nn.Module) -> Published:
+    known: Any = timm.data.resolve_model_data_config(network)
+    return Published(name, network, known["input_size"][-1], known["mean"], known["std"])

@@ -1,0 +1,124 @@
+"""Numbers and where each comes from: one record for one number, and the images behind it."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from jaxtyping import Bool, Float
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from compressive.checkpoint import write_bytes, write_text
+from compressive.metrics import bootstrap_interval
+
+FILE, VALUES = "results.json", "values.safetensors"
+
+ACCURACIES = ("top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames")
+# Of these more or less is better; of all others neither.
+HIGHER = (*ACCURACIES, "predictive")
+LOWER = ("nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One number."""
+
+    run: str
+    task: str
+    dataset: str
+    metric: str
+    value: float
+    low: float | None  # ends of a 95 % interval over images, where the number is a mean of them
+    high: float | None
+    n: int  # images
+    protocol: dict[str, Any]  # what was done, and every hyperparameter that was chosen
+    seed: int
+    command: str
+
+    @property
+    def key(self) -> str:
+        """What the number is of, whichever run."""
+        return f"{self.task}/{self.dataset}/{self.metric}"
+
+
+class Results:
+    """Records as they come, values per image where there are any, and what was left out."""
+
+    def __init__(self, run: str, *, seed: int = 0, command: str = "") -> None:
+        self.run, self.seed, self.command = run, seed, command
+        self.records: list[Record] = []
+        self.values: dict[str, Tensor] = {}
+        self.skipped: list[str] = []
+        self.about: dict[str, Any] = {}
+
+    def add(
+        self,
+        task: str,
+        dataset: str,
+        metric: str,
+        value: float | Float[Tensor, " n"] | Bool[Tensor, " n"],
+        *,
+        protocol: dict[str, Any],
+        n: int = 0,
+    ) -> Record:
+        """A number, or one value per image whose mean it is; those get an interval."""
+        low = high = None
+        each = None
+        if isinstance(value, Tensor):
+            each = value.detach().double().cpu()
+            interval = bootstrap_interval(each, seed=self.seed)
+            low, high, n = float(interval.low), float(interval.high), len(each)
+            value = float(each.mean())
+        record = Record(
+            run=self.run,
+            task=task,
+            dataset=dataset,
+            metric=metric,
+            value=value,
+            low=low,
+            high=high,
+            n=n,
+            protocol=protocol,
+            seed=self.seed,
+            command=self.command,
+        )
+        if each is not None:
+            self.values[record.key] = each.float()
+        self.records.append(record)
+        return record
+
+    def write(self, folder: Path) -> Path:
+        """results.json, and beside it the values per image; each whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / VALUES, serialize(self.values))
+        content = {
+            "run": self.run,
+            "about": self.about,
+            "records": [asdict(record) for record in self.records],
+            "skipped": self.skipped,
+        }
+        write_text(folder / FILE, json.dumps(content, indent=1) + "\n")
+        return folder / FILE
+
+
+def read(folder: str | Path) -> Results:
+    """What `write` wrote, given the folder or its results.json."""
+    path = Path(folder)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"no {FILE} in {folder}; `compressive evaluate {folder}` makes it")
+    try:
+        content = json.loads(path.read_text())
+        known = {field.name for field in fields(Record)}
+        records = [Record(**{k: v for k, v in r.items() if k in known}) for r in content["records"]]
+        found = Results(content["run"])
+        found.records, found.skipped = records, content["skipped"]
+        found.about = content.get("about", {})
+        if (path.parent / VALUES).is_file():
+            found.values = load_file(path.parent / VALUES)
+    except (json.JSONDecodeError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is damaged or from another program: {error!r}") from None
+    return found

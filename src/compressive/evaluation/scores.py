@@ -1,0 +1,70 @@
+"""From logits to records: the same figures for every classifier and every set."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from compressive.evaluation.results import Results
+from compressive.metrics import ece
+
+Logits = Float[Tensor, "batch classes"]
+Labels = Int[Tensor, " batch"]
+
+
+def right(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
+    """Whether the label of each image is among its k highest logits."""
+    if k == 1:
+        return logits.argmax(1) == labels
+    return (logits.topk(k).indices == labels[:, None]).any(1)
+
+
+def per_class(right: Bool[Tensor, " batch"], labels: Labels) -> Float[Tensor, " batch"]:
+    """Values whose mean is the mean over classes: images of a rare one weigh more."""
+    counts = labels.bincount()
+    weights = len(labels) / (counts.clamp(min=1) * (counts > 0).sum())
+    return right * weights[labels].double()
+
+
+def add_scores(
+    results: Results,
+    task: str,
+    dataset: str,
+    logits: Logits,
+    labels: Labels,
+    protocol: dict[str, Any],
+    *,
+    classes: Sequence[str] | None = None,
+) -> float:
+    """Accuracy and calibration of a classifier's test logits; the top-1 accuracy."""
+    logits, labels = logits.double().cpu(), labels.cpu()
+    hits = right(logits, labels)
+    log_p = logits.log_softmax(1)
+    p, log_y = log_p.exp(), log_p.gather(1, labels[:, None])[:, 0]
+    values = {
+        "top-1": hits,
+        "mean per class": per_class(hits, labels),
+        "nll": -log_y,
+        "brier": 1 - 2 * log_y.exp() + p.square().sum(1),
+    }
+    if logits.shape[1] > 5:
+        values["top-5"] = right(logits, labels, 5)
+    for metric, value in values.items():
+        more = {"per class": recall(hits, labels, classes)} if metric == "mean per class" else {}
+        results.add(task, dataset, metric, value, protocol={**protocol, **more})
+    bins = {**protocol, "bins": "15 of equal width"}
+    results.add(task, dataset, "ece", float(ece(logits, labels)), n=len(labels), protocol=bins)
+    return float(hits.double().mean())
+
+
+def recall(
+    hits: Bool[Tensor, " batch"], labels: Labels, classes: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Accuracy within each class that occurs, by its name."""
+    found = {}
+    for c in torch.unique(labels).tolist():
+        name = classes[c] if classes is not None and c < len(classes) else str(c)
+        found[name] = float(hits[labels == c].double().mean())
+    return found

@@ -1,0 +1,148 @@
+"""Tasks on other sets: transfer to the paper's datasets, and ImageNet's shifted test sets."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from compressive import logistic
+from compressive.data.labelmaps import imagenet_wnids
+from compressive.data.shifts import CELLS, SHIFTS, Shift, corruptions_at, open_cell, open_shift
+from compressive.data.transfer import DATASETS, Split, open_transfer
+from compressive.evaluation.exam import Exam
+from compressive.evaluation.features import Crop, Features
+from compressive.evaluation.robustness import mean_corruption_error, mean_over_cells, scores
+from compressive.evaluation.scores import add_scores
+from compressive.metrics import mean_per_class_accuracy, top_k_accuracy
+
+SEVERITIES = (1, 2, 3, 4, 5)
+_WNID = re.compile(r"n\d{8}")
+_CLASSES = {"imagenet-c": 1000, "tiny-imagenet-c": 200, "cifar10-c": 10, "cifar100-c": 100}
+
+
+def transfer(exam: Exam, root: Path | None) -> None:
+    """Logistic regression on each of the paper's eleven datasets that is there."""
+    if root is None:
+        exam.skip("transfer, which needs the folder of its datasets (--sets DIR)")
+        return
+    for name in DATASETS:
+        try:
+            split = open_transfer(name, root, seed=exam.seed)
+        except (FileNotFoundError, ValueError) as problem:
+            exam.skip(str(problem))
+            continue
+        _transfer(exam, name, split)
+
+
+def robustness(exam: Exam, root: Path | None) -> None:
+    """Shifted test sets on disk that have the classes of this one."""
+    if root is None:
+        exam.skip("robustness, which needs the folder of its sets (--sets DIR)")
+        return
+    wnids = _wnids(exam, root)
+    for name in SHIFTS:
+        classes = _CLASSES.get(name, 1000)
+        if exam.classes != classes:
+            exam.skip(f"{name}, which needs a classifier of its {classes} classes")
+            continue
+        try:
+            if name in CELLS:
+                _corrupted(exam, name, root, wnids)
+            else:
+                _natural(exam, open_shift(name, root, wnids if classes == 1000 else None))
+        except (FileNotFoundError, ValueError) as problem:
+            exam.skip(str(problem))
+
+
+def _transfer(exam: Exam, name: str, split: Split) -> None:
+    # The shorter side to the network's size, then the center: no 0.875 here.
+    crop = exam.crop._replace(share=1.0)
+    train, val, test = (
+        exam.read(source, crop, f"{name}, {part}")
+        for part, source in zip(("train", "val", "test"), split[:3], strict=True)
+    )
+    classes = len(split.train.classes or ())
+    metric = mean_per_class_accuracy if split.metric == "mean per class" else top_k_accuracy
+    found = logistic.select(
+        (train.feats, train.labels),
+        (val.feats, val.labels),
+        classes=classes,
+        metric=lambda logits, labels: float(metric(logits, labels)),
+    )
+    protocol = {
+        **crop.words(),
+        "classifier": "multinomial logistic regression, L-BFGS, sum of losses + l2/2 |W|^2",
+        "augmentation": "none",
+        "chosen": {"l2": found.penalty},
+        "chosen on": f"{len(val.feats):,} validation images by {split.metric}, then all fitted",
+        "the paper's metric": split.metric,
+        "converged": f"{sum(found.converged)} of {len(found.converged)} penalties",
+        "notes": list(split.notes),
+        **({"held": split.held.tolist()} if split.held is not None else {}),
+        **({"warning": found.warning} if found.warning else {}),
+    }
+    logits = found.fit.logits(test.feats)
+    names = split.train.classes
+    add_scores(exam.results, "transfer", name, logits, test.labels, protocol, classes=names)
+
+
+def _natural(exam: Exam, shift: Shift) -> None:
+    logits, protocol = _logits(exam, shift)
+    for score in scores(logits, shift.answers.to(exam.device)):
+        words = {**protocol, "reading": score.protocol}
+        exam.results.add("robustness", shift.name, score.metric, score.hits, protocol=words)
+
+
+def _corrupted(exam: Exam, name: str, root: Path, wnids: Sequence[str] | None) -> None:
+    """Every corruption of a set from its files, and their mean."""
+    accuracy: dict[str, list[float]] = {}
+    protocol = {}
+    kinds = corruptions_at(name, root)
+    for number, kind in enumerate(kinds):
+        hits: list[Bool[Tensor, " images"]] = []
+        for severity in SEVERITIES:
+            cell = open_cell(name, root, kind, severity, wnids)
+            logits, protocol = _logits(exam, cell)
+            hits.append(scores(logits, cell.answers.to(exam.device))[0].hits)
+        accuracy[kind] = [float(hit.double().mean()) for hit in hits]
+        words = {**protocol, "by severity": accuracy[kind]}
+        values = torch.stack(hits).double().mean(0)
+        exam.results.add("robustness", f"{name} {kind}", "top-1", values, protocol=words)
+        exam.tell(name, number + 1, len(kinds))
+    n = len(kinds) * len(SEVERITIES)
+    mean, error = mean_over_cells(accuracy), mean_corruption_error(accuracy)
+    words = {**protocol, "left out": list(mean.left_out), "n": "cells, not images"}
+    exam.results.add("robustness", name, "top-1", mean.value, n=n, protocol=words)
+    if exam.classes == 1000:
+        exam.results.add("robustness", name, "mce", error.value, n=n, protocol=words)
+
+
+def _logits(exam: Exam, shift: Shift) -> tuple[Tensor, dict[str, object]]:
+    """What the classifier says to each image; none may be missing, as the answers are in order."""
+    assert exam.classifier is not None
+    crop: Crop = exam.crop if shift.crop == "resize" else exam.crop._replace(share=1.0)
+    found: Features = exam.read(shift.source, crop, shift.name)
+    if len(found.feats) < len(shift.source):
+        lost = len(shift.source) - len(found.feats)
+        raise ValueError(f"{shift.name}: {lost} of its images cannot be read")
+    protocol: dict[str, object] = {
+        **crop.words(),
+        "classifier": "the one trained on clean images",
+        "source": "files",
+        "notes": list(shift.notes),
+    }
+    return exam.classifier(found.feats), protocol
+
+
+def _wnids(exam: Exam, root: Path) -> Sequence[str] | None:
+    """Classes of the logits as wnids, if that is what the training folders are called."""
+    classes = exam.splits.train.classes or ()
+    if classes and all(_WNID.fullmatch(name) for name in classes):
+        return classes
+    try:
+        return imagenet_wnids(root) if exam.classes == 1000 else None
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,100 @@
+"""What is evaluated: the encoder of a run, a file of weights, or a network of timm's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from compressive import checkpoint, encoder, folder, networks
+from compressive.augment import MEAN, STD
+from compressive.config import Config
+from compressive.evaluation import published
+from compressive.methods import Bootstrap, Contrastive, build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A frozen backbone, and how images are prepared for it."""
+
+    name: str
+    network: nn.Module
+    size: int
+    antialias: bool = False
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+    method: Contrastive | Bootstrap | None = None  # of a run of ours: its heads, too
+    config: Config | None = None
+
+    @property
+    def feature_dim(self) -> int:
+        """Length of a feature vector."""
+        return networks.feature_dim(self.network)
+
+
+def open_subject(place: str, device: torch.device, *, network: str = "", size: int = 0) -> Subject:
+    """A run's folder, a file of weights in our, timm's or torchvision's format, or a timm name."""
+    path = Path(place)
+    if path.is_dir():
+        subject = _of_run(path, device)
+    elif path.is_file():
+        subject = _of_file(path, network, size)
+    elif "/" in place or path.suffix in (".pth", ".pt", ".safetensors"):
+        raise FileNotFoundError(f"{place} is not there: neither the folder of a run nor a file")
+    else:
+        subject = _of_others(place, published.pretrained(place), size)
+    for part in (subject.network, subject.method):
+        if part is not None:
+            part.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            part.eval().requires_grad_(False)
+    return subject
+
+
+def _of_run(path: Path, device: torch.device) -> Subject:
+    found = encoder.load(path, device)
+    config = folder.read_config(path)
+    return Subject(
+        name=str(path),
+        network=found.network,
+        size=found.size,
+        antialias=config.views.antialias,
+        method=_method(path, config, device),
+        config=config,
+    )
+
+
+def _method(path: Path, config: Config, device: torch.device) -> Contrastive | Bootstrap | None:
+    """The whole method of a run, as its last checkpoint has it."""
+    last = checkpoint.latest(path / folder.CHECKPOINTS)
+    if last is None:
+        return None
+    weights: dict[str, Any] = checkpoint.load(last, device)["learner"]
+    method = build(config).to(device)
+    start = "method."
+    method.load_state_dict(
+        {name.removeprefix(start): w for name, w in weights.items() if name.startswith(start)}
+    )
+    return method
+
+
+def _of_file(path: Path, name: str, size: int) -> Subject:
+    if path.suffix == ".safetensors" and not name:
+        try:
+            ours = encoder.load(path)
+            return Subject(name=str(path), network=ours.network, size=ours.size)
+        except ValueError as error:
+            if "does not say which network" not in str(error):
+                raise
+    return _of_others(str(path), published.with_weights(published.read_weights(path), name), size)
+
+
+def _of_others(place: str, found: published.Published, size: int) -> Subject:
+    return Subject(
+        name=place if place == found.name else f"{place} ({found.name})",
+        network=found.network,
+        size=size or found.size,
+        mean=found.mean,
+        std=found.std,
+        antialias=True,  # as such networks are trained
+    )

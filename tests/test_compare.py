@@ -1,0 +1,107 @@
+"""Differences of runs have the intervals of scipy and of a naive bootstrap; noise is no gain."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tiny import tiny
+from torch import Tensor
+
+from compressive.config import Config, override
+from compressive.evaluation.compare import Difference, compare, open_groups, t_quantile
+from compressive.evaluation.results import Results
+from compressive.folder import write_config
+
+KEY = "linear/set/top-1"
+
+
+def written(folder: Path, hits: Tensor, config: Config, metric: str = "top-1") -> str:
+    write_config(folder, config, torch.device("cpu"))
+    results = Results(str(folder))
+    results.about = {"images": "the same"}
+    results.add("linear", "set", metric, hits, protocol={})
+    results.write(folder)
+    return str(folder)
+
+
+def hits(share: float, n: int = 2000, seed: int = 0) -> Tensor:
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def compared(*places: str) -> Difference:
+    first, second = open_groups(places)
+    (found,) = compare(first, second)
+    return found
+
+
+@pytest.mark.parametrize("freedom", [1, 1.5, 2, 7.3, 200])
+@pytest.mark.parametrize("p", [0.9, 0.975, 0.995])
+def test_students_quantile_is_scipys(p: float, freedom: float) -> None:
+    # The intervals are of accuracies with four digits at most; Simpson's rule gives nine.
+    assert t_quantile(p, freedom) == pytest.approx(stats.t.ppf(p, freedom), rel=1e-7)
+
+
+def test_one_run_each_is_compared_image_by_image(tmp_path: Path) -> None:
+    """Two classifiers that agree on most images: their difference is surer than either number."""
+    a = hits(0.7)
+    b = torch.where(hits(0.02, seed=1), True, a)
+    runs = [
+        written(tmp_path / name, value, tiny(f"bottleneck.beta={beta}"))
+        for name, value, beta in (("a", a, 0.1), ("b", b, 1.0))
+    ]
+    found = compared(*runs)
+    apart = b.double() - a.double()
+    rng = np.random.default_rng(0)
+    naive = [float(apart[rng.integers(0, 2000, 2000)].mean()) for _ in range(4000)]
+    assert found.difference == pytest.approx(float(apart.mean()))
+    assert found.low is not None
+    assert found.high is not None
+    # Ends of a bootstrap of 1000 draws have a standard error of about 4 % of the half width.
+    half = (np.quantile(naive, 0.975) - np.quantile(naive, 0.025)) / 2
+    assert found.low == pytest.approx(float(np.quantile(naive, 0.025)), abs=0.2 * half)
+    assert found.high == pytest.approx(float(np.quantile(naive, 0.975)), abs=0.2 * half)
+    assert (found.over, found.verdict) == ("images", "better")
+
+
+def test_noise_is_not_called_a_gain(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / str(seed), hits(0.7, seed=seed), tiny(f"bottleneck.beta={seed}"))
+        for seed in (1, 2)
+    ]
+    assert compared(*runs).verdict == "no difference shown"
+
+
+@pytest.mark.parametrize(("metric", "verdict"), [("nll", "worse"), ("RankMe", "higher")])
+def test_more_is_not_always_better(tmp_path: Path, metric: str, verdict: str) -> None:
+    runs = [
+        written(tmp_path / str(i), hits(share), tiny(f"bottleneck.beta={i}"), metric)
+        for i, share in enumerate((0.3, 0.7))
+    ]
+    assert compared(*runs).verdict == verdict
+
+
+def test_several_seeds_have_welchs_interval(tmp_path: Path) -> None:
+    shares = {0.1: (0.70, 0.72, 0.74), 1.0: (0.78, 0.80)}
+    runs, means = [], []
+    for beta, of_seeds in shares.items():
+        values = [hits(share, seed=10 + i) for i, share in enumerate(of_seeds)]
+        means.append([float(value.double().mean()) for value in values])
+        for seed, value in enumerate(values):
+            config = override(tiny(f"bottleneck.beta={beta}"), f"seed={seed}")
+            runs.append(written(tmp_path / f"{beta}-{seed}", value, config))
+    found = compared(*runs)
+    welch = stats.ttest_ind(means[1], means[0], equal_var=False).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((welch.low, welch.high), rel=1e-6)
+    assert found.over == "seeds"
+
+
+def test_runs_on_other_images_are_not_paired(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / str(i), hits(0.5 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+    ]
+    other = (tmp_path / "1" / "results.json").read_text().replace("the same", "others")
+    (tmp_path / "1" / "results.json").write_text(other)
+    found = compared(*runs)
+    assert (found.low, found.verdict) == (None, "one number each")

@@ -1,0 +1,190 @@
+"""A whole evaluation of a tiny run: every task, nothing chosen on test labels, nothing lost."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from tiny import silent, tiny
+from typer.testing import CliRunner
+
+from compressive.cli import app
+from compressive.data.sources import open_source
+from compressive.evaluation.results import Results
+from compressive.evaluation.suite import SUITES, evaluate
+from compressive.train import pretrain
+
+
+def paint(folder: Path, *, seed: int, each: int, swap: bool = False) -> None:
+    """Pictures of three classes that their colors tell, more or less."""
+    random = torch.Generator().manual_seed(seed)
+    for label in range(3):
+        place = folder / f"class{(label + 1) % 3 if swap else label}"
+        place.mkdir(parents=True)
+        for i in range(each):
+            pixels = torch.randint(0, 200, (20, 20, 3), generator=random, dtype=torch.uint8)
+            pixels[:, :, label] += 55
+            Image.fromarray(pixels.numpy()).save(place / f"{seed}-{label}-{i}.png")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    folder = tmp_path_factory.mktemp("data")
+    for poisoned in (False, True):
+        paint(folder / str(poisoned) / "train", seed=0, each=40)
+        paint(folder / str(poisoned) / "test", seed=1, each=12, swap=poisoned)
+    return lambda poisoned: folder / str(poisoned)
+
+
+@pytest.fixture(scope="module")
+def run(data: Callable[[bool], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "a"
+    config = tiny(f"data.source={data(False)}", "method=c-simclr", "train.steps=8")
+    pretrain(config, out, display=silent())
+    return out
+
+
+@pytest.fixture(scope="module")
+def judged(run: Path) -> tuple[Results, Path]:
+    return evaluate(str(run), device="cpu", epochs=2, display=silent())
+
+
+def figures(results: Results) -> dict[str, float]:
+    return {record.key: record.value for record in results.records}
+
+
+def test_every_task_of_the_suite_leaves_a_record(judged: tuple[Results, Path]) -> None:
+    results, out = judged
+    tasks = {record.task.partition(" ")[0] for record in results.records}
+    assert tasks == {
+        *("linear", "logistic", "kNN", "few", "geometry", "corruptions", "corruption"),
+        *("extra", "smoothness", "information"),
+    }
+    assert any("frost" in text for text in results.skipped)
+    written = json.loads((out / "results.json").read_text())
+    assert len(written["records"]) == len(results.records)
+    for record in written["records"]:
+        assert {"run", "task", "dataset", "metric", "value", "n", "protocol", "seed"} <= set(record)
+        assert record["n"] > 0
+    with_pixels = [r for r in results.records if r.task.partition(" ")[0] in ("linear", "kNN")]
+    assert all({"crop", "resize", "size"} <= r.protocol.keys() for r in with_pixels)
+
+
+def test_colors_are_learned_and_test_images_are_counted(judged: tuple[Results, Path]) -> None:
+    """Even a network of random weights tells three colors."""
+    found = {(r.task, r.metric): r for r in judged[0].records}
+    record = found["logistic", "top-1"]
+    assert record.n == 36
+    assert record.value > 0.6
+    assert record.low is not None
+    assert record.low <= record.value
+    assert set(record.protocol["chosen"]) == {"l2"}
+
+
+def test_nothing_is_chosen_by_test_labels(
+    run: Path, data: Callable[[bool], Path], judged: tuple[Results, Path], tmp_path: Path
+) -> None:
+    """Every test label is wrong in one of two evaluations; all that was chosen is the same."""
+    poisoned, _ = evaluate(
+        str(run),
+        on=str(data(True)),
+        only=("linear", "logistic", "few-label"),
+        device="cpu",
+        epochs=2,
+        out=tmp_path,
+        display=silent(),
+    )
+
+    def chosen(results: Results) -> dict[str, Any]:
+        return {
+            r.key.replace("True", "False"): r.protocol["chosen"]
+            for r in results.records
+            if "chosen" in r.protocol
+        }
+
+    clean = chosen(judged[0])
+    assert chosen(poisoned) == clean
+    assert len(clean) > 10
+    before, after = (
+        {r.task: r.value for r in results.records if r.metric == "top-1"}
+        for results in (judged[0], poisoned)
+    )
+    assert after["logistic"] < before["logistic"] - 0.3, "the poison works"
+
+
+def test_a_second_call_takes_features_from_the_cache(
+    run: Path, judged: tuple[Results, Path]
+) -> None:
+    cache = judged[1] / "features"
+    times = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
+    again, _ = evaluate(str(run), only=("knn",), device="cpu", out=judged[1], display=silent())
+    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == times
+    first = figures(judged[0])
+    for key, value in figures(again).items():
+        assert value == first[key]
+
+
+def test_images_without_a_test_split_or_labels_get_what_they_can(
+    run: Path, tmp_path: Path, data: Callable[[bool], Path]
+) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    source = open_source(data(False))
+    for i in range(0, 120, 4):
+        origin = Path(source.origin(i))
+        (flat / origin.name).write_bytes(origin.read_bytes())
+    results, _ = evaluate(
+        str(run), suite="quick", on=str(flat), device="cpu", out=tmp_path / "out", display=silent()
+    )
+    assert {record.task for record in results.records} == {"geometry"}
+    assert sum("needs labels" in text for text in results.skipped) == len(SUITES["quick"]) - 1
+    assert "no test split" in results.records[0].protocol["notes"][0]
+
+
+def test_a_file_of_torchvisions_weights_is_evaluated_from_the_command_line(
+    tmp_path: Path, data: Callable[[bool], Path]
+) -> None:
+    torch.manual_seed(0)
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "r18.pth")
+    words = ["evaluate", str(tmp_path / "r18.pth"), "--on", str(data(False)), "--suite", "quick"]
+    words += ["--size", "32", "--device", "cpu", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "kNN 20" in done.output
+    assert "results.json" in done.output
+    assert "left out: kNN with k = 200" in done.output
+
+
+def test_two_evaluations_are_compared_from_the_command_line(
+    run: Path, judged: tuple[Results, Path], tmp_path: Path, data: Callable[[bool], Path]
+) -> None:
+    other = tmp_path / "b"
+    config = tiny(f"data.source={data(False)}", "method=simclr", "train.steps=2")
+    pretrain(config, other, display=silent())
+    evaluate(str(other), suite="quick", device="cpu", display=silent())
+    done = CliRunner().invoke(app, ["compare", str(run), str(other)])
+    assert done.exit_code == 0, done.output
+    assert "images" in done.output
+    alone = CliRunner().invoke(app, ["compare", str(run)])
+    assert alone.exit_code == 2
+    assert "needs two runs" in alone.output
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--suite", "all"], "quick, standard, paper"),
+        (["--only", "liner"], "some of linear"),
+        (["--on", "nowhere"], "nowhere"),
+        (["--frost", "nowhere"], "frost"),
+    ],
+)
+def test_bad_words_are_one_line(run: Path, words: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--device", "cpu", *words])
+    assert done.exit_code == 2
+    assert complaint in done.output
+    assert "Traceback" not in done.output

@@ -1,0 +1,54 @@
+"""A number is written with where it comes from, and read back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressive.evaluation.results import Results, read
+from compressive.metrics import bootstrap_interval
+
+
+def some() -> Results:
+    results = Results("runs/a", seed=3, command="compressive evaluate runs/a")
+    hits = torch.arange(40) % 4 > 0
+    results.add("linear", "set", "top-1", hits, protocol={"epochs": 2})
+    results.add("linear", "set", "ece", 0.25, n=40, protocol={})
+    results.skipped.append("frost")
+    results.about = {"images": "abc"}
+    return results
+
+
+def test_the_mean_of_values_has_the_bootstrap_interval() -> None:
+    record = some().records[0]
+    low, high = bootstrap_interval(torch.arange(40) % 4 > 0, seed=3)
+    assert (record.value, record.n) == (0.75, 40)
+    # The values are float64 here, a bool's interval float32.
+    assert (record.low, record.high) == pytest.approx((float(low), float(high)), abs=1e-6)
+    assert some().records[1].low is None
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = some().write(tmp_path / "out")
+    found = read(path.parent)
+    assert found.records == some().records
+    assert found.skipped == ["frost"]
+    assert found.about == {"images": "abc"}
+    assert torch.equal(found.values["linear/set/top-1"], (torch.arange(40) % 4 > 0).float())
+    assert read(path).records == found.records, "the file will do as well as its folder"
+    assert json.loads(path.read_text())["records"][0]["command"] == "compressive evaluate runs/a"
+
+
+def test_a_missing_file_says_what_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="compressive evaluate"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '{"run": "a", "records": [{"run": 1}], "skipped": []}']
+)
+def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match="is damaged"):
+        read(tmp_path)

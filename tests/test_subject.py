@@ -1,0 +1,110 @@
+"""An encoder is the same whichever way it comes: from a run, a file of weights, or timm."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+from tiny import silent, tiny
+from torch import Tensor
+
+from compressive.augment import MEAN, STD
+from compressive.evaluation.published import read_weights, with_weights
+from compressive.evaluation.subject import open_subject
+from compressive.train import pretrain
+
+CPU = torch.device("cpu")
+
+
+def images(size: int) -> Tensor:
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "a"
+    pretrain(tiny("method=c-byol"), out, display=silent())
+    return out
+
+
+def test_a_run_has_its_encoder_and_the_heads_behind_it(run: Path) -> None:
+    subject = open_subject(str(run), CPU)
+    assert subject.method is not None
+    assert subject.config == tiny("method=c-byol")
+    assert (subject.size, subject.feature_dim) == (16, 96)
+    with torch.no_grad():
+        h = subject.network(images(16))
+        torch.testing.assert_close(subject.method.encoder(images(16)), h, rtol=0, atol=0)
+    assert not any(p.requires_grad for p in subject.method.parameters())
+
+
+def test_our_file_of_weights_is_the_same_encoder(run: Path) -> None:
+    subject = open_subject(str(run / "encoder.safetensors"), CPU)
+    whole = open_subject(str(run), CPU)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            subject.network(images(16)), whole.network(images(16)), rtol=0, atol=0
+        )
+    assert subject.method is None
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_torchvisions_weights_give_torchvisions_features(tmp_path: Path, suffix: str) -> None:
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet18(weights=None).eval()
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        torch.save(theirs.state_dict(), path)
+    else:
+        save_file(theirs.state_dict(), path)
+    subject = open_subject(str(path), CPU)
+    assert "resnet18" in subject.name
+    assert (subject.size, subject.mean, subject.std) == (224, MEAN, STD)
+    theirs.fc = torch.nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.no_grad():
+        # Summed in another order: channels last.
+        expected, found = theirs(images(64)), subject.network(images(64))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_inside_a_training_scripts_file_are_found(tmp_path: Path) -> None:
+    network = timm.create_model("resnet18", num_classes=5)
+    state = {f"module.{name}": value for name, value in network.state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "a.pth")
+    found = with_weights(read_weights(tmp_path / "a.pth"))
+    assert found.name == "resnet18"
+    assert torch.equal(found.network.state_dict()["conv1.weight"], state["module.conv1.weight"])
+
+
+def test_a_named_network_takes_its_own_weights_only(tmp_path: Path) -> None:
+    network = timm.create_model("test_vit", num_classes=0)
+    torch.save(network.state_dict(), tmp_path / "a.pth")
+    subject = open_subject(str(tmp_path / "a.pth"), CPU, network="test_vit")
+    assert "test_vit" in subject.name
+    with pytest.raises(ValueError, match="not those of timm's resnet18: conv1"):
+        open_subject(str(tmp_path / "a.pth"), CPU, network="resnet18")
+    with pytest.raises(ValueError, match="fit none of resnet18"):
+        open_subject(str(tmp_path / "a.pth"), CPU)
+
+
+class Trap:
+    """What a pickle would run."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, ())  # pyright: ignore[reportReturnType]
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": Trap()}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match="holds more than weights"):
+        open_subject(str(tmp_path / "a.pth"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("nowhere/weights.pth", "is not there"), ("resnet51", "did you mean")]
+)
+def test_what_is_not_there_is_one_line(place: str, words: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        open_subject(place, CPU)
