@@ -15,16 +15,17 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 # A module imports only from floors below its own, never from its own.
 FLOORS = [
     "inputs special radial distributed views config paper checkpoint display pace "
-    "data.answers data.builtin data.decode data.flow data.labelmaps data.layouts "
+    "data.answers data.builtin data.decode data.flow data.labelmaps "
     "corruptions.tables",
-    "vmf contrast optim metrics augment networks syncbn controller recipes folder logistic "
-    "data.pictures data.plan data.videos corruptions.filters evaluation.linear "
+    "vmf contrast optim metrics augment networks syncbn controller recipes folder lbfgs "
+    "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.linear "
     "evaluation.robustness",
-    "objectives uniform monitor encoder probes data.loaders data.shards data.shifts data.splits "
+    "objectives uniform monitor encoder logistic data.loaders data.shards data.shifts data.splits "
     "data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
     "corruptions.jpeg evaluation.published evaluation.results",
-    "methods online data.sources data.transfer_files corruptions.weather corruptions.spatter "
-    "evaluation.features evaluation.scores evaluation.compare evaluation.smoothness",
+    "methods online probes data.sources data.transfer_files corruptions.weather "
+    "corruptions.spatter evaluation.features evaluation.scores evaluation.compare "
+    "evaluation.smoothness",
     "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
     "evaluation.tables",
     "run evaluation.exam",

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressive.corruptions.tables import NAMES
 from compressive.data.answers import Answers, padded
 from compressive.data.labelmaps import vid_classes, ytbb_classes
-from compressive.data.layouts import CORRUPTIONS
 from compressive.evaluation.robustness import (
     ALEXNET_ERROR,
     correct,
@@ -158,11 +158,11 @@ def test_answers_move_as_a_whole() -> None:
 
 def accuracies(seed: int = 0) -> dict[str, list[float]]:
     random = np.random.default_rng(seed)
-    return {name: random.uniform(0, 1, 5).tolist() for name in (*CORRUPTIONS, "spatter")}
+    return {name: random.uniform(0, 1, 5).tolist() for name in (*NAMES, "spatter")}
 
 
 def test_alexnet_is_measured_on_the_fifteen() -> None:
-    assert set(ALEXNET_ERROR) == set(CORRUPTIONS)
+    assert set(ALEXNET_ERROR) == set(NAMES)
     # AlexNet's own mCE is 1 by definition.
     itself = {name: [1 - error] * 5 for name, error in ALEXNET_ERROR.items()}
     assert mean_corruption_error(itself).value == pytest.approx(1, abs=1e-12)
@@ -170,7 +170,7 @@ def test_alexnet_is_measured_on_the_fifteen() -> None:
 
 def test_the_mean_is_over_75_cells_and_leaves_the_extra_types_out() -> None:
     accuracy = accuracies()
-    cells = np.array([accuracy[name] for name in CORRUPTIONS])
+    cells = np.array([accuracy[name] for name in NAMES])
     assert cells.size == 75
     value, left_out = mean_over_cells(accuracy)
     assert value == pytest.approx(cells.mean(), abs=1e-12)
@@ -202,7 +202,7 @@ def test_mce_is_the_mean_of_errors_over_alexnets() -> None:
 def test_frost_may_be_left_out_and_is_then_named() -> None:
     accuracy = accuracies()
     del accuracy["frost"]
-    rest = [name for name in CORRUPTIONS if name != "frost"]
+    rest = [name for name in NAMES if name != "frost"]
     value, left_out = mean_over_cells(accuracy)
     assert value == pytest.approx(np.mean([accuracy[name] for name in rest]), abs=1e-12)
     assert left_out == ("frost",)

@@ -10,7 +10,8 @@ from laid_out import WNIDS, answers, put, put_objectnet
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from compressive.data.layouts import CORRUPTIONS, EXTRA, SHIFTS
+from compressive.corruptions.tables import EXTRAS, NAMES
+from compressive.data.layouts import SHIFTS
 from compressive.data.shifts import CELLS, corruptions_at, open_cell, open_shift
 
 # --- class folders --------------------------------------------------------------------------------
@@ -188,4 +189,4 @@ def test_severities_of_cifar_follow_one_another(tmp_path: Path, name: str, class
 
 
 def test_the_nineteen_corruptions_are_named() -> None:
-    assert (len(set(CORRUPTIONS)), len(set(EXTRA)), len({*CORRUPTIONS, *EXTRA})) == (15, 4, 19)
+    assert (len(set(NAMES)), len(set(EXTRAS)), len({*NAMES, *EXTRAS})) == (15, 4, 19)

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compressive.inputs import door, full_precision, positive, same_device, wide
+from compressive.lbfgs import Minimum, cross_entropy, minimize
 
 # 45 between 1e-6 and 1e5, evenly in the logarithm: the paper's grid.
 PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
@@ -27,7 +28,6 @@ PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
 # Neighbors in l2 that are solved at the same time. On a GPU the single one would wait for
 # launches; on a CPU five cost five times one, and the later of them start from farther away.
 _TOGETHER = {"cpu": 1, "other": 5}
-_HISTORY = 10  # 20 and 40 saved no steps on any of the seven kinds of features tried
 _ABSENT = -1e30  # bias of a class without examples: its limit, -inf, would make NaN of 0 * inf
 
 Labels = Int[Tensor, " count"]
@@ -221,20 +221,12 @@ class _Space(NamedTuple):
         return cls(exact.to(feats.dtype), exact, basis / scale[:, None], mean)
 
 
-class _Path(NamedTuple):
-    """Solutions for some penalties, along the axes."""
-
-    w: Float[Tensor, "penalties axes classes"]
-    steps: Int[Tensor, " penalties"]
-    converged: Bool[Tensor, " penalties"]
-
-
 def _follow(
     space: _Space, labels: Tensor, classes: int, strengths: list[float], steps: int, tol: float
-) -> list[_Path]:
+) -> list[Minimum]:
     """From the strongest penalty to the weakest, some at a time, each begun by extrapolation."""
     together = _TOGETHER.get(space.x.device.type, _TOGETHER["other"])
-    done: list[_Path] = []
+    done: list[Minimum] = []
     for first in range(0, len(strengths), together):
         some = strengths[first : first + together]
         start = space.x.new_zeros(len(some), space.x.shape[1], classes)
@@ -248,17 +240,17 @@ def _follow(
             reach = start.new_tensor(far).clamp(max=together)
             start += reach[:, None, None] * (known[1] - known[0])
         penalty = start.new_tensor(some)
-        done.append(_minimize(space.x, labels, penalty, start, steps, tol))
+        done.append(minimize(space.x, labels, penalty, start, steps=steps, tolerance=tol))
     return done
 
 
 def _in_features(
-    space: _Space, labels: Tensor, strengths: list[float], paths: list[_Path]
+    space: _Space, labels: Tensor, strengths: list[float], paths: list[Minimum]
 ) -> tuple[Tensor, ...]:
     """Weight and bias for features as they came, with loss and slope evaluated in float64."""
     found: list[tuple[Tensor, ...]] = []
     for penalty, w in zip(strengths, torch.cat([path.w for path in paths]).double(), strict=True):
-        loss, residual = _cross_entropy((space.exact @ w)[:, None], labels)
+        loss, residual = cross_entropy((space.exact @ w)[:, None], labels)
         gradient = space.exact.T @ residual[:, 0]
         gradient[:-1] += penalty * w[:-1]
         weight = space.basis @ w[:-1]
@@ -268,23 +260,3 @@ def _in_features(
         torch.cat([getattr(path, name) for path in paths]) for name in ("steps", "converged")
     )
     return (*(torch.stack(each) for each in zip(*found, strict=True)), steps, converged)
-
-
-def _cross_entropy(
-    z: Float[Tensor, "count penalties classes"], labels: Labels
-) -> tuple[Float[Tensor, " penalties"], Float[Tensor, "count penalties classes"]]:
-    """Sum over examples, and its slope in the logits: probabilities less the one-hot label.
-
-    Both are exact to rounding also where the label has nearly all the probability: what is left
-    to the other classes is added up, not subtracted from 1. Small penalties live on that rest.
-    """
-    own = labels[:, None, None].expand(-1, z.shape[1], 1)
-    top = z.amax(2, keepdim=True)
-    behind = z.gather(2, own) - top
-    # exp(-60) is nothing beside rounding; smaller numbers would be subnormal in float32, and slow.
-    others = (z - top).clamp_(min=-60).exp_().scatter_(2, own, 0)
-    rest = others.sum(2, keepdim=True)
-    total = rest + behind.exp()
-    loss = (torch.log1p(rest + torch.expm1(behind)) - behind).sum((0, 2), dtype=torch.float64)
-    residual = others.div_(total).scatter_(2, own, -rest / total)
-    return loss.to(z.dtype), residual

@@ -81,6 +81,7 @@ def corrupt(
     `jpeg.jpeg_compression(result, 85)`. `frost` is what `load_frost` gives; only "frost" needs it.
     """
     _check(images, name, severity, index, table)
+    images = images.contiguous()  # channels_last would make some copy them anyway, with a warning
     size = images.shape[-1]
     table = table or default_table(size)
     parameters = TABLES[table][name][severity - 1]

@@ -3,12 +3,8 @@
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-CORRUPTIONS = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
-    *("motion_blur", "zoom_blur", "snow", "frost", "fog"),
-    *("brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
-EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # in the files, not in the mean
+from compressive.corruptions.tables import EXTRAS, NAMES
+
 SEVERITIES = 5
 # Of ImageNet-C; some people unpack each into a folder of its name.
 ARCHIVES = ("", "blur/", "digital/", "noise/", "weather/", "extra/")
@@ -42,7 +38,7 @@ def _v2(variant: str, *more: str) -> Layout:
 def _corrupted(folder: str, images: int, files: str) -> Layout:
     return Layout(
         (folder,),
-        tuple(f"{above}{name}" for name in CORRUPTIONS + EXTRA for above in ARCHIVES),
+        tuple(f"{above}{name}" for name in NAMES + EXTRAS for above in ARCHIVES),
         f"{folder}/<corruption>/<1 ... 5>/<wnid>/*.JPEG",
         f"{files} of hendrycks/robustness",
         (images,),

@@ -11,13 +11,12 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from compressive.corruptions.tables import EXTRAS, NAMES
 from compressive.data.answers import Answers, padded
 from compressive.data.decode import EXTENSIONS, decode
 from compressive.data.labelmaps import IMAGENET, objectnet_ids
 from compressive.data.layouts import (
     ARCHIVES,
-    CORRUPTIONS,
-    EXTRA,
     SEVERITIES,
     SHIFTS,
     Crop,
@@ -69,8 +68,8 @@ def open_cell(
     """
     if name not in CELLS:
         raise ValueError(f"{name!r} has no corruptions; allowed are {', '.join(CELLS)}")
-    if corruption not in CORRUPTIONS + EXTRA:
-        allowed = ", ".join(CORRUPTIONS + EXTRA)
+    if corruption not in NAMES + EXTRAS:
+        allowed = ", ".join(NAMES + EXTRAS)
         raise ValueError(f"corruption must be one of {allowed}, got {corruption!r}")
     if not 1 <= severity <= SEVERITIES:
         raise ValueError(f"severity must be from 1 to {SEVERITIES}, got {severity}")
@@ -88,7 +87,7 @@ def open_cell(
 def corruptions_at(name: str, root: str | Path) -> tuple[str, ...]:
     """The corruptions of a set that are on disk: of the 15 first, then of the 4 extra ones."""
     base = find(name, root)
-    return tuple(c for c in CORRUPTIONS + EXTRA if _corruption(name, base, c) is not None)
+    return tuple(c for c in NAMES + EXTRAS if _corruption(name, base, c) is not None)
 
 
 def _corruption(name: str, base: Path, corruption: str) -> Path | None:

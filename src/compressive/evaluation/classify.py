@@ -1,7 +1,9 @@
 """Tasks with labels: linear, logistic, few labels and nearest neighbors on frozen features."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from statistics import stdev
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from compressive import logistic
 from compressive.augment import MEAN, STD, augment
 from compressive.data.plan import Portion, plan
-from compressive.data.splits import few_labels
+from compressive.data.splits import few_labels, imagenet_list
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features, forward
 from compressive.evaluation.linear import LEARNING_RATES, train_heads
@@ -22,6 +24,8 @@ from compressive.views import View, image_keys
 
 NEIGHBORS, TEMPERATURE = (20, 200), 0.07
 SHARES, DRAWS = (0.01, 0.1), 3
+IMAGENET = 1000  # classes
+MOST = 2**29  # numbers: beyond, full-batch methods in float64 take more memory than there is
 _TRAINING = View(jitter=0.0, gray=0.0, blur=0.0)  # random crop and flip, as the paper's heads see
 
 
@@ -66,6 +70,9 @@ def linear(exam: Exam, *, epochs: int = 0) -> None:
 def logistic_regression(exam: Exam) -> None:
     """L-BFGS at 45 penalties on central crops; chosen on the held-out part, then all of train."""
     train, (fit, held) = exam.features("train"), exam.parts
+    if train.feats.numel() > MOST:
+        exam.skip(f"logistic regression on {len(train.feats):,} images, which is for smaller sets")
+        return
     found = _select(train, fit, held, exam.classes)
     exam.classifier = found.fit.logits
     protocol = exam.protocol(
@@ -73,20 +80,22 @@ def logistic_regression(exam: Exam) -> None:
         augmentation="none",
         chosen={"l2": found.penalty},
         **{"chosen on": f"{len(held):,} training images, then fitted on all {len(train.feats):,}"},
-        converged=f"{sum(found.converged)} of {len(found.converged)} penalties",
+        converged=f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
         **({"warning": found.warning} if found.warning else {}),
     )
     _score(exam, "logistic", protocol)
 
 
-def few_label(exam: Exam) -> None:
-    """1 % and 10 % of the labels, three draws each; the penalty is chosen inside the subset."""
+def few_label(exam: Exam, lists: Path | None = None) -> None:
+    """1 % and 10 % of the labels, three draws each; the penalty is chosen inside the subset.
+
+    lists: a folder that may hold SimCLR's lists for ImageNet, which then take the place of draws.
+    """
     train, test = exam.features("train"), exam.features("test")
-    labels = train.labels.cpu()
     for share in SHARES:
         hits, penalties, sizes = [], [], []
-        for draw in range(DRAWS):
-            some = few_labels(labels, share, draw=draw, seed=exam.seed).to(exam.device)
+        file = None if lists is None else lists / f"{share * 100:.0f}percent.txt"
+        for some in _subsets(exam, train, share, file):
             found = _folds(Features(*(part[some] for part in train)), exam)
             hits.append(right(found.fit.logits(test.feats), test.labels))
             penalties.append(found.penalty)
@@ -99,7 +108,7 @@ def few_label(exam: Exam) -> None:
             chosen={"l2": penalties},
             **{"chosen on": "a fifth of the subset, then fitted on all of it"},
             draws=each,
-            **{"deviation over draws": stdev(each)},
+            **({"deviation over draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
         )
         values = torch.stack(hits).double().mean(0)
         exam.results.add(
@@ -127,6 +136,19 @@ def knn(exam: Exam) -> None:
         exam.results.add(f"kNN {k}", exam.splits.name, "top-1", hits, protocol=protocol)
 
 
+def _subsets(
+    exam: Exam, train: Features, share: float, file: Path | None
+) -> Iterator[Int[Tensor, " some"]]:
+    """Rows of the train features whose labels are known."""
+    if file is not None and file.is_file() and exam.classes == IMAGENET:
+        places = imagenet_list(file, exam.source("train")).to(exam.device)
+        yield torch.isin(train.index, places).nonzero()[:, 0]
+        return
+    labels = train.labels.cpu()
+    for draw in range(DRAWS):
+        yield few_labels(labels, share, draw=draw, seed=exam.seed).to(exam.device)
+
+
 def _score(exam: Exam, task: str, protocol: dict[str, object]) -> None:
     assert exam.classifier is not None
     test = exam.features("test")
@@ -148,8 +170,9 @@ def _augmented(
     ]
     for step, found in enumerate(exam.loader("train").batches(portions)):
         keys = image_keys(found.index, seed=exam.seed, epoch=found.epoch, view=0)
-        size = {"height": found.height, "width": found.width}
-        x = augment(found.images, keys, _TRAINING, subject.size, **size)
+        view = replace(_TRAINING, antialias=subject.antialias)
+        height, width = found.height, found.width
+        x = augment(found.images, keys, view, subject.size, height=height, width=width)
         if (subject.mean, subject.std) != (MEAN, STD):
             x = (x * change[1] + change[0] - change[2]) / change[3]
         if step % 10 == 0:
@@ -164,16 +187,16 @@ def _epochs(count: int, device: str) -> int:
 
 def _select(
     train: Features, fit: Int[Tensor, " fit"], held: Int[Tensor, " held"], classes: int
-) -> logistic.Selected:
+) -> logistic.Selection:
     return logistic.select(
         (train.feats[fit], train.labels[fit]),
         (train.feats[held], train.labels[held]),
+        top_k_accuracy,
         classes=classes,
-        metric=lambda logits, labels: float(top_k_accuracy(logits, labels)),
     )
 
 
-def _folds(some: Features, exam: Exam) -> logistic.Selected:
+def _folds(some: Features, exam: Exam) -> logistic.Selection:
     """Chosen on every fifth image of each class, at least one, unless a class has one alone."""
     order = some.labels.argsort(stable=True)
     held = torch.zeros_like(some.labels, dtype=torch.bool)

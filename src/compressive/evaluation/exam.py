@@ -157,7 +157,7 @@ class Exam:
                 progress=lambda done, total: self.tell(f"features of {title}", done, total),
             )
 
-        found = cached(self.cache, key, make)
+        found = cached(self.cache, key, make, self.device)
         if loader.unreadable:
             self.skip(f"{len(loader.unreadable)} images of {title} that cannot be read")
         return Features(*(part.to(self.device) for part in found))

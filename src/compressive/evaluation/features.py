@@ -17,7 +17,7 @@ from compressive.augment import center_box, crop_resize_flip, normalize
 from compressive.checkpoint import write_bytes
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.plan import Portion
-from compressive.distributed import gather, rank, world_size
+from compressive.distributed import any_process, gather, rank, world_size
 from compressive.inputs import full_precision
 
 Loader = Resident | Streaming
@@ -100,12 +100,19 @@ def extract(
     return _in_order(found, count)
 
 
-def cached(folder: Path | None, key: dict[str, Any], make: Callable[[], Features]) -> Features:
+def cached(
+    folder: Path | None,
+    key: dict[str, Any],
+    make: Callable[[], Features],
+    device: torch.device | str = "cpu",
+) -> Features:
     """What `make` makes, or what it made when it was last asked with this key."""
     words = json.dumps(key, sort_keys=True).encode()
     name = hashlib.blake2b(words, digest_size=16).hexdigest()
     path = None if folder is None else folder / f"{name}.safetensors"
-    if path is not None and path.is_file():
+    # All processes make them or none: they make them together.
+    missing = path is None or not path.is_file()
+    if path is not None and not any_process(missing, torch.device(device)):
         return Features(**load_file(path))
     found = make()
     if path is not None and rank() == 0:

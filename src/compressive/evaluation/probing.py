@@ -159,7 +159,7 @@ def _bytes(exam: Exam) -> Iterator[tuple[Batch, UInt8[Tensor, "batch 3 size size
     """Test images as the encoder sees them, as bytes."""
     size = 2048 if exam.subject.size <= 64 else 256
     for batch in exam.batches("test", size if exam.device.type != "cpu" else 256):
-        yield batch, exam.crop.pixels(batch).mul(255).round().byte().contiguous()
+        yield batch, exam.crop.pixels(batch).mul(255).round().byte()
 
 
 def _first(exam: Exam, split: str, most: int) -> Iterator[Batch]:
@@ -185,5 +185,5 @@ def _pair(exam: Exam, batch: Batch, pair: tuple[View, View]) -> tuple[Tensor, Te
     number = torch.arange(2, device=exam.device).repeat_interleave(len(batch.index))
     index = torch.cat([batch.index, batch.index])
     keys = image_keys(index, seed=exam.seed, epoch=2**32 - 3, view=number)
-    size = {"height": batch.height, "width": batch.width}
-    return augment_pair(batch.images, keys, pair, exam.subject.size, **size)
+    height, width, size = batch.height, batch.width, exam.subject.size
+    return augment_pair(batch.images, keys, pair, size, height=height, width=width)

@@ -65,12 +65,11 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
         for part, source in zip(("train", "val", "test"), split[:3], strict=True)
     )
     classes = len(split.train.classes or ())
-    metric = mean_per_class_accuracy if split.metric == "mean per class" else top_k_accuracy
     found = logistic.select(
         (train.feats, train.labels),
         (val.feats, val.labels),
+        mean_per_class_accuracy if split.metric == "mean per class" else top_k_accuracy,
         classes=classes,
-        metric=lambda logits, labels: float(metric(logits, labels)),
     )
     protocol = {
         **crop.words(),
@@ -79,7 +78,7 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
         "chosen": {"l2": found.penalty},
         "chosen on": f"{len(val.feats):,} validation images by {split.metric}, then all fitted",
         "the paper's metric": split.metric,
-        "converged": f"{sum(found.converged)} of {len(found.converged)} penalties",
+        "converged": f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
         "notes": list(split.notes),
         **({"held": split.held.tolist()} if split.held is not None else {}),
         **({"warning": found.warning} if found.warning else {}),

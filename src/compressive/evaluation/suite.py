@@ -62,7 +62,7 @@ def evaluate(
     splits = open_splits(_place(subject, on), seed=seed, most=images)
     out = out or _default_out(place)
     results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
-    display = display or Display()
+    display = display or Display(quiet=rank() > 0)
     with display:
         exam = Exam(
             subject,
@@ -78,7 +78,7 @@ def evaluate(
             "linear": lambda: classify.linear(exam, epochs=epochs),
             "logistic": lambda: classify.logistic_regression(exam),
             "knn": lambda: classify.knn(exam),
-            "few-label": lambda: classify.few_label(exam),
+            "few-label": lambda: classify.few_label(exam, sets),
             "geometry": lambda: probing.geometry(exam),
             "corruptions": lambda: probing.corruptions(exam, frost=photographs),
             "smoothness": lambda: probing.smoothness(exam),
@@ -89,6 +89,8 @@ def evaluate(
         try:
             for name in chosen:
                 _do(name, tasks[name], exam)
+                if content_of_weights(subject.network) != results.about["weights"]:
+                    raise RuntimeError(f"weights or statistics of the network changed in {name}")
                 if rank() == 0:
                     results.write(out)
         finally:
@@ -101,7 +103,7 @@ def _do(name: str, task: Callable[[], None], exam: Exam) -> None:
         exam.skip(f"{name}, which needs labels: {exam.splits.name} has none")
         return
     if name in ("corruptions", "robustness") and exam.classifier is None:
-        classify.logistic_regression(exam)
+        classify.linear(exam)
     exam.display.say(f"{name} ...")
     task()
 
