@@ -52,3 +52,16 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ValueError, match="is damaged"):
         read(tmp_path)
+
+
+def test_what_was_measured_before_stays_until_it_is_measured_anew() -> None:
+    old, new = some(), Results("runs/a", seed=3)
+    new.about = {"images": "abc"}
+    new.begin_with(old)
+    new.add("linear", "set", "ece", 0.5, n=40, protocol={})
+    assert {r.metric: r.value for r in new.records} == {"top-1": 0.75, "ece": 0.5}
+    assert list(new.values) == ["linear/set/top-1"]
+    other = Results("runs/a", seed=3)
+    other.about = {"images": "others"}
+    other.begin_with(old)
+    assert other.records == []

@@ -15,23 +15,25 @@ _HISTORY = 10  # 20 and 40 saved no steps on any of the seven kinds of features 
 _REFRESH = 10  # steps between looks at the curvature; every step saved no steps
 _TRIALS = 12  # of a line search: bisection alone would have narrowed it 4,000 times
 
-Labels = Int[Tensor, " count"]
-PerProblem = Float[Tensor, " problems"]
-Weights = Float[Tensor, "problems axes classes"]
-Logits = Float[Tensor, "count problems classes"]
+# Shapes are checked at the two doors alone: inside, where every step passes many times, the
+# checks of a test run would take longer than the work.
+Labels = Tensor  # count
+PerProblem = Tensor  # problems
+Weights = Tensor  # problems, axes, classes
+Logits = Tensor  # count, problems, classes
 
 
 class Minimum(NamedTuple):
     """Where each problem ended."""
 
-    w: Weights
+    w: Float[Tensor, "problems axes classes"]
     steps: Int[Tensor, " problems"]
     converged: Bool[Tensor, " problems"]
 
 
 def cross_entropy(
-    z: Float[Tensor, "count penalties classes"], labels: Labels
-) -> tuple[Float[Tensor, " penalties"], Float[Tensor, "count penalties classes"]]:
+    z: Float[Tensor, "count problems classes"], labels: Int[Tensor, " count"]
+) -> tuple[Float[Tensor, " problems"], Float[Tensor, "count problems classes"]]:
     """Sum over examples, and its slope in the logits: probabilities less the one-hot label.
 
     Both are exact to rounding also where the label has nearly all the probability: what is left
@@ -61,7 +63,7 @@ class _Point(NamedTuple):
     """Where the problems are, and what is known there."""
 
     w: Weights
-    ridge: Float[Tensor, "problems axes 1"]  # l2, and 0 for the bias
+    ridge: Tensor  # problems, axes, 1: l2, and 0 for the bias
     z: Logits
     residual: Logits
     loss: PerProblem
@@ -80,9 +82,9 @@ class _Ray(NamedTuple):
 
 def minimize(
     x: Float[Tensor, "count axes"],
-    labels: Labels,
-    penalty: PerProblem,
-    start: Weights,
+    labels: Int[Tensor, " count"],
+    penalty: Float[Tensor, " problems"],
+    start: Float[Tensor, "problems axes classes"],
     *,
     steps: int,
     tolerance: float,
@@ -132,16 +134,16 @@ def _dot(a: Weights, b: Weights) -> PerProblem:
     return (a * b).flatten(1).sum(1)
 
 
-def _logits(x: Float[Tensor, "count axes"], w: Weights) -> Logits:
+def _logits(x: Tensor, w: Weights) -> Logits:
     return (x @ w.transpose(0, 1).flatten(1)).unflatten(1, (len(w), -1))
 
 
-def _gradient(x: Float[Tensor, "count axes"], residual: Logits, pull: Weights) -> Weights:
+def _gradient(x: Tensor, residual: Logits, pull: Weights) -> Weights:
     by_axis = (x.T @ residual.flatten(1)).unflatten(1, residual.shape[1:])
     return by_axis.transpose(0, 1) + pull
 
 
-def _inverse_curvature(here: _Point, length: Float[Tensor, " axes"]) -> Weights:
+def _inverse_curvature(here: _Point, length: Tensor) -> Weights:
     """|residual| is p, or 1 - p at the label: p (1 - p) either way."""
     sure = here.residual.abs()
     spread = (sure * (1 - sure)).mean(0)
@@ -176,7 +178,7 @@ def _direction(gradient: Weights, inverse: Weights, pairs: list[_Pair]) -> Weigh
     return -q
 
 
-def _ray(x: Float[Tensor, "count axes"], here: _Point, direction: Weights) -> _Ray:
+def _ray(x: Tensor, here: _Point, direction: Weights) -> _Ray:
     slope = _dot(here.gradient, direction)
     pulled = here.ridge * direction
     return _Ray(
@@ -184,9 +186,7 @@ def _ray(x: Float[Tensor, "count axes"], here: _Point, direction: Weights) -> _R
     )
 
 
-def _search(
-    x: Float[Tensor, "count axes"], labels: Labels, here: _Point, ray: _Ray
-) -> tuple[_Point, Bool[Tensor, " problems"]]:
+def _search(x: Tensor, labels: Labels, here: _Point, ray: _Ray) -> tuple[_Point, Tensor]:
     """Go along the rays to where the slope is less than nine tenths of what it was, either way.
 
     Slopes decide, as losses differ by less than rounding near the end. A loss may not rise.
@@ -219,7 +219,7 @@ def _search(
     return (there if good.all() else _merge(good, there, here)), ~good
 
 
-def _merge(good: Bool[Tensor, " problems"], there: _Point, here: _Point) -> _Point:
+def _merge(good: Tensor, there: _Point, here: _Point) -> _Point:
     """Where the search failed a problem stays."""
     last, mid, only = good[:, None, None], good[:, None], good
     masks = (last, last, mid, mid, only, last)

@@ -63,7 +63,6 @@ class Selection(NamedTuple):
 
 
 @door
-@torch.no_grad()
 def fit(
     feats: Float[Tensor, "count feat"],
     labels: Labels,
@@ -72,7 +71,7 @@ def fit(
     penalties: Sequence[float] = PENALTIES,
     standardize: bool = False,
     steps: int = 1000,
-    tolerance: float = 1e-9,
+    tolerance: float = 3e-10,
 ) -> Fits:
     """The minimum of the objective for every penalty, on the device of the features.
 
@@ -85,7 +84,7 @@ def fit(
     _check(feats, labels, classes, penalties, steps)
     present, dense = labels.unique(return_inverse=True)
     strengths = sorted(set(map(float, penalties)), reverse=True)
-    with full_precision(feats), _without_tf32():
+    with torch.no_grad(), full_precision(feats), _without_tf32():
         work = len(feats) * len(present) * len(strengths)
         space = _Space.of(wide("feats", feats), standardize, work)
         paths = _follow(space, dense, len(present), strengths, steps, tolerance)
@@ -100,7 +99,6 @@ def fit(
     return Fits(wholes, biases, kept, loss, gradient, taken, converged, standardize)
 
 
-@torch.no_grad()
 def select(
     train: tuple[Float[Tensor, "count feat"], Labels],
     validation: tuple[Float[Tensor, "held feat"], Int[Tensor, " held"]],
@@ -110,7 +108,7 @@ def select(
     penalties: Sequence[float] = PENALTIES,
     standardize: bool = False,
     steps: int = 1000,
-    tolerance: float = 1e-9,
+    tolerance: float = 3e-10,
 ) -> Selection:
     """Fit on train, choose the penalty on validation, and fit anew on both with that penalty.
 

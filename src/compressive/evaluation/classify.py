@@ -16,7 +16,7 @@ from compressive.data.plan import Portion, plan
 from compressive.data.splits import few_labels, imagenet_list
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features, forward
-from compressive.evaluation.linear import LEARNING_RATES, train_heads
+from compressive.evaluation.linear import LEARNING_RATES, WIDER, train_heads
 from compressive.evaluation.scores import add_scores, right
 from compressive.metrics import top_k_accuracy
 from compressive.online import nearest_neighbors
@@ -38,12 +38,13 @@ def linear(exam: Exam, *, epochs: int = 0) -> None:
     epochs = epochs or _epochs(len(fit), exam.device.type)
     batch = 1024 if len(fit) >= 20_000 else min(256, len(fit))
     steps = max(1, epochs * len(fit) // batch)
+    rates = LEARNING_RATES if exam.classes == IMAGENET else WIDER
     heads = train_heads(
         _augmented(exam, train.index[fit], batch, steps),
         feat=train.feats.shape[1],
         classes=exam.classes,
         steps=steps,
-        learning_rates=[rate * batch / 256 for rate in LEARNING_RATES],
+        learning_rates=[rate * batch / 256 for rate in rates],
         device=exam.device,
     )
     scores = [
@@ -59,9 +60,9 @@ def linear(exam: Exam, *, epochs: int = 0) -> None:
         epochs=epochs,
         batch=batch,
         steps=steps,
-        chosen={"learning rate for 256": LEARNING_RATES[best]},
+        chosen={"learning rate for 256": rates[best]},
         **{"chosen on": f"{len(held):,} training images", "train images": len(fit)},
-        **{"accuracy there": dict(zip(map(str, LEARNING_RATES), scores, strict=True))},
+        **{"accuracy there": dict(zip(map(str, rates), scores, strict=True))},
         **({"warning": "the best rate ends the grid"} if best in (0, len(scores) - 1) else {}),
     )
     _score(exam, "linear", protocol)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-LEARNING_RATES = (0.4, 0.3, 0.2, 0.1, 0.05)  # for 256 images
+LEARNING_RATES = (0.4, 0.3, 0.2, 0.1, 0.05)  # for 256 images: the paper's
+WIDER = (25.6, 12.8, 6.4, 3.2, 1.6, 0.8, *LEARNING_RATES)  # small sets have few steps
 
 
 class Heads(NamedTuple):

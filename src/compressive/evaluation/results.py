@@ -85,10 +85,17 @@ class Results:
             seed=self.seed,
             command=self.command,
         )
+        self.records = [other for other in self.records if other.key != record.key]
+        self.values.pop(record.key, None)
         if each is not None:
             self.values[record.key] = each.float()
         self.records.append(record)
         return record
+
+    def begin_with(self, old: "Results") -> None:
+        """Keep what was measured before of the same things, until it is measured anew."""
+        if (old.run, old.about) == (self.run, self.about):
+            self.records, self.values = list(old.records), dict(old.values)
 
     def write(self, folder: Path) -> Path:
         """results.json, and beside it the values per image; each whole or not at all."""

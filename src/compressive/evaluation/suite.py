@@ -13,7 +13,7 @@ from compressive.evaluation import classify, probing
 from compressive.evaluation.exam import Exam, open_splits
 from compressive.evaluation.features import content_of
 from compressive.evaluation.features import fingerprint as content_of_weights
-from compressive.evaluation.results import Results
+from compressive.evaluation.results import FILE, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.learner import pick_device
@@ -74,6 +74,8 @@ def evaluate(
             display=display,
         )
         results.about = _about(exam)
+        if (out / FILE).is_file():
+            results.begin_with(read(out))
         tasks: dict[str, Callable[[], None]] = {
             "linear": lambda: classify.linear(exam, epochs=epochs),
             "logistic": lambda: classify.logistic_regression(exam),
