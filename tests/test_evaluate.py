@@ -188,3 +188,26 @@ def test_bad_words_are_one_line(run: Path, words: list[str], complaint: str) -> 
     assert done.exit_code == 2
     assert complaint in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.shared
+def test_real_images_are_told_apart_better_than_by_chance(tmp_path: Path) -> None:
+    """Random filters tell some by color; chance is 10 %, its standard error here 1.2 %."""
+    data = Path(__file__).parent.parent.parent / "shared" / "data" / "cifar10"
+    torch.manual_seed(0)
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "r18.pth")
+    results, out = evaluate(
+        str(tmp_path / "r18.pth"),
+        suite="quick",
+        on=str(data),
+        images=600,
+        size=32,
+        device="cpu",
+        out=tmp_path / "out",
+        display=silent(),
+    )
+    found = {(record.task, record.metric): record for record in results.records}
+    assert found["logistic", "top-1"].value > 0.15
+    assert found["logistic", "top-1"].n == 600
+    assert "at most 600 images" in found["kNN 20", "top-1"].protocol["notes"][0]
+    assert (out / "results.json").is_file()

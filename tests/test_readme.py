@@ -28,21 +28,27 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert TEST_COMMAND in ci
 
 
-@pytest.mark.parametrize("command", [c for c in commands(README) if c != TEST_COMMAND])
-def test_readme_commands_run(command: str, tmp_path: Path) -> None:
+def chains() -> list[list[str]]:
+    """Commands that stand alone; those on the quick start's runs follow it, in their order."""
+    shown = [c for c in commands(README) if c != TEST_COMMAND and not c.startswith("pip install")]
+    first = [c for c in shown if "quickstart" in c]
+    return [first, *([c] for c in shown if c not in first)]
+
+
+@pytest.mark.parametrize("chain", chains(), ids=lambda chain: chain[0])
+def test_readme_commands_run(chain: list[str], tmp_path: Path) -> None:
     """`uv run X` in this environment; `pip install` is what made this environment."""
-    if command.startswith("pip install"):
-        return
-    program, *arguments = command.removeprefix("uv run ").split()
-    if program == "compressive":
-        arguments = ["-m", program, *arguments]
-    else:
-        assert program == "python", f"teach this test to run {command!r}"
-    run = subprocess.run(
-        [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout
+    for command in chain:
+        program, *arguments = command.removeprefix("uv run ").split()
+        if program == "compressive":
+            arguments = ["-m", program, *arguments]
+        else:
+            assert program == "python", f"teach this test to run {command!r}"
+        run = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stdout
 
 
 @pytest.mark.parametrize(
