@@ -17,7 +17,7 @@ FLOORS = [
     "inputs special radial distributed views config paper checkpoint display pace "
     "data.answers data.builtin data.decode data.flow data.labelmaps "
     "corruptions.tables",
-    "vmf contrast optim metrics augment networks syncbn controller recipes folder lbfgs "
+    "vmf contrast optim metrics augment networks syncbn controller recipes folder newton "
     "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.linear "
     "evaluation.robustness",
     "objectives uniform monitor encoder logistic data.loaders data.shards data.shifts data.splits "
@@ -29,8 +29,9 @@ FLOORS = [
     "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
     "evaluation.tables",
     "run evaluation.exam",
-    "train evaluation.classify evaluation.probing evaluation.shifted",
-    "quickstart evaluation.suite",
+    "train evaluation.classify",
+    "quickstart evaluation.probing evaluation.shifted",
+    "evaluation.suite",
     "cli",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}

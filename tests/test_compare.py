@@ -20,8 +20,8 @@ KEY = "linear/set/top-1"
 def written(folder: Path, hits: Tensor, config: Config, metric: str = "top-1") -> str:
     write_config(folder, config, torch.device("cpu"))
     results = Results(str(folder))
-    results.about = {"images": "the same"}
-    results.add("linear", "set", metric, hits, protocol={})
+
+    results.add("linear", "set", metric, hits, protocol={}, images="the same")
     results.write(folder)
     return str(folder)
 
@@ -101,7 +101,44 @@ def test_runs_on_other_images_are_not_paired(tmp_path: Path) -> None:
     runs = [
         written(tmp_path / str(i), hits(0.5 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
     ]
-    other = (tmp_path / "1" / "results.json").read_text().replace("the same", "others")
+    other = (tmp_path / "1" / "results.json").read_text().replace('"the same"', '"others"')
     (tmp_path / "1" / "results.json").write_text(other)
     found = compared(*runs)
     assert (found.low, found.verdict) == (None, "one number each")
+
+
+def test_numbers_that_were_measured_differently_get_no_verdict(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+    ]
+    path = tmp_path / "1" / "results.json"
+    path.write_text(path.read_text().replace('"protocol": {}', '"protocol": {"epochs": 1}'))
+    assert compared(*runs).verdict == "measured differently"
+
+
+def test_seeds_that_agree_exactly_prove_nothing(tmp_path: Path) -> None:
+    """Two values each without spread: judged by images instead."""
+    runs = [
+        written(
+            tmp_path / f"{beta}-{seed}",
+            hits(share),
+            tiny(f"bottleneck.beta={beta}", f"seed={seed}"),
+        )
+        for beta, share in ((0.1, 0.5), (1.0, 0.51))
+        for seed in (0, 1)
+    ]
+    assert compared(*runs).over == "images"
+
+
+def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
+    run = written(tmp_path / "a", hits(0.5), tiny())
+    with pytest.raises(ValueError, match="given twice"):
+        open_groups([run, run])
+
+
+def test_runs_on_other_data_are_another_experiment(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / name, hits(0.5), tiny(f"data.source={name}", f"seed={seed}"))
+        for seed, name in enumerate(("a", "b"))
+    ]
+    assert len(open_groups(runs)) == 2

@@ -116,6 +116,34 @@ def test_nothing_is_chosen_by_test_labels(
     assert after["logistic"] < before["logistic"] - 0.3, "the poison works"
 
 
+def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_for(
+    run: Path, judged: tuple[Results, Path], tmp_path: Path
+) -> None:
+    alone, _ = evaluate(
+        str(run), only=("corruptions",), device="cpu", epochs=2, out=tmp_path, display=silent()
+    )
+    first = {r.key: r for r in judged[0].records}
+    kinds = [r for r in alone.records if r.task == "corruptions"]
+    assert kinds
+    for record in kinds:
+        assert record.value == first[record.key].value
+        assert record.protocol["head"] == first[record.key].protocol["head"]
+
+
+def test_evaluating_on_other_images_keeps_what_was_measured_before(
+    run: Path, data: Callable[[bool], Path], tmp_path: Path
+) -> None:
+    common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
+    evaluate(str(run), only=("knn",), **common)
+    results, _ = evaluate(str(run), only=("geometry",), on=str(data(True)), **common)
+    assert {(r.task, r.dataset) for r in results.records} == {
+        ("kNN 20", "False"),
+        ("geometry", "True"),
+    }
+    results, _ = evaluate(str(run), only=("geometry",), images=20, **common)
+    assert ("kNN 20", "False") not in {(r.task, r.dataset) for r in results.records}
+
+
 def test_a_second_call_takes_features_from_the_cache(
     run: Path, judged: tuple[Results, Path]
 ) -> None:

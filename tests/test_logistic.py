@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from compressive import lbfgs, logistic
+from compressive import logistic, newton
 from compressive.logistic import PENALTIES, fit, select
 from compressive.metrics import top_k_accuracy
 
@@ -77,13 +77,13 @@ def test_the_grid_is_the_papers() -> None:
     np.testing.assert_allclose(PENALTIES, np.logspace(-6, 5, 45), rtol=1e-12)
 
 
-@pytest.mark.parametrize("together", [1, 5])
+@pytest.mark.parametrize("together", [1, 3])
 def test_some_penalties_at_once_give_what_each_gives_alone(
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in the order asked for, twice where asked twice; losses within twice the 1e-7 promised.
+    """And in the order asked for, twice where asked twice; losses within the 2e-7 promised.
 
-    One at a time is the way of the CPU, five that of a GPU.
+    One at a time is the way of the CPU, three that of a GPU.
     """
     monkeypatch.setitem(logistic._TOGETHER, "cpu", together)
     feats, labels = rectified(150, 40, 5)
@@ -117,7 +117,7 @@ def test_features_off_their_axes_are_solved_as_well() -> None:
     for space in spaces:
         start = torch.zeros(1, space.x.shape[1], 2, dtype=torch.float64)
         l2 = torch.tensor([10.0], dtype=torch.float64)
-        at = lbfgs.minimize(space.x, labels, l2, start, steps=1000, tolerance=1e-12)
+        at = newton.minimize(space.x, labels, l2, start, steps=1000, tolerance=1e-12)
         weight = space.basis @ at.w[0, :-1]
         bias = at.w[0, -1] - space.mean @ weight
         losses.append(objective(feats, labels, weight, bias, 10.0))
@@ -172,18 +172,46 @@ def test_standardized_features_are_the_same_whatever_their_scale_and_place() -> 
 
 def test_stopping_early_is_reported() -> None:
     feats, labels = rectified(150, 20, 3)
-    found = fit(feats, labels, classes=3, penalties=(1e-6, 1e5), steps=3)
+    found = fit(feats, labels, classes=3, penalties=(1e-6, 1e5), steps=12)
     assert found.converged.tolist() == [False, True]
-    assert found.steps[0] == 3
+    assert found.steps[0] == 12
     gradient = fit(feats, labels, classes=3, penalties=(1e-6, 1e5)).gradient_norm
     assert gradient[0] < 1e-3 * found.gradient_norm[0]
+
+
+def test_float32_takes_no_more_steps_than_float64() -> None:
+    """A curvature from differences of large numbers would take ten times as many, or not end."""
+    feats, labels = rectified(300, 100, 10, noise=0.5)
+    feats = 100 * feats.float() + 1000
+    narrow, exact = (fit(x, labels, classes=10) for x in (feats, feats.double()))
+    assert narrow.converged.all()
+    assert narrow.steps.sum() < 1.5 * exact.steps.sum()
+    torch.testing.assert_close(narrow.loss, exact.loss, rtol=1e-6, atol=0)
+
+
+def test_a_training_runs_precision_is_neither_used_nor_changed() -> None:
+    """Under autocast to bfloat16 the loss would be off by some 1e-3."""
+    feats, labels = rectified(100, 20, 3)
+    plain = fit(feats.float(), labels, classes=3, penalties=(1e-3, 1.0))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = fit(feats.float(), labels, classes=3, penalties=(1e-3, 1.0))
+            logits = found.logits(feats.float(), 1)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    torch.testing.assert_close(found.loss, plain.loss, rtol=0, atol=0)
+    torch.testing.assert_close(logits, plain.logits(feats.float(), 1), rtol=0, atol=0)
+    assert logits.dtype == torch.float64
 
 
 def test_the_slope_is_exact_where_a_prediction_is_nearly_certain() -> None:
     """1 - p in float32 would be 0 or a multiple of 6e-8; here it is right to 1e-6 of itself."""
     z = torch.tensor([[[0.0, 20.0, -3.0]], [[50.0, 0.0, 1.0]], [[-70.0, 0.0, 30.0]]])
     labels = torch.tensor([1, 0, 1])
-    loss, residual = lbfgs.cross_entropy(z, labels)
+    loss, residual = newton.cross_entropy(z, labels)
     for i, label in enumerate(labels.tolist()):
         exact = [math.exp(v - z[i, 0, label].item()) for v in z[i, 0].tolist()]
         total = math.fsum(exact)
@@ -193,7 +221,7 @@ def test_the_slope_is_exact_where_a_prediction_is_nearly_certain() -> None:
         found = residual[i, 0].tolist()
         # Below exp(-60) a chance counts as that.
         assert found == pytest.approx(slope, rel=1e-6, abs=1e-25)
-    alone, _ = lbfgs.cross_entropy(z[:1], labels[:1])
+    alone, _ = newton.cross_entropy(z[:1], labels[:1])
     assert alone.item() == pytest.approx(math.log1p(math.exp(-20) + math.exp(-23)), rel=1e-6)
     assert loss.item() == pytest.approx(30, rel=1e-6)
 
@@ -203,7 +231,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_selection_takes_the_best_on_validation_and_fits_both_parts_anew() -> None:
-    train, held = rectified(120, 20, 4, noise=2.0), rectified(80, 20, 4, noise=2.0, seed=1)
+    train, held = rectified(60, 40, 4, noise=1.5), rectified(200, 40, 4, noise=1.5, seed=1)
     grid = (1e-4, 1e-2, 1.0, 1e2, 1e4)
     found = select(train, held, accuracy, classes=4, penalties=grid)
     scores = []

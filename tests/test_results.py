@@ -16,7 +16,7 @@ def some() -> Results:
     results.add("linear", "set", "top-1", hits, protocol={"epochs": 2})
     results.add("linear", "set", "ece", 0.25, n=40, protocol={})
     results.skipped.append("frost")
-    results.about = {"images": "abc"}
+    results.about = {"weights": "abc"}
     return results
 
 
@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = read(path.parent)
     assert found.records == some().records
     assert found.skipped == ["frost"]
-    assert found.about == {"images": "abc"}
+    assert found.about == {"weights": "abc"}
     assert torch.equal(found.values["linear/set/top-1"], (torch.arange(40) % 4 > 0).float())
     assert read(path).records == found.records, "the file will do as well as its folder"
     assert json.loads(path.read_text())["records"][0]["command"] == "compressive evaluate runs/a"
@@ -56,12 +56,12 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_what_was_measured_before_stays_until_it_is_measured_anew() -> None:
     old, new = some(), Results("runs/a", seed=3)
-    new.about = {"images": "abc"}
+    new.about = {"weights": "abc"}
     new.begin_with(old)
     new.add("linear", "set", "ece", 0.5, n=40, protocol={})
     assert {r.metric: r.value for r in new.records} == {"top-1": 0.75, "ece": 0.5}
     assert list(new.values) == ["linear/set/top-1"]
     other = Results("runs/a", seed=3)
-    other.about = {"images": "others"}
+    other.about = {"weights": "others"}
     other.begin_with(old)
     assert other.records == []

@@ -108,3 +108,32 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_there_is_one_line(place: str, words: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         open_subject(place, CPU)
+
+
+@pytest.mark.parametrize("name", ["resnet34", "resnet101"])
+def test_a_deeper_network_is_not_taken_for_a_shallower_one(name: str) -> None:
+    """It has all the weights of ResNet-18 or -50, of the same shapes, and more."""
+    state = timm.create_model(name).state_dict()
+    assert with_weights(state).name == name
+    with pytest.raises(ValueError, match="not one of its own"):
+        with_weights(state, {"resnet34": "resnet18", "resnet101": "resnet50"}[name])
+
+
+def test_old_files_without_counters_are_read() -> None:
+    state = timm.create_model("resnet18").state_dict()
+    old = {key: v for key, v in state.items() if not key.endswith("num_batches_tracked")}
+    assert with_weights(old).name == "resnet18"
+
+
+def test_a_vision_transformer_is_made_for_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    network = timm.create_model("test_vit", num_classes=0, img_size=64)
+    torch.save(network.state_dict(), tmp_path / "a.pth")
+    subject = open_subject(str(tmp_path / "a.pth"), CPU, network="test_vit", size=64)
+    with torch.no_grad():
+        expected = network.eval()(images(64))
+        torch.testing.assert_close(subject.network(images(64)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_size_of_a_run_is_its_own(run: Path) -> None:
+    with pytest.raises(ValueError, match="a run knows its own"):
+        open_subject(str(run), CPU, size=64)

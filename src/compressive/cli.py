@@ -235,7 +235,8 @@ def evaluate(
     images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
     epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
     sets: Annotated[
-        Path | None, typer.Option(help="Folder of transfer and robustness sets.")
+        Path | None,
+        typer.Option(help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."),
     ] = None,
     frost: Annotated[
         Path | None, typer.Option(help="Folder of the six photographs of frost.")
@@ -252,6 +253,7 @@ def evaluate(
 
     tasks = [name.strip() for name in only.split(",") if name.strip()]
     distributed.start()
+    is_first = distributed.rank() == 0
     try:
         with _one_line_errors():
             results, place = judge(
@@ -271,7 +273,7 @@ def evaluate(
             )
     finally:
         distributed.stop()
-    if distributed.rank() > 0:
+    if not is_first:
         return
     console = Console(soft_wrap=True)
     Console().print(results_table(results))
@@ -300,7 +302,10 @@ def compare(
         if not others:
             raise ValueError("compare needs two runs that differ in more than their seed")
         for other in others:
-            Console().print(differences_table(first, other, differences(first, other)))
+            found = differences(first, other)
+            if not found:
+                raise ValueError(f"{first.name} and {other.name} have no figure in common")
+            Console().print(differences_table(first, other, found))
 
 
 def _evaluated(run: str) -> str:

@@ -6,8 +6,10 @@ vector w, where here are w/2 and -w/2: its C is then 2 / l2.) Features are not s
 asked.
 
 What makes it quick: features are rotated to their principal axes, where the curvature is almost
-diagonal, and L-BFGS starts from that diagonal; each penalty begins where the solutions for the
-stronger ones point to; a line search only adds vectors, as logits are linear in the weights.
+diagonal; each penalty begins where the solutions for the stronger ones point to; and Newton's
+method is near the minimum in two or three steps from there. L-BFGS, the paper's method, has the
+same minimum: from the same starts it took up to 4 times as long, and where a few examples decide
+it was still 5e-6 of the loss above after 1,000 steps.
 """
 
 import math
@@ -20,14 +22,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compressive.inputs import door, full_precision, positive, same_device, wide
-from compressive.lbfgs import Minimum, cross_entropy, minimize
+from compressive.newton import Minimum, cross_entropy, minimize
 
 # 45 between 1e-6 and 1e5, evenly in the logarithm: the paper's grid.
 PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
 
-# Neighbors in l2 that are solved at the same time. On a GPU the single one would wait for
-# launches; on a CPU five cost five times one, and the later of them start from farther away.
-_TOGETHER = {"cpu": 1, "other": 5}
+# Neighbors in l2 that are solved at the same time. On a GPU a single one may wait for launches; on
+# a CPU three cost three times one, and the later of them start from farther away.
+_TOGETHER = {"cpu": 1, "cuda": 3}
 _ABSENT = -1e30  # bias of a class without examples: its limit, -inf, would make NaN of 0 * inf
 
 Labels = Int[Tensor, " count"]
@@ -42,7 +44,7 @@ class Fits(NamedTuple):
     penalties: tuple[float, ...]
     loss: Float[Tensor, " penalties"]  # the objective
     gradient_norm: Float[Tensor, " penalties"]  # its slope, for features about their mean
-    steps: Int[Tensor, " penalties"]
+    steps: Int[Tensor, " penalties"]  # of conjugate gradients, while it was in a batch
     converged: Bool[Tensor, " penalties"]
     standardized: bool  # whether the penalty was on the weights of standardized features
 
@@ -70,16 +72,15 @@ def fit(
     classes: int,
     penalties: Sequence[float] = PENALTIES,
     standardize: bool = False,
-    steps: int = 1000,
-    tolerance: float = 3e-10,
+    steps: int = 3000,
+    tolerance: float = 3e-8,
 ) -> Fits:
     """The minimum of the objective for every penalty, on the device of the features.
 
-    `tolerance` bounds the gain that a Newton step with the approximate curvature still promises,
-    as a share of the loss; the loss is then some 1e-8 above its minimum, 1e-7 where a few
-    examples decide. Float32 features are solved in float32, which is enough for that: residuals
-    of nearly certain predictions are never made by subtraction. A class without examples gets
-    weight 0 and a bias so low that it is never predicted.
+    `tolerance` is the share of the loss that the last Newton step may still have promised; the loss
+    is then 1e-8 above its minimum, 2e-7 where a few examples decide. Float32 features are solved
+    in float32, which is enough for that. `steps` of conjugate gradients at most are spent on a
+    penalty. A class without examples gets weight 0 and a bias so low that it is never predicted.
     """
     _check(feats, labels, classes, penalties, steps)
     present, dense = labels.unique(return_inverse=True)
@@ -107,8 +108,8 @@ def select(
     classes: int,
     penalties: Sequence[float] = PENALTIES,
     standardize: bool = False,
-    steps: int = 1000,
-    tolerance: float = 3e-10,
+    steps: int = 3000,
+    tolerance: float = 3e-8,
 ) -> Selection:
     """Fit on train, choose the penalty on validation, and fit anew on both with that penalty.
 
@@ -223,22 +224,20 @@ def _follow(
     space: _Space, labels: Tensor, classes: int, strengths: list[float], steps: int, tol: float
 ) -> list[Minimum]:
     """From the strongest penalty to the weakest, some at a time, each begun by extrapolation."""
-    together = _TOGETHER.get(space.x.device.type, _TOGETHER["other"])
+    together = _TOGETHER.get(space.x.device.type, 1)
     done: list[Minimum] = []
     for first in range(0, len(strengths), together):
         some = strengths[first : first + together]
-        start = space.x.new_zeros(len(some), space.x.shape[1], classes)
+        start = last = space.x.new_zeros(len(some), space.x.shape[1], classes)
         known = torch.cat([path.w for path in done[-2:]])[-2:] if done else start[:0]
         if len(known):
-            start += known[-1]
+            start = last = known[-1].expand_as(last)
         if len(known) == 2:
-            before, last = (math.log(one) for one in strengths[first - 2 : first])
-            far = [(math.log(one) - last) / (last - before) for one in some]
-            # Of a grid with gaps a straight line leads nowhere.
-            reach = start.new_tensor(far).clamp(max=together)
-            start += reach[:, None, None] * (known[1] - known[0])
+            near, here = (math.log(one) for one in strengths[first - 2 : first])
+            reach = start.new_tensor([(math.log(one) - here) / (here - near) for one in some])
+            start = last + reach[:, None, None] * (known[1] - known[0])
         penalty = start.new_tensor(some)
-        done.append(minimize(space.x, labels, penalty, start, steps=steps, tolerance=tol))
+        done.append(minimize(space.x, labels, penalty, start, last, steps=steps, tolerance=tol))
     return done
 
 

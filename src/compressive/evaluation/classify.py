@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive import logistic
-from compressive.augment import MEAN, STD, augment
+from compressive.augment import augment
 from compressive.data.plan import Portion, plan
 from compressive.data.splits import few_labels, imagenet_list
-from compressive.evaluation.exam import Exam
+from compressive.evaluation.exam import Classifier, Exam
 from compressive.evaluation.features import Features, forward
 from compressive.evaluation.linear import LEARNING_RATES, WIDER, train_heads
 from compressive.evaluation.scores import add_scores, right
@@ -25,11 +25,12 @@ from compressive.views import View, image_keys
 NEIGHBORS, TEMPERATURE = (20, 200), 0.07
 SHARES, DRAWS = (0.01, 0.1), 3
 IMAGENET = 1000  # classes
+DEFAULT = 1.0  # l2 where nothing can be held out to choose it
 MOST = 2**29  # numbers: beyond, full-batch methods in float64 take more memory than there is
 _TRAINING = View(jitter=0.0, gray=0.0, blur=0.0)  # random crop and flip, as the paper's heads see
 
 
-def linear(exam: Exam, *, epochs: int = 0) -> None:
+def linear(exam: Exam, *, epochs: int = 0) -> Classifier:
     """The paper's linear evaluation: crops and flips, all learning rates in one pass.
 
     The rate is chosen on the part of train that was held out, and test is read once.
@@ -65,26 +66,27 @@ def linear(exam: Exam, *, epochs: int = 0) -> None:
         **{"accuracy there": dict(zip(map(str, rates), scores, strict=True))},
         **({"warning": "the best rate ends the grid"} if best in (0, len(scores) - 1) else {}),
     )
-    _score(exam, "linear", protocol)
+    exam.head = f"linear, rate {rates[best]} for 256, {epochs} epochs"
+    _score(exam, "linear", exam.classifier, protocol)
+    return exam.classifier
 
 
 def logistic_regression(exam: Exam) -> None:
-    """L-BFGS at 45 penalties on central crops; chosen on the held-out part, then all of train."""
+    """45 penalties on central crops; chosen on the held-out part, then all of train."""
     train, (fit, held) = exam.features("train"), exam.parts
     if train.feats.numel() > MOST:
         exam.skip(f"logistic regression on {len(train.feats):,} images, which is for smaller sets")
         return
     found = _select(train, fit, held, exam.classes)
-    exam.classifier = found.fit.logits
     protocol = exam.protocol(
-        classifier="multinomial logistic regression, L-BFGS, sum of losses + l2/2 |W|^2",
+        classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
         augmentation="none",
         chosen={"l2": found.penalty},
         **{"chosen on": f"{len(held):,} training images, then fitted on all {len(train.feats):,}"},
         converged=f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
         **({"warning": found.warning} if found.warning else {}),
     )
-    _score(exam, "logistic", protocol)
+    _score(exam, "logistic", found.fit.logits, protocol)
 
 
 def few_label(exam: Exam, lists: Path | None = None) -> None:
@@ -94,27 +96,40 @@ def few_label(exam: Exam, lists: Path | None = None) -> None:
     """
     train, test = exam.features("train"), exam.features("test")
     for share in SHARES:
-        hits, penalties, sizes = [], [], []
+        hits, top_5, penalties, sizes, warnings, how = [], [], [], [], [], ""
         file = None if lists is None else lists / f"{share * 100:.0f}percent.txt"
         for some in _subsets(exam, train, share, file):
-            found = _folds(Features(*(part[some] for part in train)), exam)
-            hits.append(right(found.fit.logits(test.feats), test.labels))
-            penalties.append(found.penalty)
+            found, penalty, how = _folds(Features(*(part[some] for part in train)), exam)
+            fits = found.fit if isinstance(found, logistic.Selection) else found
+            warning = found.warning if isinstance(found, logistic.Selection) else None
+            logits = fits.logits(test.feats)
+            hits.append(right(logits, test.labels))
+            top_5.append(right(logits, test.labels, min(5, exam.classes)))
+            penalties.append(penalty)
             sizes.append(len(some))
+            warnings += [warning] if warning else []
         each = [float(hit.double().mean()) for hit in hits]
         protocol = exam.protocol(
-            classifier="multinomial logistic regression, L-BFGS, sum of losses + l2/2 |W|^2",
+            classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
             augmentation="none",
             labels=sizes,
             chosen={"l2": penalties},
-            **{"chosen on": "a fifth of the subset, then fitted on all of it"},
+            **{"chosen on": how},
+            **({"warnings": warnings} if warnings else {}),
             draws=each,
             **({"deviation over draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
         )
-        values = torch.stack(hits).double().mean(0)
-        exam.results.add(
-            f"few labels {share:.0%}", exam.splits.name, "top-1", values, protocol=protocol
-        )
+        figures = {"top-1": hits, **({"top-5": top_5} if exam.classes > 5 else {})}
+        images = exam.images("test", test.index)
+        for metric, each_draw in figures.items():
+            exam.results.add(
+                f"few labels {share:.0%}",
+                exam.splits.name,
+                metric,
+                torch.stack(each_draw).double().mean(0),
+                protocol=protocol,
+                images=images,
+            )
 
 
 def knn(exam: Exam) -> None:
@@ -134,7 +149,10 @@ def knn(exam: Exam) -> None:
         )
         protocol = exam.protocol(bank=len(train.feats), k=k, temperature=TEMPERATURE)
         hits = right(votes, test.labels)
-        exam.results.add(f"kNN {k}", exam.splits.name, "top-1", hits, protocol=protocol)
+        images = exam.images("test", test.index)
+        exam.results.add(
+            f"kNN {k}", exam.splits.name, "top-1", hits, protocol=protocol, images=images
+        )
 
 
 def _subsets(
@@ -150,12 +168,19 @@ def _subsets(
         yield few_labels(labels, share, draw=draw, seed=exam.seed).to(exam.device)
 
 
-def _score(exam: Exam, task: str, protocol: dict[str, object]) -> None:
-    assert exam.classifier is not None
+def _score(exam: Exam, task: str, classifier: Classifier, protocol: dict[str, object]) -> None:
     test = exam.features("test")
-    logits = exam.classifier(test.feats)
-    classes = exam.splits.train.classes
-    add_scores(exam.results, task, exam.splits.name, logits, test.labels, protocol, classes=classes)
+    logits = classifier(test.feats)
+    add_scores(
+        exam.results,
+        task,
+        exam.splits.name,
+        logits,
+        test.labels,
+        protocol,
+        classes=exam.splits.test.classes,
+        images=exam.images("test", test.index),
+    )
 
 
 def _augmented(
@@ -165,17 +190,12 @@ def _augmented(
     places, subject = places.cpu(), exam.subject
     orders = islice(plan(len(places), batch, seed=exam.seed), steps)
     portions = (Portion(places[portion.index], portion.epoch) for portion in orders)
-    change = [
-        torch.tensor(values, device=exam.device)[:, None, None]
-        for values in (MEAN, STD, subject.mean, subject.std)
-    ]
     for step, found in enumerate(exam.loader("train").batches(portions)):
         keys = image_keys(found.index, seed=exam.seed, epoch=found.epoch, view=0)
         view = replace(_TRAINING, antialias=subject.antialias)
         height, width = found.height, found.width
         x = augment(found.images, keys, view, subject.size, height=height, width=width)
-        if (subject.mean, subject.std) != (MEAN, STD):
-            x = (x * change[1] + change[0] - change[2]) / change[3]
+        x = exam.recolored(x)
         if step % 10 == 0:
             exam.tell("linear", step, steps)
         yield forward(subject.network, x, exam.dtype), found.label
@@ -197,9 +217,20 @@ def _select(
     )
 
 
-def _folds(some: Features, exam: Exam) -> logistic.Selection:
-    """Chosen on every fifth image of each class, at least one, unless a class has one alone."""
+def _folds(some: Features, exam: Exam) -> tuple[logistic.Selection | logistic.Fits, float, str]:
+    """A classifier of a few images, its penalty, and how that was chosen.
+
+    On every fifth image of each class that has two or more: of a class with one image nothing can
+    be learned once it is held out.
+    """
     order = some.labels.argsort(stable=True)
-    held = torch.zeros_like(some.labels, dtype=torch.bool)
-    held[order[::5]] = True
-    return _select(some, (~held).nonzero()[:, 0], held.nonzero()[:, 0], exam.classes)
+    sizes = some.labels.bincount()
+    first = sizes.cumsum(0) - sizes
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - first[some.labels[order]]
+    held = (rank % 5 == 0) & (sizes[some.labels] > 1)
+    if not held.any():
+        fits = logistic.fit(some.feats, some.labels, classes=exam.classes, penalties=[DEFAULT])
+        return fits, DEFAULT, "not chosen: each class has one image"
+    found = _select(some, (~held).nonzero()[:, 0], held.nonzero()[:, 0], exam.classes)
+    return found, found.penalty, "a fifth of the subset, then fitted on all of it"

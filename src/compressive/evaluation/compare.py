@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,13 +11,26 @@ from torch import Tensor
 
 from compressive import folder
 from compressive.config import flat
-from compressive.evaluation.results import HIGHER, LOWER, Results, read
+from compressive.evaluation.results import HIGHER, LOWER, Record, Results, read
 from compressive.metrics import bootstrap_interval
 
-Verdict = Literal["better", "worse", "higher", "lower", "no difference shown", "one number each"]
+Verdict = Literal[
+    "better",
+    "worse",
+    "higher",
+    "lower",
+    "no difference shown",
+    "one number each",
+    "measured differently",
+]
 
 # Settings in which two runs may differ and still be the same experiment with another seed.
-_SAME = folder.FREE | {"seed"}
+_SAME = (folder.FREE - {"data.source"}) | {"seed"}
+# What two numbers must have in common to be compared.
+_ALIKE = (
+    *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
+    *("left out", "table", "source", "value", "train images"),
+)
 
 
 class Group(NamedTuple):
@@ -44,8 +56,13 @@ class Difference(NamedTuple):
 def open_groups(places: Sequence[str]) -> list[Group]:
     """Results of runs, those together whose settings differ in the seed alone."""
     found: dict[str, list[tuple[str, Results]]] = {}
+    seeds: set[tuple[str, int | None]] = set()
     for place in places:
-        found.setdefault(_experiment(place), []).append((place, read(place)))
+        name, seed = _experiment(place)
+        if (name, seed) in seeds:
+            raise ValueError(f"{place} is given twice, or has settings and seed of another run")
+        seeds.add((name, seed))
+        found.setdefault(name, []).append((place, read(place)))
     return [
         Group(" + ".join(name for name, _ in members), tuple(results for _, results in members))
         for members in found.values()
@@ -59,30 +76,40 @@ def compare(first: Group, second: Group) -> list[Difference]:
     return [_difference(key, first, second) for key in common]
 
 
-def _experiment(place: str) -> str:
-    """What runs with another seed have in common; a place without settings is one of its own."""
+def _experiment(place: str) -> tuple[str, int | None]:
+    """What runs with another seed have in common, and the seed; or the place, without settings."""
     path = Path(place)
     inside = path if path.is_dir() else path.parent
     run = inside if (inside / folder.CONFIG).exists() else inside.parent
     try:
         config = folder.read_config(run)
     except FileNotFoundError:
-        return str(path)
-    return str({name: v for name, v in flat(replace(config, seed=0)).items() if name not in _SAME})
+        return str(path), None
+    settings = {name: v for name, v in flat(config).items() if name not in _SAME}
+    return str(settings), config.seed
 
 
 def _difference(key: str, first: Group, second: Group) -> Difference:
-    values = [[_value(run, key) for run in group.runs] for group in (first, second)]
+    values = [[_record(run, key).value for run in group.runs] for group in (first, second)]
     a, b = (math.fsum(each) / len(each) for each in values)
     interval, over = None, ""
-    if min(map(len, values)) >= 2:
-        interval, over = _over_seeds(*values), "seeds"
+    if min(map(len, values)) >= 2 and (found := _over_seeds(*values)) is not None:
+        interval, over = found, "seeds"
     elif (pairs := _paired(key, first, second)) is not None:
         found = bootstrap_interval(pairs)
         interval, over = (float(found.low), float(found.high)), "images"
     low, high = interval or (None, None)
     metric = key.rpartition("/")[2]
-    return Difference(key, a, b, b - a, low, high, over, _verdict(metric, low, high))
+    verdict = _verdict(metric, low, high)
+    if not _alike(key, first, second):
+        verdict = "measured differently"
+    return Difference(key, a, b, b - a, low, high, over, verdict)
+
+
+def _alike(key: str, first: Group, second: Group) -> bool:
+    """Whether a number means the same in all runs."""
+    records = [_record(run, key) for run in (*first.runs, *second.runs)]
+    return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
 
 
 def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
@@ -97,13 +124,14 @@ def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
     return "higher" if low > 0 else "lower"
 
 
-def _value(run: Results, key: str) -> float:
-    return next(record.value for record in run.records if record.key == key)
+def _record(run: Results, key: str) -> Record:
+    return next(record for record in run.records if record.key == key)
 
 
 def _paired(key: str, first: Group, second: Group) -> Float[Tensor, " n"] | None:
     """Differences image by image, where all runs have values of the same images."""
-    if len({str(run.about.get("images")) for run in (*first.runs, *second.runs)}) > 1:
+    images = {_record(run, key).images for run in (*first.runs, *second.runs)}
+    if len(images) > 1 or images == {""}:
         return None
     means = []
     for group in (first, second):
@@ -114,14 +142,17 @@ def _paired(key: str, first: Group, second: Group) -> Float[Tensor, " n"] | None
     return means[1] - means[0] if len(means[0]) == len(means[1]) else None
 
 
-def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Welch's 95 % interval for the difference of two means, of runs that differ in their seed."""
+def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
+    """Welch's 95 % interval for the difference of two means, of runs that differ in their seed.
+
+    None where all runs of a group have one value: of few images, no proof that seeds do not matter.
+    """
     a, b = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
     parts = [float(each.var()) / len(each) for each in (a, b)]
     error = math.sqrt(sum(parts))
     difference = float(b.mean() - a.mean())
     if error == 0:
-        return difference, difference
+        return None
     spread = sum(p * p / (len(e) - 1) for p, e in zip(parts, (a, b), strict=True))
     reach = t_quantile(0.975, sum(parts) ** 2 / spread) * error
     return difference - reach, difference + reach

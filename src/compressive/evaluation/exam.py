@@ -1,6 +1,7 @@
 """An encoder, a set with labels, and what has been computed of the two so far."""
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from compressive.augment import MEAN, STD, normalize
 from compressive.data.loaders import Batch, canvas_side, open_loader
-from compressive.data.pictures import NoSplit, Source, subset
+from compressive.data.pictures import NoSplit, Pictures, Source, subset
 from compressive.data.plan import Portion
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
@@ -46,7 +48,7 @@ class Splits(NamedTuple):
     def classes(self) -> int:
         """How many; 0 where there are no labels."""
         known = [s.labels for s in (self.train, self.test) if s.labels is not None]
-        named = len(self.train.classes or ())
+        named = max(len(s.classes or ()) for s in (self.train, self.test))
         return max([named, *(int(labels.max()) + 1 for labels in known)]) if known else 0
 
 
@@ -56,7 +58,7 @@ def open_splits(place: str, *, seed: int, most: int = 0) -> Splits:
     most: images of each split, if there are more, drawn by the seed.
     """
     train, notes = open_source(place, "train"), []
-    test = next(filter(None, (_split(place, name) for name in ("test", "val", "validation"))), None)
+    test = _test_split(place, train)
     if test is None:
         labels = torch.zeros(len(train)) if train.labels is None else train.labels
         kept, held = stratified(labels.long(), 0.2, seed=seed)
@@ -68,11 +70,36 @@ def open_splits(place: str, *, seed: int, most: int = 0) -> Splits:
     return Splits(train.name, train, test, tuple(notes))
 
 
-def _split(place: str, name: str) -> Source | None:
-    try:
-        return open_source(place, name)
-    except NoSplit:
-        return None
+def _test_split(place: str, train: Source) -> Source | None:
+    """The first of the splits to test on that has labels, if train has; others hide theirs."""
+    for name in ("test", "val", "validation"):
+        try:
+            found = open_source(place, name)
+        except NoSplit:
+            continue
+        # One file alone is every split that it is asked for.
+        if found.origin(0) == train.origin(0) and len(found) == len(train):
+            continue
+        if train.labels is None or (found.labels is not None and bool((found.labels >= 0).any())):
+            return _renumbered(found, train.classes)
+    return None
+
+
+def _renumbered(source: Source, names: tuple[str, ...] | None) -> Source:
+    """The same images with the class numbers of train; classes that it lacks come after them."""
+    own, labels = source.classes, source.labels
+    if own is None or names is None or own == names or labels is None:
+        return source
+    every = [*names, *(name for name in own if name not in names)]
+    number = torch.tensor([every.index(name) for name in own])
+    return Pictures(
+        name=source.name,
+        count=len(source),
+        read=source.image,
+        place=source.origin,
+        labels=torch.where(labels < 0, labels, number[labels.clamp(min=0)]),
+        classes=tuple(every),
+    )
 
 
 def _some(source: Source, most: int, seed: int) -> Source:
@@ -80,6 +107,13 @@ def _some(source: Source, most: int, seed: int) -> Source:
         return source
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     return subset(source, order[:most].sort().values)
+
+
+def named(names: Iterable[str], labels: Int[Tensor, " count"] | None) -> str:
+    """A short name for images, by their own names and the labels of their set."""
+    digest = hashlib.blake2b("\n".join(names).encode(), digest_size=16)
+    digest.update(b"" if labels is None else labels.numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Exam:
@@ -105,7 +139,8 @@ class Exam:
         # As pretraining has it: CIFAR's images are seen whole.
         share = share or (1.0 if subject.size <= 32 else 0.875)
         self.crop = Crop(subject.size, share, subject.antialias, subject.mean, subject.std)
-        self.classifier: Classifier | None = None  # of the last task that trained one on train
+        self.classifier: Classifier | None = None  # that of the linear evaluation
+        self.head = ""  # how it was trained
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
 
@@ -141,7 +176,7 @@ class Exam:
         """From the cache if the same were asked for before."""
         key = {
             "weights": content_of_weights(self.subject.network),
-            "data": content_of(loader, source.origin, len(source)),
+            "data": content_of(loader, source.origin, len(source), source.labels),
             "crop": tuple(crop),
             "precision": str(self.dtype),
             "device": self.device.type,
@@ -158,8 +193,8 @@ class Exam:
             )
 
         found = cached(self.cache, key, make, self.device)
-        if loader.unreadable:
-            self.skip(f"{len(loader.unreadable)} images of {title} that cannot be read")
+        if len(found.feats) < len(source):
+            self.skip(f"{len(source) - len(found.feats)} images of {title} that cannot be read")
         return Features(*(part.to(self.device) for part in found))
 
     def read(self, source: Source, crop: Crop, title: str) -> Features:
@@ -180,15 +215,46 @@ class Exam:
         return self.some(split, torch.arange(len(self.source(split))), size)
 
     def some(self, split: str, places: Int[Tensor, " some"], size: int = BATCH) -> Iterator[Batch]:
-        """These images of a split."""
-        portions = (Portion(some, torch.zeros_like(some)) for some in places.split(size))
-        return self.loader(split).batches(portions)
+        """These images of a split; what cannot be read is left out, not replaced."""
+        parts = places.split(size)
+        portions = (Portion(some, torch.zeros_like(some)) for some in parts)
+        for wanted, batch in zip(parts, self.loader(split).batches(portions), strict=True):
+            if self.loader(split).unreadable:
+                there = batch.index == wanted.to(batch.index.device)
+                batch = Batch(*(part[there] for part in batch))
+            yield batch
+
+    def recolored(self, views: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 h w"]:
+        """Views normalized as in pretraining, as the subject wants them."""
+        mean, std = self.subject.mean, self.subject.std
+        if (mean, std) == (MEAN, STD):
+            return views
+        return normalize(
+            normalize(
+                views,
+                mean=[-m / s for m, s in zip(MEAN, STD, strict=True)],
+                std=[1 / s for s in STD],
+            ),
+            mean=mean,
+            std=std,
+        )
 
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What is recorded with every number of this set."""
         notes = {"notes": list(self.splits.notes)} if self.splits.notes else {}
         dtype = str(self.dtype).removeprefix("torch.")
         return {**self.crop.words(), "precision": dtype, **notes, **more}
+
+    def images(self, split: str, index: Int[Tensor, " some"] | None = None) -> str:
+        """A short name for some images of a split, on whichever machine and device."""
+        source = self.source(split)
+        places = range(len(source)) if index is None else index.tolist()
+        return named((Path(source.origin(i)).name for i in places), source.labels)
+
+    @cached_property
+    def content(self) -> str:
+        """A short name for the set as it was opened, and for what is drawn of it."""
+        return f"{self.images('train')} {self.images('test')} {self.seed}"
 
     def skip(self, text: str) -> None:
         """Leave something out, and say so now and at the end."""

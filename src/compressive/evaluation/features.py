@@ -131,13 +131,19 @@ def fingerprint(network: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def content_of(loader: Loader, origin: Callable[[int], str], count: int) -> str:
+def content_of(
+    loader: Loader,
+    origin: Callable[[int], str],
+    count: int,
+    labels: Int[Tensor, " count"] | None = None,
+) -> str:
     """A short name for the content of a set: its pixels where they are held in memory.
 
     A streamed set is too large to be read twice: names, lengths and times of its files stand for
     what is in them.
     """
     digest = hashlib.blake2b(digest_size=16)
+    digest.update(b"" if labels is None else labels.numpy().tobytes())
     if isinstance(loader, Resident):
         digest.update(_checksums(loader.images).cpu().numpy().tobytes())
         digest.update(loader.numbers.cpu().numpy().tobytes())

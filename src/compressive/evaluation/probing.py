@@ -9,8 +9,9 @@ from torch import Tensor
 
 from compressive.augment import augment_pair, normalize
 from compressive.config import Config
-from compressive.corruptions.catalog import EXTRAS, NAMES, corrupt
+from compressive.corruptions.catalog import EXTRAS, NAMES, corrupt, default_table
 from compressive.data.loaders import Batch
+from compressive.evaluation.classify import linear
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import forward
 from compressive.evaluation.information import direction_of
@@ -29,7 +30,9 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 def geometry(exam: Exam) -> None:
     """How the features of test images lie: alignment, uniformity, RankMe, effective rank."""
-    name, feats = exam.splits.name, exam.features("test").feats
+    name, test = exam.splits.name, exam.features("test")
+    random = torch.Generator().manual_seed(exam.seed)
+    feats = test.feats[torch.randperm(len(test.feats), generator=random).to(exam.device)]
     on = "normalized h"
     few = feats[:SOME]
     figures = {
@@ -45,16 +48,20 @@ def geometry(exam: Exam) -> None:
         protocol = exam.protocol(**words)
         exam.results.add("geometry", name, metric, float(value), n=n, protocol=protocol)
     apart = torch.cat([_apart(exam, batch) for batch in exam.batches("test")])
-    words = {"on": on, "alpha": 2, "views": "two random views as in pretraining"}
-    exam.results.add("geometry", name, "alignment", apart, protocol=exam.protocol(**words))
+    of = "the run's own" if exam.subject.config else "the paper's"
+    protocol = exam.protocol(on=on, alpha=2, views=f"two random views, {of} augmentations")
+    images = exam.images("test", test.index)
+    exam.results.add("geometry", name, "alignment", apart, protocol=protocol, images=images)
 
 
-def corruptions(exam: Exam, *, frost: Sequence[UInt8[Tensor, "3 h w"]] | None = None) -> None:
+def corruptions(
+    exam: Exam, *, frost: Sequence[UInt8[Tensor, "3 h w"]] | None = None, epochs: int = 0
+) -> None:
     """Accuracy on test images corrupted here: 15 types (and 4 more), 5 severities each.
 
-    The classifier is the last one that was trained on clean train images.
+    The classifier is that of the linear evaluation, trained on clean train images.
     """
-    assert exam.classifier is not None
+    classifier = exam.classifier or linear(exam, epochs=epochs)
     names = [name for name in (*NAMES, *EXTRAS) if name != "frost" or frost is not None]
     if frost is None:
         exam.skip("frost, which needs six photographs (--frost DIR); not in the mean")
@@ -65,7 +72,7 @@ def corruptions(exam: Exam, *, frost: Sequence[UInt8[Tensor, "3 h w"]] | None = 
         for cell in cells:
             x = corrupt(images, *cell, index=batch.index, seed=exam.seed, frost=frost)
             x = normalize(x / 255, mean=exam.subject.mean, std=exam.subject.std)
-            logits = exam.classifier(forward(exam.subject.network, x, exam.dtype))
+            logits = classifier(forward(exam.subject.network, x, exam.dtype))
             hits[cell].append(logits.argmax(1) == batch.label)
         exam.tell("corruptions", min(count, (number + 1) * len(images)), count)
     right = {cell: torch.cat(found).double().cpu() for cell, found in hits.items()}
@@ -93,6 +100,7 @@ def smoothness(exam: Exam, *, most: int = SOME) -> None:
                 continue
             bins = histogram(local.value)
             shape = {"edges": bins.edges.tolist(), "density": bins.first.tolist()}
+            images = exam.images(split, local.index)
             protocol = {
                 **found.protocol,
                 "unchanged images": local.dropped,
@@ -100,10 +108,10 @@ def smoothness(exam: Exam, *, most: int = SOME) -> None:
                 "histogram": {**shape, "share beyond": bins.first_beyond},
             }
             add = exam.results.add
-            add(f"smoothness {name}", dataset, "lipschitz", local.value, protocol=protocol)
-            bound = {**found.protocol, "largest": local.bound**2}
+            task, bound = f"smoothness {name}", {**found.protocol, "largest": local.bound**2}
+            add(task, dataset, "lipschitz", local.value, protocol=protocol, images=images)
             squared = local.squared
-            add(f"smoothness {name}", dataset, "lipschitz_squared_kl", squared, protocol=bound)
+            add(task, dataset, "lipschitz_squared_kl", squared, protocol=bound, images=images)
 
 
 def information(exam: Exam) -> None:
@@ -124,7 +132,10 @@ def information(exam: Exam) -> None:
     for metric in ("residual", "movable", "predictive", "agreement"):
         values = getattr(found, metric)
         if values is not None:
-            exam.results.add("information", exam.splits.name, metric, values, protocol=protocol)
+            images = exam.images("test", found.index)
+            exam.results.add(
+                "information", exam.splits.name, metric, values, protocol=protocol, images=images
+            )
 
 
 def _record_corruptions(
@@ -132,22 +143,26 @@ def _record_corruptions(
 ) -> None:
     protocol = exam.protocol(
         source="generated here from the crops as bytes, no JPEG in between",
-        classifier="the one trained on clean images",
+        table=f"{default_table(exam.subject.size)} pixels",
+        head=exam.head,
     )
+    images = exam.images("test", exam.features("test").index)
     official = [name for name in names if name in NAMES]
     cells = [right[name, severity] for name in official for severity in SEVERITIES]
     left_out = sorted(set(NAMES) - set(official))
     name = f"{exam.splits.name}-C"
     words = {"types": len(official), "left out": left_out}
     mean = torch.stack(cells).mean(0)
-    exam.results.add("corruptions", name, "top-1", mean, protocol={**protocol, **words})
+    record = {**protocol, **words}
+    exam.results.add("corruptions", name, "top-1", mean, protocol=record, images=images)
     for kind in names:
         each = [right[kind, severity] for severity in SEVERITIES]
         by_severity = {"by severity": [float(values.mean()) for values in each]}
         values = torch.stack(each).mean(0)
         task = "corruption" if kind in NAMES else "extra corruption"
         record = {**protocol, **by_severity}
-        exam.results.add(task, f"{name} {kind}", "top-1", values, protocol=record)
+        dataset = f"{name} {kind}"
+        exam.results.add(task, dataset, "top-1", values, protocol=record, images=images)
     if exam.classes == 1000:
         by_kind = {k: [float(right[k, s].mean()) for s in SEVERITIES] for k in official}
         error = mean_corruption_error(by_kind).value
@@ -175,8 +190,10 @@ def _first(exam: Exam, split: str, most: int) -> Iterator[Batch]:
 def _apart(exam: Exam, batch: Batch) -> Float[Tensor, " batch"]:
     """Squared distances of the normalized features of two views."""
     config = exam.subject.config or Config()
-    pair = view_pair(replace(config.views, size=exam.subject.size))
-    feats = [forward(exam.subject.network, x, exam.dtype) for x in _pair(exam, batch, pair)]
+    settings = replace(config.views, size=exam.subject.size, antialias=exam.subject.antialias)
+    pair = view_pair(settings)
+    views = [exam.recolored(view) for view in _pair(exam, batch, pair)]
+    feats = [forward(exam.subject.network, view, exam.dtype) for view in views]
     x, y = (torch.nn.functional.normalize(f.double(), dim=1) for f in feats)
     return (x - y).square().sum(1)
 

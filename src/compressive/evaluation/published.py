@@ -28,11 +28,11 @@ class Published(NamedTuple):
     std: tuple[float, ...]
 
 
-def pretrained(name: str) -> Published:
+def pretrained(name: str, size: int = 0) -> Published:
     """timm's network with its weights, which timm downloads when it first meets them."""
     require_known(name.partition(".")[0])
     try:
-        network: Any = timm.create_model(name, pretrained=True, num_classes=0)
+        network: Any = timm.create_model(name, pretrained=True, num_classes=0, **_sized(name, size))
     except Exception as error:  # of the network, the disk, or a server: timm lets all through
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
@@ -42,7 +42,7 @@ def pretrained(name: str) -> Published:
     return _published(name, network)
 
 
-def with_weights(state: Mapping[str, Tensor], name: str = "") -> Published:
+def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> Published:
     """The network that these weights are of; without a name it is looked for among the ResNets.
 
     torchvision's ResNets have timm's names for their weights. A classifier in the file is passed
@@ -51,19 +51,44 @@ def with_weights(state: Mapping[str, Tensor], name: str = "") -> Published:
     cause = "there is nothing in the file"
     for one in (name,) if name else RESNETS:
         require_known(one)
+        options = _sized(one, size)
         with torch.device("meta"):
-            wanted = timm.create_model(one, num_classes=0).state_dict()
-        wrong = next(
-            (k for k, v in wanted.items() if k not in state or state[k].shape != v.shape), ""
-        )
+            wanted = timm.create_model(one, num_classes=0, **options).state_dict()
+        wrong = _misfit(wanted, state)
         if not wrong:
-            network = timm.create_model(one, num_classes=0)
-            network.load_state_dict({key: state[key] for key in wanted})
+            network = timm.create_model(one, num_classes=0, **options)
+            # A count of steps, which old files lack and evaluation does not read.
+            network.load_state_dict({k: state[k] for k in wanted if k in state}, strict=False)
             return _published(one, network)
-        cause = f"{wrong} is " + ("of another shape" if wrong in state else "not among them")
+        cause = f"{wrong} is " + (
+            "not one of its own"
+            if wrong not in wanted
+            else "of another shape"
+            if wrong in state
+            else "not among them"
+        )
     if name:
         raise ValueError(f"the weights are not those of timm's {name}: {cause}")
     raise ValueError(f"the weights fit none of {', '.join(RESNETS)}; say which with --network NAME")
+
+
+def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """A weight that shows that these are another network's; a deeper ResNet has all of ours."""
+    classifiers = ("fc.", "head.", "classifier.", "last_linear.")
+    for key, value in wanted.items():
+        if key not in state and not key.endswith("num_batches_tracked"):
+            return key
+        if key in state and state[key].shape != value.shape:
+            return key
+    return next((k for k in state if k not in wanted and not k.startswith(classifiers)), "")
+
+
+def _sized(name: str, size: int) -> dict[str, Any]:
+    """What a network that sees images of one size only must be told."""
+    with torch.device("meta"):
+        known: Any = timm.create_model(name, num_classes=0)
+    fixed = known.pretrained_cfg.get("fixed_input_size")
+    return {"img_size": size} if fixed and size else {}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

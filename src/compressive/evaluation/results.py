@@ -34,6 +34,8 @@ class Record:
     low: float | None  # ends of a 95 % interval over images, where the number is a mean of them
     high: float | None
     n: int  # images
+    images: str  # a short name for which they are: only values of the same ones can be paired
+    of: str  # a short name for the set as it was opened; "" for one that has no other reading
     protocol: dict[str, Any]  # what was done, and every hyperparameter that was chosen
     seed: int
     command: str
@@ -49,6 +51,7 @@ class Results:
 
     def __init__(self, run: str, *, seed: int = 0, command: str = "") -> None:
         self.run, self.seed, self.command = run, seed, command
+        self.set, self.of = "", ""  # name and content of the set that records are of
         self.records: list[Record] = []
         self.values: dict[str, Tensor] = {}
         self.skipped: list[str] = []
@@ -63,6 +66,7 @@ class Results:
         *,
         protocol: dict[str, Any],
         n: int = 0,
+        images: str = "",
     ) -> Record:
         """A number, or one value per image whose mean it is; those get an interval."""
         low = high = None
@@ -81,6 +85,8 @@ class Results:
             low=low,
             high=high,
             n=n,
+            images=images,
+            of=self.of if self._is_of_the_set(dataset) else "",
             protocol=protocol,
             seed=self.seed,
             command=self.command,
@@ -94,8 +100,14 @@ class Results:
 
     def begin_with(self, old: "Results") -> None:
         """Keep what was measured before of the same things, until it is measured anew."""
-        if (old.run, old.about) == (self.run, self.about):
-            self.records, self.values = list(old.records), dict(old.values)
+        if old.about.get("weights") != self.about.get("weights"):
+            return
+        same = [r for r in old.records if not self._is_of_the_set(r.dataset) or r.of == self.of]
+        self.records = same
+        self.values = {r.key: old.values[r.key] for r in same if r.key in old.values}
+
+    def _is_of_the_set(self, dataset: str) -> bool:
+        return bool(self.set) and dataset.startswith(self.set)
 
     def write(self, folder: Path) -> Path:
         """results.json, and beside it the values per image; each whole or not at all."""

@@ -13,6 +13,8 @@ from compressive.metrics import ece
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
 
+_NEVER = -1e20  # log of the probability of a class that the classifier never saw
+
 
 def right(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
     """Whether the label of each image is among its k highest logits."""
@@ -37,23 +39,32 @@ def add_scores(
     protocol: dict[str, Any],
     *,
     classes: Sequence[str] | None = None,
+    images: str = "",
 ) -> float:
-    """Accuracy and calibration of a classifier's test logits; the top-1 accuracy."""
+    """Accuracy and calibration of a classifier's test logits; the top-1 accuracy.
+
+    Images of a class that no training image has are wrong, but left out of NLL, where they would
+    be infinite.
+    """
     logits, labels = logits.double().cpu(), labels.cpu()
     hits = right(logits, labels)
     log_p = logits.log_softmax(1)
     p, log_y = log_p.exp(), log_p.gather(1, labels[:, None])[:, 0]
+    known = log_y > _NEVER
+    if not known.all():
+        protocol = {**protocol, "left out of nll": int((~known).sum())}
     values = {
         "top-1": hits,
         "mean per class": per_class(hits, labels),
-        "nll": -log_y,
+        "nll": -log_y[known],
         "brier": 1 - 2 * log_y.exp() + p.square().sum(1),
     }
     if logits.shape[1] > 5:
         values["top-5"] = right(logits, labels, 5)
     for metric, value in values.items():
         more = {"per class": recall(hits, labels, classes)} if metric == "mean per class" else {}
-        results.add(task, dataset, metric, value, protocol={**protocol, **more})
+        which = images if len(value) == len(labels) else ""
+        results.add(task, dataset, metric, value, protocol={**protocol, **more}, images=which)
     bins = {**protocol, "bins": "15 of equal width"}
     results.add(task, dataset, "ece", float(ece(logits, labels)), n=len(labels), protocol=bins)
     return float(hits.double().mean())

@@ -12,7 +12,8 @@ from compressive import logistic
 from compressive.data.labelmaps import imagenet_wnids
 from compressive.data.shifts import CELLS, SHIFTS, Shift, corruptions_at, open_cell, open_shift
 from compressive.data.transfer import DATASETS, Split, open_transfer
-from compressive.evaluation.exam import Exam
+from compressive.evaluation.classify import linear
+from compressive.evaluation.exam import Exam, named
 from compressive.evaluation.features import Crop, Features
 from compressive.evaluation.robustness import mean_corruption_error, mean_over_cells, scores
 from compressive.evaluation.scores import add_scores
@@ -20,7 +21,18 @@ from compressive.metrics import mean_per_class_accuracy, top_k_accuracy
 
 SEVERITIES = (1, 2, 3, 4, 5)
 _WNID = re.compile(r"n\d{8}")
-_CLASSES = {"imagenet-c": 1000, "tiny-imagenet-c": 200, "cifar10-c": 10, "cifar100-c": 100}
+_CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 def transfer(exam: Exam, root: Path | None) -> None:
@@ -30,29 +42,31 @@ def transfer(exam: Exam, root: Path | None) -> None:
         return
     for name in DATASETS:
         try:
-            split = open_transfer(name, root, seed=exam.seed)
+            _transfer(exam, name, open_transfer(name, root, seed=exam.seed))
         except (FileNotFoundError, ValueError) as problem:
-            exam.skip(str(problem))
-            continue
-        _transfer(exam, name, split)
+            exam.skip(f"transfer, {name}: {problem}")
 
 
-def robustness(exam: Exam, root: Path | None) -> None:
+def robustness(exam: Exam, root: Path | None, *, epochs: int = 0) -> None:
     """Shifted test sets on disk that have the classes of this one."""
     if root is None:
         exam.skip("robustness, which needs the folder of its sets (--sets DIR)")
         return
+    if not any(_has_classes(exam, name) for name in SHIFTS):
+        exam.skip(f"robustness: no shifted set has the classes of {exam.splits.name}")
+        return
     wnids = _wnids(exam, root)
+    if exam.classifier is None:
+        linear(exam, epochs=epochs)
     for name in SHIFTS:
-        classes = _CLASSES.get(name, 1000)
-        if exam.classes != classes:
-            exam.skip(f"{name}, which needs a classifier of its {classes} classes")
+        if not _has_classes(exam, name):
+            exam.skip(f"{name}, which needs a classifier of its own classes")
             continue
         try:
             if name in CELLS:
                 _corrupted(exam, name, root, wnids)
             else:
-                _natural(exam, open_shift(name, root, wnids if classes == 1000 else None))
+                _natural(exam, open_shift(name, root, wnids))
         except (FileNotFoundError, ValueError) as problem:
             exam.skip(str(problem))
 
@@ -72,8 +86,8 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
         classes=classes,
     )
     protocol = {
-        **crop.words(),
-        "classifier": "multinomial logistic regression, L-BFGS, sum of losses + l2/2 |W|^2",
+        **exam.protocol(**crop.words()),
+        "classifier": "multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
         "augmentation": "none",
         "chosen": {"l2": found.penalty},
         "chosen on": f"{len(val.feats):,} validation images by {split.metric}, then all fitted",
@@ -85,14 +99,22 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
     }
     logits = found.fit.logits(test.feats)
     names = split.train.classes
-    add_scores(exam.results, "transfer", name, logits, test.labels, protocol, classes=names)
+    images = named(
+        (Path(split.test.origin(i)).name for i in test.index.tolist()), test.labels.cpu()
+    )
+    add_scores(
+        exam.results, "transfer", name, logits, test.labels, protocol, classes=names, images=images
+    )
 
 
 def _natural(exam: Exam, shift: Shift) -> None:
     logits, protocol = _logits(exam, shift)
     for score in scores(logits, shift.answers.to(exam.device)):
         words = {**protocol, "reading": score.protocol}
-        exam.results.add("robustness", shift.name, score.metric, score.hits, protocol=words)
+        images = named((Path(shift.source.origin(i)).name for i in range(len(logits))), None)
+        exam.results.add(
+            "robustness", shift.name, score.metric, score.hits, protocol=words, images=images
+        )
 
 
 def _corrupted(exam: Exam, name: str, root: Path, wnids: Sequence[str] | None) -> None:
@@ -128,12 +150,25 @@ def _logits(exam: Exam, shift: Shift) -> tuple[Tensor, dict[str, object]]:
         lost = len(shift.source) - len(found.feats)
         raise ValueError(f"{shift.name}: {lost} of its images cannot be read")
     protocol: dict[str, object] = {
-        **crop.words(),
-        "classifier": "the one trained on clean images",
+        **exam.protocol(**crop.words()),
+        "head": exam.head,
         "source": "files",
         "notes": list(shift.notes),
     }
     return exam.classifier(found.feats), protocol
+
+
+def _has_classes(exam: Exam, name: str) -> bool:
+    """Whether the classifier tells the classes of a set, as far as their names can say."""
+    classes = tuple(map(str.lower, exam.splits.train.classes or ()))
+    wnids = bool(classes) and all(_WNID.fullmatch(c) for c in classes)
+    if name.startswith("cifar10-"):
+        return len(classes) == 10 and set(_CIFAR10) <= set(classes)
+    if name.startswith("cifar100-"):
+        return len(classes) == 100 and {"apple", "aquarium_fish", "worm"} <= set(classes)
+    if name.startswith("tiny-"):
+        return len(classes) == 200 and wnids
+    return len(classes) == 1000 and (wnids or classes[0].startswith("tench"))
 
 
 def _wnids(exam: Exam, root: Path) -> Sequence[str] | None:

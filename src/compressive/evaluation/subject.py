@@ -37,13 +37,15 @@ def open_subject(place: str, device: torch.device, *, network: str = "", size: i
     """A run's folder, a file of weights in our, timm's or torchvision's format, or a timm name."""
     path = Path(place)
     if path.is_dir():
+        if network or size:
+            raise ValueError("--network and --size are for weights of others; a run knows its own")
         subject = _of_run(path, device)
     elif path.is_file():
         subject = _of_file(path, network, size)
     elif "/" in place or path.suffix in (".pth", ".pt", ".safetensors"):
         raise FileNotFoundError(f"{place} is not there: neither the folder of a run nor a file")
     else:
-        subject = _of_others(place, published.pretrained(place), size)
+        subject = _of_others(place, published.pretrained(place, size), size)
     for part in (subject.network, subject.method):
         if part is not None:
             part.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -82,11 +84,19 @@ def _of_file(path: Path, name: str, size: int) -> Subject:
     if path.suffix == ".safetensors" and not name:
         try:
             ours = encoder.load(path)
-            return Subject(name=str(path), network=ours.network, size=ours.size)
+            if size:
+                raise ValueError("--size is for weights of others; these know their own")
+            has_config = (path.parent / folder.CONFIG).is_file()
+            antialias = has_config and folder.read_config(path.parent).views.antialias
+            return Subject(
+                name=str(path), network=ours.network, size=ours.size, antialias=antialias
+            )
         except ValueError as error:
             if "does not say which network" not in str(error):
                 raise
-    return _of_others(str(path), published.with_weights(published.read_weights(path), name), size)
+    return _of_others(
+        str(path), published.with_weights(published.read_weights(path), name, size), size
+    )
 
 
 def _of_others(place: str, found: published.Published, size: int) -> Subject:

@@ -1,5 +1,6 @@
 """Everything that the paper measures, on any encoder: suites of tasks, one record per number."""
 
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,10 +9,9 @@ import torch
 
 from compressive.corruptions.catalog import load_frost
 from compressive.display import Display
-from compressive.distributed import rank
+from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
 from compressive.evaluation.exam import Exam, open_splits
-from compressive.evaluation.features import content_of
 from compressive.evaluation.features import fingerprint as content_of_weights
 from compressive.evaluation.results import FILE, Results, read
 from compressive.evaluation.shifted import robustness, transfer
@@ -56,8 +56,14 @@ def evaluate(
     written after every task.
     """
     chosen = _chosen(suite, only)
+    for name, number in (("--size", size), ("--images", images), ("--epochs", epochs)):
+        if number < 0:
+            raise ValueError(f"{name} must be 0 or more, got {number}")
     photographs = None if frost is None else load_frost(frost)
-    where = pick_device(device)
+    try:
+        where = pick_device(device)
+    except ValueError as error:
+        raise ValueError(str(error).replace("train.device", "--device")) from None
     subject = open_subject(place, where, network=network, size=size)
     splits = open_splits(_place(subject, on), seed=seed, most=images)
     out = out or _default_out(place)
@@ -73,41 +79,50 @@ def evaluate(
             cache=out / "features",
             display=display,
         )
-        results.about = _about(exam)
+        results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / FILE).is_file():
             results.begin_with(read(out))
-        tasks: dict[str, Callable[[], None]] = {
+        if world_size() > 1:
+            # Several processes extract features; the rest is for one.
+            for split in ("train", "test"):
+                exam.features(split)
+            is_first = rank() == 0
+            stop()
+            if not is_first:
+                exam.close()
+                return results, out
+        tasks: dict[str, Callable[[], object]] = {
             "linear": lambda: classify.linear(exam, epochs=epochs),
             "logistic": lambda: classify.logistic_regression(exam),
             "knn": lambda: classify.knn(exam),
             "few-label": lambda: classify.few_label(exam, sets),
             "geometry": lambda: probing.geometry(exam),
-            "corruptions": lambda: probing.corruptions(exam, frost=photographs),
+            "corruptions": lambda: probing.corruptions(exam, frost=photographs, epochs=epochs),
             "smoothness": lambda: probing.smoothness(exam),
             "information": lambda: probing.information(exam),
             "transfer": lambda: transfer(exam, sets),
-            "robustness": lambda: robustness(exam, sets),
+            "robustness": lambda: robustness(exam, sets, epochs=epochs),
         }
         try:
             for name in chosen:
                 _do(name, tasks[name], exam)
                 if content_of_weights(subject.network) != results.about["weights"]:
                     raise RuntimeError(f"weights or statistics of the network changed in {name}")
-                if rank() == 0:
-                    results.write(out)
+                results.write(out)
         finally:
             exam.close()
     return results, out
 
 
-def _do(name: str, task: Callable[[], None], exam: Exam) -> None:
+def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
     if exam.classes < 2 and name not in _UNLABELED:
-        exam.skip(f"{name}, which needs labels: {exam.splits.name} has none")
+        exam.skip(f"{name}, which needs labels of two classes: {exam.splits.name} has none")
         return
-    if name in ("corruptions", "robustness") and exam.classifier is None:
-        classify.linear(exam)
     exam.display.say(f"{name} ...")
-    task()
+    try:
+        task()
+    except (ValueError, FileNotFoundError) as problem:
+        exam.skip(f"{name}: {problem}")
 
 
 def _chosen(suite: str, only: Sequence[str]) -> tuple[str, ...]:
@@ -131,19 +146,21 @@ def _default_out(place: str) -> Path:
     path = Path(place)
     if path.is_dir():
         return path / "evaluation"
-    return Path("runs") / "evaluation" / path.stem
+    name = path.name
+    if path.is_file():  # there may be many of that name
+        name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+    return Path("runs") / "evaluation" / name
 
 
 def _about(exam: Exam) -> dict[str, object]:
-    """What the numbers are of; runs are compared image by image where `images` is the same."""
-    test, loader = exam.source("test"), exam.loader("test")
+    """What the numbers are of."""
     gpu = exam.device.type == "cuda"
     return {
         "encoder": exam.subject.name,
         "weights": content_of_weights(exam.subject.network),
-        "images": content_of(loader, test.origin, len(test)),
+        "data": exam.splits.name,
         "train images": len(exam.source("train")),
-        "test images": len(test),
+        "test images": len(exam.source("test")),
         "classes": exam.classes,
         "device": torch.cuda.get_device_name(exam.device) if gpu else "cpu",
         "torch": torch.__version__,

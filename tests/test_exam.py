@@ -1,0 +1,115 @@
+"""A set is opened for judging: which images are test, whose labels mean what, what is left out."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny import noise
+from torch import nn
+
+from compressive.augment import MEAN, STD, normalize
+from compressive.evaluation.classify import _folds
+from compressive.evaluation.exam import Exam, open_splits
+from compressive.evaluation.features import Features
+from compressive.evaluation.results import Results
+from compressive.evaluation.subject import Subject
+
+
+def pictures(folder: Path, classes: dict[str, int], seed: int = 0) -> None:
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            noise(16, 16, seed=seed + i).save(folder / name / f"{name or 'flat'}{seed + i}.png")
+
+
+def shard(path: Path, words: list[str], folder: Path) -> None:
+    pictures(folder, {"": len(words)})
+    data = [{"bytes": (folder / f"flat{i}.png").read_bytes()} for i in range(len(words))]
+    pq.write_table(pa.table({"image": data, "label": words}), path)
+
+
+class Mean(nn.Module):
+    """Features that a person can compute: mean colors of the normalized image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) * self.one
+
+
+def exam_of(place: Path, **more: object) -> Exam:
+    network = Mean().eval()
+    subject = Subject(name="mean", network=network, size=16, **more)  # pyright: ignore
+    splits = open_splits(str(place), seed=0)
+    return Exam(subject, splits, Results("mean"), device=torch.device("cpu"))
+
+
+def test_words_mean_the_same_class_in_train_and_test(tmp_path: Path) -> None:
+    """Each shard numbers its own words; test lacks the first and has one more."""
+    shard(tmp_path / "train-0.parquet", ["a", "b", "c", "a"], tmp_path / "x")
+    shard(tmp_path / "test-0.parquet", ["c", "d", "b"], tmp_path / "y")
+    splits = open_splits(str(tmp_path), seed=0)
+    assert splits.train.classes == ("a", "b", "c")
+    assert splits.test.classes == ("a", "b", "c", "d")
+    assert splits.test.labels is not None
+    assert splits.test.labels.tolist() == [2, 3, 1]
+    assert splits.classes == 4
+
+
+def test_one_file_is_not_both_train_and_test(tmp_path: Path) -> None:
+    shard(tmp_path / "test-0.parquet", ["a", "b"] * 10, tmp_path / "x")
+    splits = open_splits(str(tmp_path / "test-0.parquet"), seed=0)
+    train = {splits.train.origin(i) for i in range(len(splits.train))}
+    test = {splits.test.origin(i) for i in range(len(splits.test))}
+    assert (len(train), len(test)) == (16, 4)
+    assert not train & test
+    assert "a fifth of its images" in splits.notes[0]
+
+
+def test_a_split_that_hides_its_labels_is_passed_over(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"a": 5, "b": 5})
+    pictures(tmp_path / "test", {"": 4})
+    pictures(tmp_path / "val", {"a": 3, "b": 3}, seed=50)
+    splits = open_splits(str(tmp_path), seed=0)
+    assert "/val/" in splits.test.origin(0)
+    assert len(splits.test) == 6
+
+
+def test_an_image_that_cannot_be_read_counts_in_no_task(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"a": 5, "b": 5})
+    pictures(tmp_path / "test", {"a": 3, "b": 3}, seed=50)
+    (tmp_path / "test" / "a" / "a51.png").write_bytes(b"no image")
+    exam = exam_of(tmp_path)
+    assert exam.features("test").index.tolist() == [0, 2, 3, 4, 5]
+    seen = [batch.index.tolist() for batch in exam.batches("test", 4)]
+    assert seen == [[0, 2, 3], [4, 5]]
+    assert exam.results.skipped == ["1 images of test that cannot be read"]
+
+
+def test_views_have_the_colors_that_a_network_of_others_wants(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"a": 5, "b": 5})
+    x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    other = exam_of(tmp_path, mean=(0.5, 0.5, 0.5), std=(0.5, 0.4, 0.3))
+    expected = (x - 0.5) / torch.tensor([0.5, 0.4, 0.3])[:, None, None]
+    torch.testing.assert_close(other.recolored(normalize(x)), expected, rtol=1e-5, atol=1e-5)
+    own = exam_of(tmp_path, mean=MEAN, std=STD)
+    assert own.recolored(x) is x
+
+
+@pytest.mark.parametrize(("each", "held"), [(1, 0), (2, 1), (10, 2)])
+def test_a_penalty_is_chosen_on_classes_that_can_spare_an_image(
+    tmp_path: Path, each: int, held: int
+) -> None:
+    pictures(tmp_path / "train", {"a": 5, "b": 5})
+    labels = torch.arange(2).repeat(each)
+    feats = torch.randn(2 * each, 3, generator=torch.Generator().manual_seed(0))
+    some = Features(feats + 3 * labels[:, None], labels, torch.arange(2 * each))
+    _, penalty, how = _folds(some, exam_of(tmp_path))
+    if held:
+        assert how.startswith("a fifth")
+    else:
+        assert (penalty, how) == (1.0, "not chosen: each class has one image")
