@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tiny import noise
-from torch import nn
+from torch import Tensor, nn
 
 from compressive.augment import MEAN, STD, normalize
 from compressive.evaluation.classify import _folds
@@ -33,11 +33,13 @@ def shard(path: Path, words: list[str], folder: Path) -> None:
 class Mean(nn.Module):
     """Features that a person can compute: mean colors of the normalized image."""
 
+    one: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("one", torch.ones(()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3)) * self.one
 
 
