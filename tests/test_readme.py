@@ -1,5 +1,6 @@
 """What the documents show is run: commands, Python, links."""
 
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +46,12 @@ def test_readme_commands_run(chain: list[str], tmp_path: Path) -> None:
         else:
             assert program == "python", f"teach this test to run {command!r}"
         run = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=600
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests run beside it
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert run.returncode == 0, run.stderr
         assert run.stdout

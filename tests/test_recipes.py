@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import golden_json, unit_vectors
+from conftest import golden_json
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compressive import networks, optim, recipes
 from compressive.config import Config, flat, from_dict, override, to_json
-from compressive.objectives import byol_loss
 from compressive.recipes import Recipe
 
 FROZEN = Path(__file__).parent / "recipes.json"
@@ -321,24 +319,6 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match=r"^no recipe 'zzz'; `compressive recipes` lists them$"):
         recipes.get("zzz")
-
-
-def test_our_byol_loss_is_twenty_times_lightlys() -> None:
-    """Why CIFAR-10's lr is a 20th of lightly's 0.12 and its decay 20 times their 5e-4.
-
-    lightly: mean over both directions of minus the cosine. Float64: 1e-12.
-    """
-    p, q = (u.requires_grad_() for u in unit_vectors(2, 8, 16))
-    t, s = unit_vectors(2, 8, 16, seed=1)
-    config = recipes.get("byol/cifar10-r18-200").config
-    weight = config.decoder.kappa_d / 2
-    ours = byol_loss(p, t, weight=weight).loss + byol_loss(q, s, weight=weight).loss
-    theirs = -(F.cosine_similarity(p, t).mean() + F.cosine_similarity(q, s).mean()) / 2
-    (mine,) = torch.autograd.grad(ours, p)
-    (lightlys,) = torch.autograd.grad(theirs, p)
-    torch.testing.assert_close(mine, 20 * lightlys, rtol=1e-12, atol=1e-12)
-    assert config.optim.lr * 20 == pytest.approx(0.06 * 256 / 128)
-    assert config.optim.weight_decay == pytest.approx(20 * 5e-4)
 
 
 def test_cifar_decay_lies_between_the_two_published_ones() -> None:
