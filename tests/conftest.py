@@ -38,6 +38,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes that share t
     torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The quick start first: it takes minutes, which nobody should wait for at the end."""
+    items.sort(key=lambda item: "quickstart" not in item.name)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torchvision
 from PIL import Image
+from processes import together
 from tiny import silent, tiny
 from typer.testing import CliRunner
 
 from compressive.cli import app
 from compressive.data.sources import open_source
-from compressive.evaluation.results import Results
+from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import SUITES, evaluate
 from compressive.train import pretrain
 
@@ -142,6 +144,25 @@ def test_evaluating_on_other_images_keeps_what_was_measured_before(
     }
     results, _ = evaluate(str(run), only=("geometry",), images=20, **common)
     assert ("kNN 20", "False") not in {(r.task, r.dataset) for r in results.records}
+
+
+def worker(rank: int, run: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    evaluate(run, suite="quick", device="cpu", out=Path(folder) / "out", display=silent())
+
+
+@pytest.mark.distributed
+def test_two_processes_come_to_what_one_does(
+    run: Path, judged: tuple[Results, Path], tmp_path: Path
+) -> None:
+    """They extract features together; then the first goes on alone and writes."""
+    together(worker, (str(run), str(tmp_path)), 2)
+    found, alone = figures(read(tmp_path / "out")), figures(judged[0])
+    assert len(found) > 10
+    for key, value in found.items():
+        # Features of other batches are summed in another order.
+        assert value == pytest.approx(alone[key], rel=1e-3, abs=1e-3), key
 
 
 def test_a_second_call_takes_features_from_the_cache(
