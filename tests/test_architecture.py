@@ -23,7 +23,7 @@ FLOORS = [
     "objectives uniform monitor encoder logistic data.loaders data.shards data.shifts data.splits "
     "data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
     "corruptions.jpeg evaluation.published evaluation.results",
-    "methods online probes data.sources data.transfer_files corruptions.weather "
+    "methods online probes meter data.sources data.transfer_files corruptions.weather "
     "corruptions.spatter evaluation.features evaluation.scores evaluation.compare "
     "evaluation.smoothness",
     "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
@@ -110,16 +110,33 @@ def test_no_module_has_a_name_that_invites_everything() -> None:
     assert not forbidden & {path.stem for path in MODULES}
 
 
-LIGHT = "import compressive, sys; print([m for m in {} if m in sys.modules])"
+LIGHT = "import {}, sys; print([m for m in {} if m in sys.modules])"
 
 
-def test_import_loads_neither_scipy_nor_the_compiler() -> None:
-    """torch's compiler alone takes six seconds; scipy is for tests."""
-    heavy = ["scipy", "timm", "torch._dynamo", "torch._inductor", "typer", "rich", "matplotlib"]
-    run = subprocess.run(
-        [sys.executable, "-c", LIGHT.format(heavy)], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "[]"
-    loaded = LIGHT.format(heavy).replace("import compressive", "import compressive, typer")
-    run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    assert "typer" in run.stdout, "the check can fail"
+def test_imports_load_no_more_than_they_need() -> None:
+    """A help text waits for no torch; the objectives for no compiler, which takes six seconds."""
+    heavy = ["scipy", "timm", "torch._dynamo", "torch._inductor", "matplotlib"]
+
+    def loaded(modules: str, *more: str) -> str:
+        code = LIGHT.format(modules, [*heavy, *more])
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        return run.stdout.strip()
+
+    assert loaded("compressive.cli", "torch") == "[]"
+    assert loaded("compressive.objectives, compressive.vmf", "typer", "rich") == "[]"
+    assert "typer" in loaded("compressive, typer", "typer"), "the check can fail"
+
+
+def test_the_package_hands_out_what_it_promises() -> None:
+    import compressive
+    from compressive.encoder import load
+    from compressive.uniform import HypersphericalUniform
+    from compressive.vmf import VonMisesFisher
+
+    assert compressive.load is load
+    assert compressive.HypersphericalUniform is HypersphericalUniform
+    assert compressive.VonMisesFisher is VonMisesFisher
+    assert compressive.metrics.__name__ == "compressive.metrics"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = compressive.nothing  # pyright: ignore[reportAttributeAccessIssue]

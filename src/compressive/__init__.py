@@ -1,21 +1,24 @@
 """Measure and control how much information a visual representation keeps."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from compressive import metrics as metrics
-from compressive import objectives as objectives
-from compressive import optim as optim
-from compressive.uniform import HypersphericalUniform as HypersphericalUniform
-from compressive.vmf import VonMisesFisher as VonMisesFisher
-
 if TYPE_CHECKING:
+    from compressive import metrics as metrics
+    from compressive import objectives as objectives
+    from compressive import optim as optim
     from compressive.encoder import load as load
-else:
+    from compressive.uniform import HypersphericalUniform as HypersphericalUniform
+    from compressive.vmf import VonMisesFisher as VonMisesFisher
 
-    def __getattr__(name: str) -> object:
-        """`load`, when it is asked for: its networks are timm's, which takes seconds to import."""
-        if name == "load":
-            from compressive.encoder import load
+_FROM = {"load": "encoder", "HypersphericalUniform": "uniform", "VonMisesFisher": "vmf"}
+_MODULES = ("metrics", "objectives", "optim")
 
-            return load
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> object:
+    """What is asked for, when it is: torch and timm take seconds to import, a help text none."""
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _FROM:
+        return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

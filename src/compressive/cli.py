@@ -3,22 +3,18 @@
 Longer than 300 lines, most of them the words of its help.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
 from compressive import config as settings
-from compressive import distributed, recipes
-from compressive.objectives import csimclr_loss
+from compressive import recipes
 
 if TYPE_CHECKING:
     from compressive.data.pictures import Source
@@ -30,8 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Measure and control how much information a visual representation keeps.",
 )
-
-_AGREEMENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @app.callback()
@@ -132,6 +126,7 @@ def pretrain(
     Stops and saves on Ctrl-C; the same command goes on. Under torchrun all processes train
     together.
     """
+    from compressive import distributed
     from compressive.train import pretrain as train
 
     short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
@@ -154,17 +149,22 @@ def _chosen(data: str, recipe: str) -> settings.Config:
     """The recipe, or what fits a set of such images on this machine."""
     if recipe:
         return recipes.get(recipe).config
+    import torch
+
     from compressive.data.sources import open_source
+    from compressive.distributed import world_size
 
     source = open_source(data)
     # All of it, not what is free: the same command must come to the same settings to go on.
     memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
-    memory *= distributed.world_size()
+    memory *= world_size()
     return recipes.for_folder(len(source), _typical_side(source), memory=memory).config
 
 
 def _typical_side(source: "Source") -> int:
     """The median of the shorter sides of some images, spread over the set."""
+    import torch
+
     from compressive.data.decode import Unreadable
 
     sides = []
@@ -248,6 +248,7 @@ def evaluate(
     Nothing is chosen on test images. Features are kept beside the results, so that a second call
     is quick. What cannot be done here is left out and listed at the end.
     """
+    from compressive import distributed
     from compressive.evaluation.suite import evaluate as judge
     from compressive.evaluation.tables import results_table
 
@@ -361,40 +362,7 @@ def meter(
     Y cannot predict, how much of that training can still remove, and how much it tells about Y:
     what kappa_e and kappa_b mean before a single image is loaded.
     """
+    from compressive.meter import meter_table
+
     with _one_line_errors():
-        Console().print(_meter_table(dim, batch, kappa_e, kappa_b, seed))
-
-
-def _meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int) -> Table:
-    if dim < 2 or batch < 1:
-        raise ValueError(f"--dim must be 2 or more and --batch 1 or more, got {dim} and {batch}")
-    torch.manual_seed(seed)
-    table = Table(
-        title=f"C-SimCLR, n = {dim}, kappa_e = {kappa_e:g}, kappa_b = {kappa_b:g}, {batch} images",
-        caption="nats per image; closed-form residual, sampled z",
-    )
-    for name in (
-        "agreement\nmu_x.mu_y",
-        "residual\nI(X;Z|Y)",
-        "movable\npart",
-        "predictive\nI(Y;Z)",
-    ):
-        table.add_column(name, justify="right")
-    bound = 0.0
-    for agreement in _AGREEMENTS:
-        mu_x, mu_y = _views(batch, dim, agreement)
-        out = csimclr_loss(mu_x, mu_y, kappa_e=kappa_e, kappa_b=kappa_b, rate="closed")
-        bound = out.bound
-        means = (x.mean().item() for x in (out.residual_x, out.movable, out.predictive_x))
-        table.add_row(f"{agreement:.2f}", *(f"{value:.2f}" for value in means))
-    table.add_section()
-    table.add_row("at most", "", "", f"log K = {bound:.2f}")
-    return table
-
-
-def _views(batch: int, dim: int, agreement: float) -> tuple[Tensor, Tensor]:
-    """Pairs of random directions at a given cosine."""
-    mu_x, other = torch.nn.functional.normalize(torch.randn(2, batch, dim), dim=-1)
-    across = other - (other * mu_x).sum(-1, keepdim=True) * mu_x
-    across = torch.nn.functional.normalize(across, dim=-1)
-    return mu_x, agreement * mu_x + math.sqrt(1 - agreement**2) * across
+        Console().print(meter_table(dim, batch, kappa_e, kappa_b, seed))
