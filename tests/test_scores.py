@@ -5,7 +5,7 @@ import torch
 
 from compressive import metrics
 from compressive.evaluation.results import Results
-from compressive.evaluation.scores import add_scores, recall, right
+from compressive.evaluation.scores import add_scores, recall, reliability, right
 
 LOGITS = torch.randn(200, 7, generator=torch.Generator().manual_seed(0)) * 2
 LABELS = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))  # class 6 is absent
@@ -37,3 +37,12 @@ def test_recall_is_counted_class_by_class() -> None:
     for i, name in enumerate(found):
         mine = [bool(h) for h, label in zip(hits, LABELS, strict=True) if label == i]
         assert found[name] == pytest.approx(sum(mine) / len(mine))
+
+
+def test_the_gaps_of_the_reliability_diagram_are_the_calibration_error() -> None:
+    p = LOGITS.double().softmax(1)
+    bins = reliability(p, right(LOGITS, LABELS))
+    assert sum(count for _, _, count in bins) == 200
+    gap = sum(count * abs(mean - accuracy) for mean, accuracy, count in bins) / 200
+    # float32 there, float64 here
+    assert gap == pytest.approx(float(metrics.ece(LOGITS, LABELS)), rel=1e-5)

@@ -65,7 +65,7 @@ def add_scores(
         more = {"per class": recall(hits, labels, classes)} if metric == "mean per class" else {}
         which = images if len(value) == len(labels) else ""
         results.add(task, dataset, metric, value, protocol={**protocol, **more}, images=which)
-    bins = {**protocol, "bins": "15 of equal width"}
+    bins = {**protocol, "bins": "15 of equal width", "reliability": reliability(p, hits)}
     results.add(task, dataset, "ece", float(ece(logits, labels)), n=len(labels), protocol=bins)
     return float(hits.double().mean())
 
@@ -78,4 +78,19 @@ def recall(
     for c in torch.unique(labels).tolist():
         name = classes[c] if classes is not None and c < len(classes) else str(c)
         found[name] = float(hits[labels == c].double().mean())
+    return found
+
+
+def reliability(
+    p: Float[Tensor, "batch classes"], hits: Bool[Tensor, " batch"], bins: int = 15
+) -> list[tuple[float, float, int]]:
+    """Mean confidence, accuracy and number of the images in each bin of confidence that has any."""
+    confidence = p.amax(1)
+    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    found = []
+    for b in range(bins):
+        inside = bin_of == b
+        if inside.any():
+            mean, right = confidence[inside].mean(), hits[inside].double().mean()
+            found.append((float(mean), float(right), int(inside.sum())))
     return found
