@@ -249,3 +249,34 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
     words = f"stopped and saved at step {step:,} of 400 in {out / 'run'}; the same command goes on"
     assert words in result.stdout
     assert "encoder: " not in result.stdout
+
+
+def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = tiny()
+    begun = RUN.invoke(app, ["pretrain", config.data.source, "--out", str(run), *words(config)])
+    assert begun.exit_code == 0, begun.output
+    seen = RUN.invoke(app, ["watch", str(run), "--once"])
+    assert seen.exit_code == 0, seen.output
+    assert "c-simclr" in seen.output
+    page = tmp_path / "page.html"
+    written = RUN.invoke(app, ["report", str(run), "--out", str(page)])
+    assert written.exit_code == 0, written.output
+    assert str(page) in written.output.replace("\n", "")
+    assert "c-simclr" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["report", "nowhere"], "nowhere"),
+        (["watch", "nowhere"], "nowhere"),
+        (["sweep", "builtin", "--preset", "alpha"], "preset must be one of"),
+        (["sweep", "builtin", "--vary", "bottleneck.gamma=1,2"], "gamma"),
+    ],
+)
+def test_what_looks_at_runs_complains_in_one_line(given: list[str], complaint: str) -> None:
+    result = RUN.invoke(app, given)
+    assert result.exit_code == 2
+    assert complaint in result.output
+    assert "Traceback" not in result.output

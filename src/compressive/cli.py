@@ -1,20 +1,16 @@
-"""The command line.
+"""The command line; here the commands that make runs, in `commands` those that look at them."""
 
-Longer than 300 lines, most of them the words of its help.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from compressive import commands, recipes
 from compressive import config as settings
-from compressive import recipes
+from compressive.commands import one_line_errors
 
 if TYPE_CHECKING:
     from compressive.data.pictures import Source
@@ -33,34 +29,6 @@ def compressive() -> None:
     """Measure and control how much information a visual representation keeps."""
 
 
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Bad input is one line and exit code 2; what went wrong later is one line and 1."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        _complain(str(error) if isinstance(error, ValueError) else _words(error))
-        raise typer.Exit(2) from None
-    except RuntimeError as error:
-        from compressive.run import Ill
-
-        if not isinstance(error, Ill):
-            raise
-        _complain(str(error))
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        _complain("interrupted; nothing was saved since the last checkpoint")
-        raise typer.Exit(130) from None
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error) if error.filename is None else str(error)
-
-
-def _complain(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)
-
-
 @app.command()
 def quickstart(
     out: Annotated[Path, typer.Option(help="Where the two runs are kept.")] = Path(
@@ -75,7 +43,7 @@ def quickstart(
     """
     from compressive.quickstart import quickstart as rows
 
-    with _one_line_errors():
+    with one_line_errors():
         table = Table(title="Built-in pictures, 12 classes", caption="accuracy of a linear probe")
         for name in ("", "accuracy", "residual\nI(X;Z|Y)"):
             table.add_column(name, justify="right" if name else "left")
@@ -133,7 +101,7 @@ def pretrain(
     given = [f"{name}={value}" for name, value in short.items() if value is not None]
     distributed.start()
     try:
-        with _one_line_errors():
+        with one_line_errors():
             chosen = _chosen(data, recipe)
             chosen = settings.override(chosen, f"data.source={data}", *given, *(changes or ()))
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)
@@ -206,121 +174,12 @@ def _say_where(outcome: "Outcome") -> None:
     )
 
 
-@app.command()
-def evaluate(
-    encoder: Annotated[
-        str,
-        typer.Argument(
-            help="The folder of a run, a file of weights (ours, timm's or torchvision's format), "
-            "or the name of a timm network with its published weights."
-        ),
-    ],
-    suite: Annotated[
-        str, typer.Option(help="quick, standard, or paper (with transfer and robustness).")
-    ] = "standard",
-    only: Annotated[
-        str, typer.Option(help="Some tasks, with commas: linear,few-label,...", metavar="TASKS")
-    ] = "",
-    on: Annotated[
-        str, typer.Option(help="Images with labels, as for pretrain; else the run's.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Where results.json goes; else RUN/evaluation.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    network: Annotated[
-        str, typer.Option(help="timm's name of the network that a file of weights is of.")
-    ] = "",
-    size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
-    images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
-    epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
-    sets: Annotated[
-        Path | None,
-        typer.Option(help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."),
-    ] = None,
-    frost: Annotated[
-        Path | None, typer.Option(help="Folder of the six photographs of frost.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-) -> None:
-    """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
-
-    Nothing is chosen on test images. Features are kept beside the results, so that a second call
-    is quick. What cannot be done here is left out and listed at the end.
-    """
-    from compressive import distributed
-    from compressive.evaluation.suite import evaluate as judge
-    from compressive.evaluation.tables import results_table
-
-    tasks = [name.strip() for name in only.split(",") if name.strip()]
-    distributed.start()
-    is_first = distributed.rank() == 0
-    try:
-        with _one_line_errors():
-            results, place = judge(
-                encoder,
-                suite=suite,
-                only=tasks,
-                on=on,
-                out=out,
-                seed=seed,
-                device=device,
-                network=network,
-                size=size,
-                images=images,
-                epochs=epochs,
-                sets=sets,
-                frost=frost,
-            )
-    finally:
-        distributed.stop()
-    if not is_first:
-        return
-    console = Console(soft_wrap=True)
-    Console().print(results_table(results))
-    for text in results.skipped:
-        console.print(f"left out: {text}", highlight=False, markup=False)
-    console.print(f"results: {place / 'results.json'}", highlight=False, markup=False)
-
-
-@app.command()
-def compare(
-    runs: Annotated[
-        list[str], typer.Argument(help="Two or more evaluated runs, or their results.json.")
-    ],
-) -> None:
-    """Runs side by side: every figure, its difference with an interval, and a verdict.
-
-    The first is compared with each of the others. Runs that differ in their seed alone are taken
-    together; then the interval is over seeds, otherwise over test images, one by one.
-    """
-    from compressive.evaluation.compare import compare as differences
-    from compressive.evaluation.compare import open_groups
-    from compressive.evaluation.tables import differences_table
-
-    with _one_line_errors():
-        first, *others = open_groups([_evaluated(run) for run in runs])
-        if not others:
-            raise ValueError("compare needs two runs that differ in more than their seed")
-        for other in others:
-            found = differences(first, other)
-            if not found:
-                raise ValueError(f"{first.name} and {other.name} have no figure in common")
-            Console().print(differences_table(first, other, found))
-
-
-def _evaluated(run: str) -> str:
-    """Where the results of a run are."""
-    inside = Path(run) / "evaluation"
-    return str(inside) if inside.is_dir() else run
-
-
 @app.command(name="recipes")
 def show_recipes(
     name: Annotated[str, typer.Argument(help="Show this one with every value.")] = "",
 ) -> None:
     """List the recipes, or show one with every value and where it comes from."""
-    with _one_line_errors():
+    with one_line_errors():
         console = Console(soft_wrap=True)
         if not name:
             table = Table(title="Recipes", box=None)
@@ -364,5 +223,15 @@ def meter(
     """
     from compressive.meter import meter_table
 
-    with _one_line_errors():
+    with one_line_errors():
         Console().print(meter_table(dim, batch, kappa_e, kappa_b, seed))
+
+
+for command in (
+    commands.evaluate,
+    commands.compare,
+    commands.report,
+    commands.sweep,
+    commands.watch,
+):
+    app.command()(command)

@@ -13,6 +13,7 @@ from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
 from compressive.evaluation.exam import Exam, open_splits
 from compressive.evaluation.features import fingerprint as content_of_weights
+from compressive.evaluation.gallery import gallery
 from compressive.evaluation.results import FILE, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
@@ -22,15 +23,15 @@ SUITES = {
     "quick": ("logistic", "knn", "few-label", "geometry"),
     "standard": (
         *("linear", "logistic", "knn", "few-label", "geometry"),
-        *("corruptions", "smoothness", "information"),
+        *("corruptions", "smoothness", "information", "gallery"),
     ),
     "paper": (
         *("linear", "logistic", "knn", "few-label", "geometry"),
-        *("corruptions", "smoothness", "information", "transfer", "robustness"),
+        *("corruptions", "smoothness", "information", "gallery", "transfer", "robustness"),
     ),
 }
 TASKS = SUITES["paper"]
-_UNLABELED = ("geometry", "smoothness", "information", "transfer")
+_UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
 
 def evaluate(
@@ -100,6 +101,7 @@ def evaluate(
             "corruptions": lambda: probing.corruptions(exam, frost=photographs, epochs=epochs),
             "smoothness": lambda: probing.smoothness(exam),
             "information": lambda: probing.information(exam),
+            "gallery": lambda: gallery(exam, out),
             "transfer": lambda: transfer(exam, sets),
             "robustness": lambda: robustness(exam, sets, epochs=epochs),
         }

@@ -1,0 +1,234 @@
+"""Commands that look at runs: evaluate, compare, report, sweep, watch; and one-line errors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Bad input is one line and exit code 2; what went wrong later is one line and 1."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        complain(str(error) if isinstance(error, ValueError) else _words(error))
+        raise typer.Exit(2) from None
+    except RuntimeError as error:
+        from compressive.run import Ill
+
+        if not isinstance(error, Ill):
+            raise
+        complain(str(error))
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        complain("interrupted; nothing was saved since the last checkpoint")
+        raise typer.Exit(130) from None
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error) if error.filename is None else str(error)
+
+
+def complain(text: str) -> None:
+    """One line for a person."""
+    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)
+
+
+def evaluate(
+    encoder: Annotated[
+        str,
+        typer.Argument(
+            help="The folder of a run, a file of weights (ours, timm's or torchvision's format), "
+            "or the name of a timm network with its published weights."
+        ),
+    ],
+    suite: Annotated[
+        str, typer.Option(help="quick, standard, or paper (with transfer and robustness).")
+    ] = "standard",
+    only: Annotated[
+        str, typer.Option(help="Some tasks, with commas: linear,few-label,...", metavar="TASKS")
+    ] = "",
+    on: Annotated[
+        str, typer.Option(help="Images with labels, as for pretrain; else the run's.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Where results.json goes; else RUN/evaluation.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    network: Annotated[
+        str, typer.Option(help="timm's name of the network that a file of weights is of.")
+    ] = "",
+    size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
+    images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
+    sets: Annotated[
+        Path | None,
+        typer.Option(help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."),
+    ] = None,
+    frost: Annotated[
+        Path | None, typer.Option(help="Folder of the six photographs of frost.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
+
+    Nothing is chosen on test images. Features are kept beside the results, so that a second call
+    is quick. What cannot be done here is left out and listed at the end.
+    """
+    from compressive import distributed
+    from compressive.evaluation.suite import evaluate as judge
+    from compressive.evaluation.tables import results_table
+
+    tasks = [name.strip() for name in only.split(",") if name.strip()]
+    distributed.start()
+    is_first = distributed.rank() == 0
+    try:
+        with one_line_errors():
+            results, place = judge(
+                encoder,
+                suite=suite,
+                only=tasks,
+                on=on,
+                out=out,
+                seed=seed,
+                device=device,
+                network=network,
+                size=size,
+                images=images,
+                epochs=epochs,
+                sets=sets,
+                frost=frost,
+            )
+    finally:
+        distributed.stop()
+    if not is_first:
+        return
+    console = Console(soft_wrap=True)
+    Console().print(results_table(results))
+    for text in results.skipped:
+        console.print(f"left out: {text}", highlight=False, markup=False)
+    console.print(f"results: {place / 'results.json'}", highlight=False, markup=False)
+
+
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(help="Two or more evaluated runs, or their results.json.")
+    ],
+) -> None:
+    """Runs side by side: every figure, its difference with an interval, and a verdict.
+
+    The first is compared with each of the others. Runs that differ in their seed alone are taken
+    together; then the interval is over seeds, otherwise over test images, one by one.
+    """
+    from compressive.evaluation.compare import compare as differences
+    from compressive.evaluation.compare import open_groups
+    from compressive.evaluation.tables import differences_table
+
+    with one_line_errors():
+        first, *others = open_groups([_evaluated(run) for run in runs])
+        if not others:
+            raise ValueError("compare needs two runs that differ in more than their seed")
+        for other in others:
+            found = differences(first, other)
+            if not found:
+                raise ValueError(f"{first.name} and {other.name} have no figure in common")
+            Console().print(differences_table(first, other, found))
+
+
+def _evaluated(run: str) -> str:
+    """Where the results of a run are."""
+    inside = Path(run) / "evaluation"
+    return str(inside) if inside.is_dir() else run
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, evaluated or not.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """One page about one run or several: curves, tables, robustness, smoothness, differences.
+
+    A single HTML file that asks for nothing from elsewhere. What a run has no data for is absent.
+    """
+    from compressive.report.page import write_report
+
+    with one_line_errors():
+        path = write_report(runs, out)
+    Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
+
+
+def sweep(
+    data: Annotated[str, typer.Argument(help="Images, as for pretrain.")],
+    recipe: Annotated[str, typer.Option(help="Settings to begin with.")] = "",
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE,VALUE,...", help="A setting to vary; may be repeated."),
+    ] = None,
+    preset: Annotated[
+        str,
+        typer.Option(help="The paper's: beta, kappa-e, kappa-b, crop-area, loss-weight."),
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting for all; may be repeated."),
+    ] = None,
+    suite: Annotated[str, typer.Option(help="What is measured: quick, standard, paper.")] = "quick",
+    only: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
+    images: Annotated[
+        int, typer.Option(help="At most so many of a split to evaluate on; 0: all.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
+) -> None:
+    """Train and evaluate every combination of some settings, and compare them in one table.
+
+    Finished runs are not repeated when the command is given again; one that fails does not end the
+    others. Ends with a table and a report.
+    """
+    from compressive.report.page import write_report
+    from compressive.sweep import summary_table
+    from compressive.sweep import sweep as run_all
+
+    with one_line_errors():
+        found = run_all(
+            data,
+            out,
+            recipe=recipe,
+            vary=vary or (),
+            preset=preset,
+            seeds=seeds,
+            changes=changes or (),
+            suite=suite,
+            only=only,
+            images=images,
+            at_once=jobs,
+        )
+        Console().print(summary_table(found))
+        console = Console(soft_wrap=True)
+        done = sorted(path.parent for path in out.glob("*/config.json"))
+        if done:
+            page = write_report(done, out / "report.html")
+            console.print(f"report: {page}", highlight=False, markup=False)
+    for log in found.failed:
+        complain(f"a run failed; its last words are in {log}")
+    if found.interrupted:
+        complain("stopped; the same command goes on")
+        raise typer.Exit(130)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, running or finished.")],
+    once: Annotated[bool, typer.Option(help="Draw it once and end.")] = False,
+) -> None:
+    """Draw the state of a run in the terminal until it is over."""
+    from compressive.watch import watch as draw
+
+    with one_line_errors():
+        draw(run, once)

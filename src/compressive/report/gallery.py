@@ -1,0 +1,122 @@
+"""The gallery: views, nearest neighbors and a map of the embeddings, as pictures in the page."""
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from compressive.report.figures import svg
+from compressive.report.reading import Run
+
+_DOTS = 4000  # of a map: more only hide each other
+
+
+def views(runs: Sequence[Run]) -> list[tuple[str, list[list[str]]]]:
+    """Pictures of the runs' views; runs that see the same share them."""
+    groups: list[tuple[list[str], np.ndarray]] = []
+    for run in runs:
+        views = run.gallery.get("views")
+        if views is None or views.shape[-1] != 3:
+            continue
+        same = next((names for names, seen in groups if np.array_equal(seen, views)), None)
+        if same is None:
+            groups.append(([run.name], views))
+        else:
+            same.append(run.name)
+    return [(", ".join(names), [[png(v) for v in row] for row in g]) for names, g in groups]
+
+
+def _has_neighbors(run: Run) -> bool:
+    query, near = run.gallery.get("query"), run.gallery.get("neighbors")
+    if query is None or near is None:
+        return False
+    return len(query) == len(near) and query.shape[-1] == near.shape[-1] == 3
+
+
+def neighbors(runs: Sequence[Run]) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Number and rows of pictures of each run that has them."""
+    return [(place, _neighbors(run)) for place, run in enumerate(runs) if _has_neighbors(run)]
+
+
+def _neighbors(run: Run) -> list[dict[str, Any]]:
+    """For each query its picture and class, and those of its neighbors with whether they agree."""
+    query, near = run.gallery["query"], run.gallery["neighbors"]
+    of, others = run.gallery.get("query_label"), run.gallery.get("neighbor_label")
+    if of is None or others is None or (len(of), others.shape) != (len(query), near.shape[:2]):
+        of = others = None
+    rows = []
+    for place, image in enumerate(query):
+        row: dict[str, Any] = {"image": png(image), "name": "", "near": []}
+        if of is not None:
+            row["name"] = _label_name(int(of[place]), run.classes)
+        for rank, other in enumerate(near[place]):
+            name, agrees = "", None
+            if of is not None and others is not None:
+                name = _label_name(int(others[place, rank]), run.classes)
+                agrees = bool(others[place, rank] == of[place])
+            row["near"].append((png(other), name, agrees))
+        rows.append(row)
+    return rows
+
+
+def maps(runs: Sequence[Run]) -> list[tuple[int, str, Markup]]:
+    """Number, method and map of each run that has one."""
+    found = []
+    for place, run in enumerate(runs):
+        points, labels = run.gallery.get("map"), run.gallery.get("map_label")
+        if points is None or points.shape[1] != 2 or not np.isfinite(points).all(1).any():
+            continue
+        if labels is not None and len(labels) != len(points):
+            labels = None
+        every = -(-len(points) // _DOTS)
+        labels = None if labels is None else labels[::every]
+        method = run.gallery_words.get("map_method", "")
+        found.append((place, method, _scatter(points[::every], labels, run.classes)))
+    return found
+
+
+def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]) -> Markup:
+    """Points of a map, a hue and a name in the middle for each class."""
+    kept = np.isfinite(points).all(1)
+    points, labels = points[kept], None if labels is None else labels[kept]
+    low, high = points.min(0), points.max(0)
+    span = float((high - low).max()) or 1.0
+    side = 520
+    at = 12 + (points - (low + high) / 2 + span / 2) / span * (side - 24)
+    at[:, 1] = side - at[:, 1]
+    groups = np.zeros(len(at), dtype=np.int64) if labels is None else labels
+    present = np.unique(groups)
+    parts, words = [], []
+    for number, label in enumerate(present):
+        mine = at[groups == label]
+        dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in mine)
+        hue = f"hsl({360 * number / len(present):.0f} 65% 50%)"
+        parts.append(f'<path class="dots" stroke="{hue}" d="{dots}"/>')
+        if labels is not None and len(present) <= 30:
+            mx, my = np.median(mine, 0)
+            word = escape(_label_name(int(label), names))
+            words.append(f'<text class="over" x="{mx:.1f}" y="{my:.1f}">{word}</text>')
+    return svg(parts + words, "map of the embeddings", side, side)
+
+
+def _label_name(label: int, names: Sequence[str]) -> str:
+    """The class of this number in words, or the number."""
+    return names[label] if 0 <= label < len(names) else str(label)
+
+
+def png(image: np.ndarray) -> str:
+    """Bytes [height, width, 3] as the address of an image that needs no other file."""
+    height, width, _ = image.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
+    packed = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+    return "data:image/png;base64," + base64.b64encode(content).decode()

@@ -1,0 +1,186 @@
+"""The page: which sections there is data for, and what stands in each."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from compressive.report import gallery
+from compressive.report.figures import COLORS, Line, chart, thinned
+from compressive.report.reading import Figure, Run, flat, read_runs
+from compressive.report.tables import (
+    Cell,
+    beside_paper,
+    cell,
+    differences,
+    headline,
+    heat,
+    numbers,
+    tables,
+)
+
+_CURVES = {  # key of a journal line: title, words at the axis
+    "loss": ("Loss", "loss"),
+    "lr": ("Learning rate", "learning rate"),
+    "images_per_second": ("Speed", "images per second"),
+    "probe_accuracy": ("Linear probe, held-out images", "accuracy"),
+    "knn_accuracy": ("Nearest neighbors, held-out images", "accuracy"),
+}
+
+
+class Picture(NamedTuple):
+    """A drawing under its title, and numbers that belong to it."""
+
+    title: str
+    svg: Markup
+    numbers: Sequence[tuple[int, Cell]] = ()
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write one HTML file that shows these runs and needs nothing else; its path."""
+    from jinja2 import Environment, StrictUndefined
+
+    out = Path(out)
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
+    content = _content(read_runs(runs))
+    source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    text = room.from_string(source).render(content)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{os.getpid()}")  # a reader never sees half a page
+    part.write_bytes(text.encode(errors="replace"))
+    part.replace(out)
+    return out
+
+
+def _content(runs: Sequence[Run]) -> dict[str, Any]:
+    return {
+        "runs": runs,
+        "colors": COLORS,
+        "summaries": [_summary(run) for run in runs],
+        "curves": _curves(runs),
+        "plane": _plane(runs),
+        "views": gallery.views(runs),
+        "neighbors": gallery.neighbors(runs),
+        "maps": gallery.maps(runs),
+        "tables": tables(runs),
+        "reliability": _reliability(runs),
+        "heat": heat(runs),
+        "smoothness": _smoothness(runs),
+        "paper": beside_paper(runs),
+        "differences": differences(runs),
+        "origins": [_origin(run) for run in runs],
+        "settings": [json.dumps(run.settings, indent=1, ensure_ascii=False) for run in runs],
+    }
+
+
+def _summary(run: Run) -> str:
+    settings = run.settings
+    words = [" on ".join(str(settings[k]) for k in ("method", "data.source") if k in settings)]
+    steps = run.series()
+    words.append(f"{int(steps[-1][0]):,} steps" if steps else "")
+    loss = run.last("loss")
+    words.append("" if loss is None else f"last loss {loss:.4g}")
+    best = headline(run, "top-1")
+    words.append(f"{best.task} top-1 {cell(best).text} {cell(best).note}" if best else "")
+    return ", ".join(word.strip() for word in words if word) or "nothing measured yet"
+
+
+def _lines(runs: Sequence[Run], x: str, y: str) -> list[Line]:
+    """A line for each run that has both along its training; "step" is always there."""
+    lines = []
+    for place, run in enumerate(runs):
+        rows = run.series(*(key for key in (x, y) if key != "step"))
+        if y == "images_per_second":
+            rows = [row for row in rows if row[-1] > 0]  # the first line has had no time yet
+        if rows:
+            points = thinned([(row[0] if x == "step" else row[1], row[-1]) for row in rows])
+            lines.append(Line(points, place, run.name))
+    return lines
+
+
+def _curves(runs: Sequence[Run]) -> list[Picture]:
+    found = [(title, axis, _lines(runs, "step", key)) for key, (title, axis) in _CURVES.items()]
+    return [Picture(title, chart(lines, "step", axis)) for title, axis, lines in found if lines]
+
+
+def _plane(runs: Sequence[Run]) -> list[Picture]:
+    pictures = []
+    for key, title in (("residual", "Residual information"), ("movable", "Its movable part")):
+        lines = _lines(runs, key, "predictive")
+        if lines:
+            drawing = chart(lines, f"{key} (nats)", "predictive (nats)", ends=True)
+            pictures.append(Picture(title, drawing))
+    return pictures
+
+
+def _grouped(
+    runs: Sequence[Run], wanted: Callable[[Figure], bool]
+) -> dict[tuple[str, str], list[tuple[int, Figure]]]:
+    """Figures of all runs by task and dataset."""
+    found: dict[tuple[str, str], list[tuple[int, Figure]]] = {}
+    for place, run in enumerate(runs):
+        for figure in filter(wanted, run.figures):
+            found.setdefault((figure.task, figure.dataset), []).append((place, figure))
+    return found
+
+
+def _reliability(runs: Sequence[Run]) -> list[Picture]:
+    pictures = []
+    for (task, dataset), found in _grouped(runs, lambda f: f.metric == "ece").items():
+        lines, errors = [], []
+        for place, figure in found:
+            bins = [numbers(row) for row in _rows(figure.protocol.get("reliability"))]
+            bins = [row for row in bins if len(row) == 3 and row[2] > 0]
+            if bins:
+                points, images = [(row[0], row[1]) for row in bins], sum(row[2] for row in bins)
+                shares = [row[2] / images for row in bins]
+                lines.append(Line(points, place, runs[place].name, weights=shares))
+                errors.append((place, cell(figure)))
+        if lines:
+            drawing = chart(lines, "confidence", "accuracy", square=True)
+            pictures.append(Picture(f"{task}, {dataset}", drawing, errors))
+    return pictures
+
+
+def _smoothness(runs: Sequence[Run]) -> dict[str, list[Picture]]:
+    """A drawing for each change of the images, by the set they are of."""
+    pictures: dict[str, list[Picture]] = {}
+    for (task, dataset), found in _grouped(runs, lambda f: "histogram" in f.protocol).items():
+        lines, means = [], []
+        for place, figure in found:
+            shape = figure.protocol["histogram"]
+            shape = shape if isinstance(shape, dict) else {}
+            edges, density = numbers(shape.get("edges")), numbers(shape.get("density"))
+            if not density or len(edges) != len(density) + 1:
+                continue
+            sides = zip(pairwise(edges), density, strict=True)
+            points = [(edge, height) for ends, height in sides for edge in ends]
+            lines.append(Line(points, place, runs[place].name, mark=figure.value))
+            means.append((place, cell(figure)))
+        if lines:
+            drawing = chart(lines, "local Lipschitz estimate", "density", zero=True)
+            title = task.removeprefix("smoothness ")
+            pictures.setdefault(dataset, []).append(Picture(title, drawing, means))
+    return pictures
+
+
+def _origin(run: Run) -> list[tuple[str, str]]:
+    """How, where and by what a run and its figures were made."""
+    about = {"folder": str(run.path), **flat(run.about)}
+    judged = {f"evaluation: {key}": value for key, value in flat(run.evaluated).items()}
+    commands = dict.fromkeys(figure.command for figure in run.figures if figure.command)
+    return [
+        *((key.removeprefix("versions."), str(value)) for key, value in (about | judged).items()),
+        *(("evaluation: command", command) for command in commands),
+    ]
+
+
+def _rows(values: object) -> list[object]:
+    return values if isinstance(values, list) else []

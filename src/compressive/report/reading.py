@@ -1,0 +1,236 @@
+"""What the folder of a run holds so far, whole or not, read without torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+_GALLERY = {  # array of the gallery: its axes, kind of number
+    "views": (5, "u"),
+    "query": (4, "u"),
+    "neighbors": (5, "u"),
+    "query_label": (1, "i"),
+    "neighbor_label": (2, "i"),
+    "map": (2, "f"),
+    "map_label": (1, "i"),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of an evaluation."""
+
+    task: str
+    dataset: str
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    of: str = ""  # which images: numbers of other images cannot be compared
+    command: str = ""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of a run, and what is not among them."""
+
+    path: Path
+    name: str
+    settings: Mapping[str, Any]  # dotted name of a setting: its value
+    about: Mapping[str, Any]
+    journal: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    figures: Sequence[Figure]
+    skipped: Sequence[str]
+    evaluated: Mapping[str, Any]  # what the evaluation says of itself
+    gallery: Mapping[str, np.ndarray]
+    gallery_words: Mapping[str, str]
+    missing: Sequence[str]
+
+    @property
+    def health(self) -> str | None:
+        """The last verdict of the monitor."""
+        verdicts = [line["health"] for line in self.journal if isinstance(line.get("health"), str)]
+        return verdicts[-1] if verdicts else None
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes of the gallery; none where there are none."""
+        try:
+            names = json.loads(self.gallery_words.get("classes") or "[]")
+        except json.JSONDecodeError:
+            return []
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    def series(self, *keys: str) -> list[tuple[float, ...]]:
+        """Step and values of the lines that have finite numbers under all these keys."""
+        rows = [tuple(number(line.get(key)) for key in ("step", *keys)) for line in self.journal]
+        return [tuple(v for v in row if v is not None) for row in rows if None not in row]
+
+    def last(self, key: str) -> float | None:
+        """The last finite number under this key."""
+        found = self.series(key)
+        return found[-1][1] if found else None
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Runs in the order given, each under the shortest end of its path that no other has."""
+    if not paths:
+        raise ValueError("no run to report; name one or more run folders")
+    folders = [Path(path).resolve() for path in paths]
+    if len(set(folders)) < len(folders):
+        twice = next(f for f in folders if folders.count(f) > 1)
+        raise ValueError(f"{twice} is named twice; name each run once")
+    return [_read(given, _name(path, folders)) for given, path in zip(paths, folders, strict=True)]
+
+
+def number(value: object) -> float | None:
+    """A finite number, or none; what cannot be subtracted within floats is none either."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e300 else None
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name."""
+    found = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _name(path: Path, others: Sequence[Path]) -> str:
+    for length in range(1, len(path.parts)):
+        end = path.parts[-length:]
+        if sum(other.parts[-length:] == end for other in others) == 1:
+            return "/".join(end)
+    return str(path)
+
+
+def _read(given: Path, name: str) -> Run:
+    path = Path(given)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; give the folder of a run")
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; give the folder of a run")
+    inside = path / "evaluation"
+    inside = inside if inside.is_dir() or not (path / "results.json").is_file() else path
+    marks = [path / "config.json", path / "metrics.jsonl", inside / "results.json"]
+    if not any(mark.is_file() for mark in marks):
+        raise ValueError(
+            f"{path} is no run: it has none of config.json, metrics.jsonl and "
+            "evaluation/results.json; give a folder that `compressive train` wrote"
+        )
+    missing: list[str] = []
+    settings = _json(marks[0], missing) if inside != path else {}
+    about = settings.pop("about", None)
+    journal = _journal(marks[1], missing) if inside != path else []
+    if inside != path and not (path / "encoder.safetensors").is_file():
+        missing.append("encoder.safetensors: training has not come to its end")
+    hint = f"; `compressive evaluate {path}` makes it"
+    results = _json(inside / "results.json", missing, hint)
+    gallery, words = _gallery(inside / "gallery.safetensors", missing)
+    skipped, evaluated = results.get("skipped"), results.get("about")
+    return Run(
+        path=path,
+        name=name,
+        settings=flat(settings),
+        about=about if isinstance(about, dict) else {},
+        journal=journal,
+        figures=_figures(results.get("records"), missing),
+        skipped=[str(text) for text in skipped] if isinstance(skipped, list) else [],
+        evaluated=evaluated if isinstance(evaluated, dict) else {},
+        gallery=gallery,
+        gallery_words=words,
+        missing=missing,
+    )
+
+
+def _json(path: Path, missing: list[str], hint: str = "") -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        missing.append(f"{path.name}: not there{hint}")
+        return {}
+    except (ValueError, RecursionError):  # not JSON, or not text
+        content = None
+    if not isinstance(content, dict):
+        missing.append(f"{path.name}: damaged, or still being written")
+        return {}
+    return content
+
+
+def _journal(path: Path, missing: list[str]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        missing.append(f"{path.name}: not there, so no training curves")
+        return []
+    lines, damaged = [], 0
+    for text in path.read_bytes().splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if isinstance(line, dict):
+            lines.append(line)
+        else:
+            damaged += bool(text.strip())
+    if damaged:
+        missing.append(f"{path.name}: {damaged} damaged or unfinished lines left out")
+    elif not lines:
+        missing.append(f"{path.name}: no step written yet")
+    return lines
+
+
+def _figures(records: object, missing: list[str]) -> list[Figure]:
+    found, damaged = [], 0
+    for record in records if isinstance(records, list) else []:
+        kept = record if isinstance(record, dict) else {}
+        names = [kept.get(key) for key in ("task", "dataset", "metric")]
+        value = number(kept.get("value"))
+        if value is None or not all(isinstance(name, str) for name in names):
+            damaged += 1
+            continue
+        low, high, n = (number(kept.get(key)) for key in ("low", "high", "n"))
+        protocol = kept.get("protocol")
+        found.append(
+            Figure(
+                *(str(name) for name in names),
+                value=value,
+                low=low,
+                high=high,
+                n=None if n is None else int(n),
+                of=str(kept.get("of") or kept.get("images") or ""),
+                command=str(kept.get("command") or ""),
+                protocol=protocol if isinstance(protocol, dict) else {},
+            )
+        )
+    if damaged:
+        missing.append(f"results.json: {damaged} records without a finite number left out")
+    return found
+
+
+def _gallery(path: Path, missing: list[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    if not path.is_file():
+        missing.append(f"{path.name}: not there, so no views, neighbors and map")
+        return {}, {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [name for name in file.keys() if name in _GALLERY]  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in names}
+            words = dict(file.metadata() or {})
+    except (SafetensorError, OSError, TypeError, ValueError):
+        missing.append(f"{path.name}: damaged, or still being written")
+        return {}, {}
+    fits = {n: (a.ndim, a.dtype.kind) == _GALLERY[n] and a.size > 0 for n, a in arrays.items()}
+    if not all(fits.values()):
+        odd = ", ".join(name for name in sorted(fits) if not fits[name])
+        missing.append(f"{path.name}: {odd} of another shape or kind, left out")
+    return {name: array for name, array in arrays.items() if fits[name]}, words

@@ -1,0 +1,169 @@
+"""Tables: the figures of runs side by side, corruptions by severity, the paper's, settings."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from compressive import paper
+from compressive.report.reading import Figure, Run, number
+
+_PERCENT = {"top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames"}
+_ORDER = ("linear", "logistic", "few labels", "kNN", "geometry", "information", "corruptions")
+
+
+class Cell(NamedTuple):
+    """A number as printed, exactly, and how far it goes to its end of a color scale."""
+
+    text: str
+    value: float
+    note: str = ""
+    share: float = 0.0
+
+
+class Row(NamedTuple):
+    """What is measured, and a cell (or none) for each run, or for each severity."""
+
+    name: str
+    note: str
+    cells: Sequence[Cell | None]
+
+
+class Table(NamedTuple):
+    """Rows under a title, with the note that all share, or of the run of a number."""
+
+    title: str
+    rows: Sequence[Row]
+    note: str = ""
+    heads: Sequence[str] = ()
+    run: int | None = None
+
+
+def headline(run: Run, metric: str) -> Figure | None:
+    """The linear evaluation of the run's own data, as the paper has it if that was done."""
+    found = {f.task: f for f in reversed(run.figures) if f.metric == metric}
+    return found.get("linear") or found.get("logistic")
+
+
+def cell(figure: Figure) -> Cell:
+    """A figure as it stands in a table, accuracies in percent."""
+    percent = figure.metric in _PERCENT
+
+    def text(value: float) -> str:
+        return f"{value:.1%}".replace("%", " %") if percent else f"{value:.4g}"
+
+    low, high = figure.low, figure.high
+    note = "" if low is None or high is None else f"[{text(low)}, {text(high)}]".replace(" %", "")
+    return Cell(text(figure.value), figure.value, note)
+
+
+def tables(runs: Sequence[Run]) -> list[Table]:
+    """All numbers but those drawn elsewhere, a table for each kind of task."""
+    rows: dict[str, dict[tuple[str, str, str], list[Figure | None]]] = {}
+    for place, run in enumerate(runs):
+        for figure in run.figures:
+            if "by severity" in figure.protocol or figure.task.startswith("smoothness "):
+                continue
+            family = re.sub(r"\s+[\d.]+\s*%?$", "", figure.task)
+            key = (figure.task, figure.dataset, figure.metric)
+            rows.setdefault(family, {}).setdefault(key, [None] * len(runs))[place] = figure
+    rank = {name: place for place, name in enumerate(_ORDER)}
+    families = sorted(rows, key=lambda name: rank.get(name, len(rank)))
+    found = []
+    for name in families:
+        lines = [_row(name, *item) for item in rows[name].items()]
+        shared = {line.note for line in lines}
+        found.append(Table(name, lines, note=shared.pop() if len(shared) == 1 else ""))
+    return found
+
+
+def _row(family: str, key: tuple[str, str, str], figures: Sequence[Figure | None]) -> Row:
+    there = [figure for figure in figures if figure]
+    counts = {figure.n for figure in there if figure.n}
+    note = key[1] + (f", {counts.pop():,} images" if len(counts) == 1 else "")
+    if len({figure.of for figure in there}) > 1:
+        note += "; not the same images, so not to be compared"
+    cells = [cell(figure) if figure else None for figure in figures]
+    which = key[0].removeprefix(family).strip()  # how many labels, or neighbors
+    return Row(f"{which}, {key[2]}" if which else key[2], note, cells)
+
+
+def numbers(values: object) -> list[float]:
+    """A list of finite numbers, or nothing."""
+    found = [number(value) for value in values] if isinstance(values, list) else []
+    return [] if None in found else [value for value in found if value is not None]
+
+
+def heat(runs: Sequence[Run]) -> list[Table]:
+    """Accuracy by type and severity for each run, then how the others differ from the first."""
+    grids: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for place, run in enumerate(runs):
+        for figure in run.figures:
+            cells = numbers(figure.protocol.get("by severity"))
+            if cells and figure.metric == "top-1":
+                dataset, _, kind = figure.dataset.rpartition(" ")
+                grids.setdefault(dataset, {}).setdefault(place, {})[kind] = cells
+    tables = []
+    for dataset, by_run in grids.items():
+        for place, grid in by_run.items():
+            tables.append(_heat_table(f"{dataset}: accuracy, %", place, grid, 1.0))
+        first, *others = by_run
+        for place in others:
+            gap = _gap(by_run[first], by_run[place])
+            most = max((abs(v) for cells in gap.values() for v in cells), default=0.0)
+            title = f"{dataset}: minus {runs[first].name}, points"
+            if gap:
+                tables.append(_heat_table(title, place, gap, most or 1.0, sign="+"))
+    return tables
+
+
+def _gap(one: Mapping[str, list[float]], two: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Second minus first, where both have as many severities."""
+    both = [kind for kind in one if len(one[kind]) == len(two.get(kind, []))]
+    return {k: [b - a for a, b in zip(one[k], two[k], strict=True)] for k in both}
+
+
+def _heat_table(
+    title: str, run: int, grid: Mapping[str, list[float]], most: float, *, sign: str = ""
+) -> Table:
+    rows = [
+        Row(kind, "", [Cell(f"{100 * v:{sign}z.1f}", v, "", v / most) for v in cells])
+        for kind, cells in grid.items()
+    ]
+    heads = [str(place + 1) for place in range(max(len(row.cells) for row in rows))]
+    rows = [
+        row._replace(cells=[*row.cells, *[None] * (len(heads) - len(row.cells))]) for row in rows
+    ]
+    return Table(title, rows, heads=heads, run=run)
+
+
+def beside_paper(runs: Sequence[Run]) -> list[Row]:
+    """Table 1 for the methods of these runs, each followed by the runs: other data, other sizes."""
+    rows = []
+    for method in paper.METHODS:
+        mine = [run for run in runs if run.settings.get("method") == method]
+        ours = [(run, headline(run, "top-1")) for run in mine]
+        if not any(best for _, best in ours):
+            continue
+        top1, _, top5, brier = paper.TABLE_1[method, "r50", 300]
+        cells = [Cell(f"{v:.1f}", v) for v in (top1, top5, brier)]
+        rows.append(Row(f"{method} in the paper", "ImageNet, ResNet-50, 300 epochs", cells))
+        for run, best in ours:
+            if best is None:
+                continue
+            figures = [headline(run, metric) for metric in ("top-1", "top-5", "brier")]
+            cells = [f and Cell(f"{100 * f.value:.1f}", f.value) for f in figures]
+            size = "{}, {} epochs".format(
+                *(run.settings.get(key, "?") for key in ("network.name", "train.epochs"))
+            )
+            rows.append(Row(f"{run.name} here", f"{best.dataset}, {size}; {best.task}", cells))
+    return rows
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Settings that not all runs share."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    rows = [
+        (n, [json.dumps(r.settings[n]) if n in r.settings else "" for r in runs]) for n in names
+    ]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]

@@ -1,0 +1,432 @@
+"""Sweeps: the same run with other settings and seeds, each in its own process, and their table.
+
+Longer than 300 lines, so that plan, processes and table of a sweep are read in one place.
+"""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+
+from compressive import recipes
+from compressive.config import Config, is_compressed, is_contrastive, override
+from compressive.display import Display
+from compressive.watch import journal
+
+FILE = "sweep.json"
+PRESETS = ("beta", "kappa-e", "kappa-b", "crop-area", "loss-weight")
+# What a line of the table has: its name, and the task whose top-1 it is.
+_ACCURACIES = {
+    "linear": "linear",
+    "logistic": "logistic",
+    "kNN": "kNN 20",
+    "corruptions": "corruptions",
+}
+_INTERRUPTED = 130  # what a command that was asked to stop ends with
+
+
+class Job(NamedTuple):
+    """One run of a sweep."""
+
+    name: str  # of its folder
+    setting: str  # what it shares with the runs of other seeds, in words
+    varied: dict[str, str]  # dotted name -> value as given
+    seed: int
+    device: str
+
+    @property
+    def changes(self) -> list[str]:
+        """What makes it of the settings that all have in common."""
+        return [f"{name}={value}" for name, value in self.varied.items()] + [f"seed={self.seed}"]
+
+
+class Spread(NamedTuple):
+    """A figure over seeds."""
+
+    mean: float
+    std: float | None  # with n - 1 below; one seed has none
+    n: int
+
+
+class Row(NamedTuple):
+    """A line of the table: a setting, how many of its seeds are done, and their figures."""
+
+    setting: str
+    varied: dict[str, str]
+    done: int
+    of: int
+    figures: dict[str, Spread]
+
+
+class Summary(NamedTuple):
+    """What a sweep came to."""
+
+    out: Path
+    rows: list[Row]
+    failed: list[Path]  # logs of the runs that failed
+    interrupted: bool  # it was asked to stop; the same command goes on
+
+
+def ablation(name: str, config: Config) -> tuple[str, list[str]]:
+    """What an ablation of the paper varies, and its values for this method.
+
+    beta: Tables 5 and 14; kappa-e: Tables 11 and 12; kappa-b: Table 13; crop-area: Table 15;
+    loss-weight: Tables 7 and 8, kappa_d being twice the weight.
+    """
+    compressed, contrastive = is_compressed(config), is_contrastive(config)
+    kappa_e = "256 512 1024 2048 4096 8192" if contrastive else "4096 8192 16384 32768"
+    known = {  # setting, values, whether the method has it
+        "beta": ("bottleneck.beta", "0 0.01 0.1 1 1.5", compressed),
+        "kappa-e": ("bottleneck.kappa_e", kappa_e, compressed),
+        "kappa-b": ("bottleneck.kappa_b", "1 3 10 15 20", compressed or contrastive),
+        "crop-area": ("views.crop_area_min", "0.08 0.16 0.25 0.5", True),
+        "loss-weight": ("decoder.kappa_d", "2 4 10", not contrastive),
+    }
+    if name not in known:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    setting, values, has_it = known[name]
+    if not has_it:
+        raise ValueError(f"preset {name} varies {setting}, which {config.method} does not read")
+    return setting, values.split()
+
+
+def plan(
+    data: str,
+    *,
+    recipe: str = "",
+    vary: Sequence[str] = (),
+    preset: str = "",
+    seeds: str = "0",
+    changes: Sequence[str] = (),
+) -> list[Job]:
+    """Every combination of the values with every seed, the seeds of one setting together.
+
+    vary: "section.name=value,value,..."; changes: "section.name=value", the same for all. All of
+    them are checked here, before the first run has cost anything.
+    """
+    base = recipes.get(recipe).config if recipe else Config()
+    base = override(base, f"data.source={data}", *changes)
+    axes = dict(_axis(text) for text in vary)
+    if len(axes) < len(vary):
+        raise ValueError("a setting was varied twice; give all its values in one --vary")
+    if preset:
+        setting, values = ablation(preset, base)
+        if setting in axes:
+            raise ValueError(f"{setting} is varied by --preset {preset} and by --vary")
+        axes[setting] = values
+    for change in changes:
+        if (name := change.partition("=")[0].strip()) in {*axes, "seed"}:
+            raise ValueError(f"{name} must be given once, not by --set as well")
+    jobs, found = [], list[Config]()
+    for values in itertools.product(*axes.values()):
+        varied = dict(zip(axes, values, strict=True))
+        setting = ", ".join(f"{_short(name, axes)} {v}" for name, v in varied.items())
+        for seed in _seeds(seeds):
+            words = [f"{_short(name, axes)}{_safe(v)}" for name, v in varied.items()]
+            device = base.train.device
+            job = Job("-".join([*words, f"seed{seed}"]), setting, varied, seed, device)
+            found.append(override(base, *job.changes))
+            jobs.append(job._replace(device=found[-1].train.device))
+    for a, b in itertools.combinations(range(len(jobs)), 2):
+        if found[a] == found[b] or jobs[a].name == jobs[b].name:
+            raise ValueError(f"two runs are the same: {jobs[a].name} and {jobs[b].name}")
+    return jobs
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """The setting that varies, and its values."""
+    name, _, values = text.partition("=")
+    split = [value.strip() for value in values.split(",")]
+    if not all(split):
+        raise ValueError(f"--vary must be NAME=VALUE,VALUE,..., got {text!r}")
+    if name.strip() == "seed":
+        raise ValueError("seeds are given with --seeds")
+    return name.strip(), split
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds must be whole numbers with commas, got {text!r}") from None
+
+
+def _short(name: str, axes: dict[str, list[str]]) -> str:
+    """A setting's last name, where no other setting that varies has the same."""
+    last = name.rpartition(".")[2]
+    return last if sum(n.rpartition(".")[2] == last for n in axes) == 1 else name
+
+
+def _safe(value: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", value)
+
+
+def sweep(
+    data: str,
+    out: Path,
+    *,
+    recipe: str = "",
+    vary: Sequence[str] = (),
+    preset: str = "",
+    seeds: str = "0",
+    changes: Sequence[str] = (),
+    suite: str = "quick",
+    only: str = "",
+    images: int = 0,
+    at_once: int = 1,
+    display: Display | None = None,
+) -> Summary:
+    """Train and evaluate every run of the plan; none that fails ends the others.
+
+    Runs that are finished are not repeated, others go on where they stopped. More values and
+    seeds may be given later; all else must stay. Ctrl-C stops the runs, which save themselves.
+    """
+    if at_once < 1:
+        raise ValueError(f"--jobs must be 1 or more, got {at_once}")
+    if not (out / FILE).exists():  # later ones must be the same
+        _require_tasks(suite, only, images)
+    jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)
+    about = {
+        "data": data,
+        "recipe": recipe,
+        "set": list(changes),
+        "varied": list(jobs[0].varied),
+        "suite": suite,
+        "only": only,
+        "images": images,
+    }
+    train = ["pretrain", data, "--recipe", recipe]
+    train += [word for change in changes for word in ("--set", change)]
+    judge = ["evaluate", "--suite", suite, "--only", only, "--images", str(images)]
+    state = _State(out, about, jobs)
+    work = _Work(state, train, judge, display or Display())
+    with _requests_to_stop(work.stop):
+        work.do(at_once)
+    failed = [out / f"{job.name}.log" for job in jobs if state.runs.get(job.name) == "failed"]
+    return Summary(out, state.write(), failed, work.stopping > 0)
+
+
+def _require_tasks(suite: str, only: str, images: int) -> None:
+    """Refuse now what `evaluate` would refuse after the first run."""
+    from compressive.evaluation.suite import SUITES, TASKS
+
+    if suite not in SUITES:
+        raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
+    for name in filter(None, only.split(",")):
+        if name.strip() not in TASKS:
+            raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {name.strip()!r}")
+    if images < 0:
+        raise ValueError(f"--images must be 0 or more, got {images}")
+
+
+class _State:
+    """sweep.json: what is swept, how far each run is, and the table."""
+
+    def __init__(self, out: Path, about: dict[str, Any], jobs: list[Job]) -> None:
+        self.out, self.about, self.jobs, self.runs = out, about, jobs, dict[str, str]()
+        self._one = threading.Lock()
+        path = out / FILE
+        if not path.exists():
+            if out.is_dir() and any(out.iterdir()):
+                raise ValueError(f"{out} is not empty and holds no sweep; choose another --out")
+            out.mkdir(parents=True, exist_ok=True)
+            return
+        try:
+            old = json.loads(path.read_text())
+            before, self.runs = dict(old["about"]), dict(old["runs"])
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}; choose another --out") from None
+        for name, value in about.items():
+            if before.get(name) != value:
+                raise ValueError(
+                    f"{out} holds a sweep with {name} {before.get(name)!r}, not {value!r}; "
+                    "give the same to go on with it, or choose another --out"
+                )
+
+    def is_done(self, job: Job) -> bool:
+        return self.runs.get(job.name) == "done" and _results(self.out / job.name).is_file()
+
+    def note(self, job: Job, how: str) -> None:
+        with self._one:
+            self.runs[job.name] = how
+            self.write()
+
+    def write(self) -> list[Row]:
+        """The file as it is now, the old one or the new one at any time; the table's lines."""
+        rows = self._rows()
+        table = [
+            row._asdict() | {"figures": {k: v._asdict() for k, v in row.figures.items()}}
+            for row in rows
+        ]
+        content = {"about": self.about, "runs": self.runs, "table": table}
+        partial = self.out / f"{FILE}.partial"
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(partial, self.out / FILE)
+        return rows
+
+    def _rows(self) -> list[Row]:
+        """Figures of the runs that are done, by setting."""
+        rows = []
+        for setting, group in itertools.groupby(self.jobs, lambda job: job.setting):
+            of = list(group)
+            done = [figures(self.out / job.name) for job in of if self.is_done(job)]
+            names = [name for name in (*_ACCURACIES, "residual") if any(name in f for f in done)]
+            spreads = {name: _spread([f[name] for f in done if name in f]) for name in names}
+            rows.append(Row(setting, of[0].varied, len(done), len(of), spreads))
+        return rows
+
+
+class _Work:
+    """The runs' processes, and how to stop them."""
+
+    def __init__(self, state: _State, train: list[str], judge: list[str], display: Display) -> None:
+        self.state, self.train, self.judge, self.display = state, train, judge, display
+        self.stopping, self._begun = 0, 0
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._one = threading.RLock()  # a signal may come while one is being heard
+
+    def do(self, at_once: int) -> None:
+        """All jobs, some of them at once."""
+        with ThreadPoolExecutor(at_once) as pool:
+            for future in [pool.submit(self._run, job) for job in self.state.jobs]:
+                future.result()
+
+    def stop(self) -> None:
+        """Pass a request on to the runs, which save themselves; the third ends them by force."""
+        with self._one:
+            self.stopping += 1
+            for process in self._running:
+                process.send_signal(signal.SIGINT if self.stopping < 3 else signal.SIGKILL)
+        if self.stopping == 1:
+            self.display.say("stopping: a run in progress saves itself; the same command goes on")
+
+    def _run(self, job: Job) -> None:
+        if self.stopping:
+            return
+        folder, log = self.state.out / job.name, self.state.out / f"{job.name}.log"
+        with self._one:
+            self._begun += 1
+            place = f"{self._begun} of {len(self.state.jobs)}: {job.name}"
+        if self.state.is_done(job):
+            self.display.say(f"{place} was done before")
+            return
+        self.display.say(f"{place} ... (compressive watch {shlex.quote(str(folder))})")
+        self.state.note(job, "running")
+        changes = [word for change in job.changes for word in ("--set", change)]
+        for words in (
+            [*self.train, *changes, "--out", str(folder)],
+            [*self.judge, "--device", job.device, str(folder)],
+        ):
+            if code := self._call(words, log):
+                self.state.note(job, "stopped" if self.stopping else "failed")
+                if not self.stopping:
+                    why = f"{words[0]} ended with {code}: {_last_line(log)}"
+                    self.display.say(f"{job.name} failed, {why}; all of it is in {log}")
+                return
+        self.state.note(job, "done")
+
+    def _call(self, words: list[str], log: Path) -> int:
+        """Run one of our commands; its output goes to the end of the log."""
+        command = [sys.executable, "-m", "compressive", *words]
+        with log.open("ab") as lines:
+            lines.write(f"$ {shlex.join(command)}\n".encode())
+            lines.flush()
+            with self._one:
+                if self.stopping:
+                    return _INTERRUPTED
+                # A group of its own: a terminal would send Ctrl-C to it as well, and a run that
+                # hears it twice does not save.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=lines, stderr=lines, process_group=0
+                )
+                self._running.add(process)
+            code = process.wait()
+        with self._one:
+            self._running.discard(process)
+        return code
+
+
+@contextmanager
+def _requests_to_stop(stop: Callable[[], None]) -> Iterator[None]:
+    """Hear Ctrl-C, the end of a job on a cluster, and a terminal that is closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hears signals in its main thread only
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    before = [signal.signal(number, lambda *_: stop()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _results(run: Path) -> Path:
+    return run / "evaluation" / "results.json"
+
+
+def figures(run: Path) -> dict[str, float]:
+    """Accuracies of an evaluated run on its own images, and its residual nats at the end."""
+    content = json.loads(_results(run).read_text())
+    home = content["about"].get("data")
+    found = {
+        (record["task"], record["metric"]): record["value"]
+        for record in content["records"]
+        if record["dataset"] == home or record["task"] == "corruptions"
+    }
+    result = {
+        name: found[task, "top-1"] for name, task in _ACCURACIES.items() if (task, "top-1") in found
+    }
+    nats = [line["residual"] for line in journal(run) if line.get("residual") is not None]
+    return result | ({"residual": nats[-1]} if nats else {})
+
+
+def _spread(values: list[float]) -> Spread:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), std, len(values))
+
+
+def summary_table(summary: Summary) -> Table:
+    """One line for a setting: mean and deviation over its seeds."""
+    table = Table(
+        title=str(summary.out),
+        caption="top-1 in %, residual I(X;Z|Y) in nats at the end; mean ± deviation over seeds",
+    )
+    names = [n for n in (*_ACCURACIES, "residual") if any(n in r.figures for r in summary.rows)]
+    table.add_column("setting", overflow="fold")
+    for name in ("seeds", *names):
+        table.add_column(name, justify="right")
+    for row in summary.rows:
+        seeds = str(row.of) if row.done == row.of else f"{row.done} of {row.of}"
+        cells = [_words(name, row.figures.get(name)) for name in names]
+        table.add_row(escape(row.setting or "as given"), seeds, *cells)
+    return table
+
+
+def _words(name: str, spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    by = 1 if name == "residual" else 100
+    std = "" if spread.std is None else f" ± {by * spread.std:.1f}"
+    return f"{by * spread.mean:.1f}{std}"

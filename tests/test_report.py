@@ -1,0 +1,427 @@
+import base64
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from compressive import paper
+from compressive.report import write_report
+from compressive.report.figures import MOST, thinned, ticks
+from compressive.report.gallery import png
+
+SECTIONS = [
+    *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
+    *("corruptions", "smoothness", "paper", "differences", "origins"),
+]
+CHANGES = [
+    f"{what}{way}" for what in ("brightness", "contrast", "saturation", "hue") for way in "+-"
+]
+NEEDS = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """What a browser would find: sections, addresses, exact numbers, words, unclosed elements."""
+
+    VOID = frozenset(("meta", "img", "br", "link", "input", "hr"))
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.sections: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.numbers: dict[str, list[float]] = {}
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(self.source)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        self.addresses += [value or "" for key, value in attrs if key in NEEDS]
+        if tag == "section":
+            self.sections.append(given["id"] or "")
+        if tag == "data":
+            self.numbers.setdefault(self.sections[-1], []).append(float(given["value"] or "nan"))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def record(task: str, dataset: str, metric: str, value: float, **more: Any) -> dict[str, Any]:
+    fixed = {"run": "r", "n": 2400, "images": "i", "of": "o", "seed": 0, "command": "compressive e"}
+    return {
+        **{"task": task, "dataset": dataset, "metric": metric, "value": value},
+        **{"low": None, "high": None, "protocol": {}},
+        **fixed,
+        **more,
+    }
+
+
+def records(shift: float) -> list[dict[str, Any]]:
+    """One of each kind, with numbers that are told apart by the shift."""
+    bins = [[0.3 + shift, 0.25, 100], [0.6, 0.7, 900], [0.95, 0.91, 1400]]
+    found = [
+        record("logistic", "set", "top-1", 0.7 + shift, low=0.68 + shift, high=0.72 + shift),
+        record("logistic", "set", "top-5", 0.9 + shift),
+        record("logistic", "set", "brier", 0.3 + shift),
+        record("logistic", "set", "ece", 0.01 + shift, protocol={"reliability": bins}),
+        record("few labels 1%", "set", "top-1", 0.4 + shift),
+        record("kNN 20", "set", "top-1", 0.6 + shift),
+        record("geometry", "set", "RankMe", 32.4 + shift),
+        record("information", "set", "predictive", 1.5 + shift),
+    ]
+    for kind in ("gaussian_noise", "fog"):
+        cells = [0.6 + shift, 0.5, 0.4, 0.3, 0.2 - shift]
+        where, protocol = f"set-C {kind}", {"by severity": cells}
+        found.append(record("corruption", where, "top-1", 0.4, protocol=protocol))
+    density = np.exp(-(np.linspace(-1, 2, 100) ** 2)).tolist()
+    shape = {"edges": np.linspace(0, 1 + shift, 101).tolist(), "density": density}
+    for change in CHANGES:
+        more = {"protocol": {"histogram": shape}, "low": 0.3, "high": 0.5}
+        found.append(record(f"smoothness {change}", "set test", "lipschitz", 0.4 + shift, **more))
+    return found
+
+
+def journal(count: int, shift: float) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = [
+        {
+            "step": step,
+            "loss": 10 / step + shift,
+            "lr": 0.1,
+            "images_per_second": 700.0 * (step > 1),
+            "residual": 180 + 5 / step,
+            "movable": 5 / step,
+            "predictive": 2 - 2 / step,
+            "health": f"ok: rank {step}.0 of 256",
+        }
+        for step in range(1, count + 1)
+    ]
+    return [*lines, {"step": count, "probe_accuracy": 0.5 + shift, "knn_accuracy": 0.6}]
+
+
+def gallery(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+
+    def images(*shape: int) -> np.ndarray:
+        return random.integers(0, 256, (*shape, 8, 8, 3), dtype=np.uint8)
+
+    return {
+        "views": images(2, 5),
+        "query": images(3),
+        "neighbors": images(3, 4),
+        "query_label": np.array([0, 1, 2]),
+        "neighbor_label": np.array([[0, 0, 0, 1], [1, 1, 1, 1], [0, 1, 2, 2]]),
+        "map": random.normal(size=(60, 2)).astype(np.float32),
+        "map_label": np.arange(60) % 3,
+    }
+
+
+def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
+    """A whole run, such as `train` and `evaluate` leave."""
+    (folder / "evaluation").mkdir(parents=True)
+    settings = {
+        "method": "c-simclr",
+        "data": {"source": name},
+        "network": {"name": "tiny"},
+        "bottleneck": {"beta": shift},
+        "train": {"epochs": 6},
+        "about": {"command": "compressive train x", "device": "a CPU", "versions": {"torch": "3"}},
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    lines = (json.dumps(line) + "\n" for line in journal(30, shift))
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "encoder.safetensors").write_bytes(b"")
+    content = {"run": name, "about": {"device": "cpu"}, "records": records(shift)}
+    skipped = ["frost, which needs photographs"]
+    results = json.dumps({**content, "skipped": skipped})
+    (folder / "evaluation/results.json").write_text(results)
+    words = {"classes": json.dumps(["dots", "rings", "<b>grid"]), "map_method": "two axes of PCA"}
+    save_file(gallery(0), folder / "evaluation/gallery.safetensors", metadata=words)
+    return folder
+
+
+def report(tmp_path: Path, *runs: Path) -> Page:
+    return Page(write_report(runs, tmp_path / "out" / "report.html"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_whole_runs_have_every_section(tmp_path: Path, count: int) -> None:
+    runs = [write_run(tmp_path / f"r{i}", i / 100) for i in range(count)]
+    page = report(tmp_path, *runs)
+    assert page.sections == [s for s in SECTIONS if count > 1 or s != "differences"]
+    for run in runs:
+        assert run.name in page.text
+    for words in ("ok: rank 30.0 of 256", "frost, which needs", "compressive train x", "a CPU"):
+        assert page.text.count(words) == count
+    pairs = count - 1 if count > 1 else 0
+    assert page.source.count('class="heat"') == count + pairs
+
+
+def test_nothing_is_asked_of_the_network_and_nothing_runs(tmp_path: Path) -> None:
+    page = report(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01))
+    assert page.addresses
+    assert all(a.startswith(("data:image/png;base64,", "#")) for a in page.addresses)
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert "url(" not in page.source
+    assert "@import" not in page.source
+    assert "://" not in page.source
+    assert {a[1:] for a in page.addresses if a[0] == "#"} == set(page.sections) - {"summary"}
+
+
+def test_numbers_in_tables_are_those_of_the_files(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    page = report(tmp_path, a, b)
+    one, two = records(0.0), records(0.01)
+    pairs = zip(one[:8], two[:8], strict=True)
+    assert page.numbers["figures"] == [record["value"] for pair in pairs for record in pair]
+    for printed in ("70.0 % [68.0, 72.0]", "71.0 % [69.0, 73.0]", "32.4", "1.51"):
+        assert printed in page.text
+    cells = [[r["protocol"]["by severity"] for r in run[8:10]] for run in (one, two)]
+    difference = np.subtract(cells[1], cells[0])
+    expected = [*np.ravel(cells[0]), *np.ravel(cells[1]), *difference.ravel()]
+    assert page.numbers["corruptions"] == expected
+    assert "+1.0" in page.text
+    assert page.numbers["smoothness"] == [0.4, 0.4 + 0.01] * 8
+    assert page.numbers["reliability"] == [0.01, 0.01 + 0.01]
+    top1, _, top5, brier = paper.TABLE_1["c-simclr", "r50", 300]
+    assert page.numbers["paper"][:3] == [top1, top5, brier]
+    assert page.numbers["paper"][3:6] == [0.7, 0.9, 0.3]
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'>&<img src=x onerror=y>"
+    run = write_run(tmp_path / "<script>\"'&", name=evil)
+    results = run / "evaluation/results.json"
+    results.write_text(json.dumps({**json.loads(records_text(evil)), "skipped": [evil, "\ud800"]}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 31, "loss": 1, "health": evil}) + "\n")
+    page = report(tmp_path, run)
+    assert "script" not in page.tags
+    assert all(a.startswith(("data:image/png;base64,", "#")) for a in page.addresses)
+    assert page.text.count("alert(1)") >= 4
+    assert "<b>grid" in page.text
+    assert "<b>" not in page.source
+
+
+def records_text(name: str) -> str:
+    found = [{**r, "task": r["task"] + name, "metric": r["metric"]} for r in records(0.0)]
+    found += [record(name, name, name, 1.0, command=name)]
+    bins = {"reliability": [[0.5, 0.5, 10]]}
+    found += [record(name, name, "ece", 1.0, protocol=bins)]
+    return json.dumps({"run": name, "about": {name: name}, "records": found})
+
+
+@pytest.mark.parametrize(
+    ("gone", "said", "absent"),
+    [
+        ("config.json", "config.json: not there", {"paper"}),
+        ("metrics.jsonl", "no training curves", {"curves", "plane"}),
+        ("encoder.safetensors", "training has not come to its end", set()),
+        ("evaluation/gallery.safetensors", "no views", {"views", "neighbors", "maps"}),
+        (
+            "evaluation/results.json",
+            "compressive evaluate",
+            {"figures", "reliability", "corruptions", "smoothness", "paper"},
+        ),
+    ],
+)
+def test_what_is_missing_is_said_and_its_sections_are_absent(
+    tmp_path: Path, gone: str, said: str, absent: set[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    assert said not in report(tmp_path, run).text
+    (run / gone).unlink()
+    page = report(tmp_path, run)
+    assert said in page.text
+    assert set(SECTIONS) - set(page.sections) == absent | {"differences"}
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "metrics.jsonl", "evaluation/results.json", "evaluation/gallery.safetensors"],
+)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_half_written_files_are_told_of_and_do_not_end_the_report(
+    tmp_path: Path, file: str, share: float
+) -> None:
+    run = write_run(tmp_path / "run")
+    content = (run / file).read_bytes()
+    (run / file).write_bytes(content[: int(share * len(content))])
+    page = report(tmp_path, run)
+    assert f"{Path(file).name}: " in page.text
+
+
+def test_damaged_last_lines_are_skipped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    whole = report(tmp_path, run)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 31, "loss": 5.0, "hea\n\xff\x00\n[1]\n{"step": NaN, "loss": "a"}')
+        file.write(b'\n{"step": 32, "loss": 1e308}\n{"step": 33, "loss": 1%s}' % (b"0" * 400))
+    page = report(tmp_path, run)
+    assert "metrics.jsonl: 3 damaged or unfinished lines left out" in page.text
+    assert "33 steps" in page.text
+    assert drawings(page) == drawings(whole)
+
+
+def drawings(page: Page) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", page.source, re.DOTALL)
+
+
+def test_odd_values_in_whole_files_are_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    bad = [
+        record("linear", "set", "top-1", float("nan")),
+        record("linear", "set", "top-5", 0.5, low="x", n=None, of=None, protocol=None),
+        record("linear", "set", "ece", 0.5, protocol={"reliability": [[1], "a", None]}),
+        record("smoothness x", "set", "lipschitz", 0.5, protocol={"histogram": {"edges": [1]}}),
+        record("corruption", "C fog", "top-1", 0.5, protocol={"by severity": [0.5, None]}),
+        record("corruption", "C fog", "top-1", 0.5, protocol={"by severity": 7}),
+        {"task": "linear"},
+        "text",
+    ]
+    content = json.dumps({"records": bad, "skipped": "no", "about": []})
+    (run / "evaluation/results.json").write_text(content)
+    (run / "config.json").write_text('{"method": ["list"], "about": 3}')
+    odd = {**gallery(0), "views": np.zeros((2, 2)), "query": np.zeros((9, 4, 4, 3), np.uint8)}
+    odd["map"] = np.full((4, 2), np.nan, np.float32)
+    save_file(odd, run / "evaluation/gallery.safetensors", metadata={"classes": "{"})
+    page = report(tmp_path, run)
+    assert "3 records without a finite number left out" in page.text
+    assert "views of another shape" in page.text
+    assert page.numbers["figures"] == [0.5, 0.5]
+    assert page.sections == ["summary", "curves", "plane", "figures", "origins"]
+
+
+def test_numbers_of_other_images_are_marked(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    assert "not the same images" not in report(tmp_path, a, b).text
+    results = b / "evaluation/results.json"
+    results.write_text(results.read_text().replace('"of": "o"', '"of": "other"'))
+    assert report(tmp_path, a, b).text.count("not the same images") == 5  # groups of figures
+
+
+def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"method": "simclr"}')
+    page = report(tmp_path, run)
+    assert page.sections == ["summary", "origins"]
+
+
+def test_a_dot_of_the_reliability_diagram_has_the_area_of_its_share(tmp_path: Path) -> None:
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    drawing = next(svg for svg in drawings(page) if "accuracy against confidence" in svg)
+    radii = np.array([float(r) for r in re.findall(r'r="([\d.]+)"', drawing)])
+    np.testing.assert_allclose(radii**2 / (radii**2).sum(), np.array([1, 9, 14]) / 24, atol=0.02)
+
+
+def test_the_results_of_a_published_encoder_alone_have_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    page = report(tmp_path, run / "evaluation")
+    assert {"figures", "maps"} < set(page.sections)
+    assert "config.json" not in page.text
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "r.html"
+    with pytest.raises(FileNotFoundError, match=r"^there is no .*nowhere; give the folder.*$"):
+        write_report([tmp_path / "nowhere"], out)
+    for runs, words in (
+        ([tmp_path / "empty"], "is no run"),
+        ([run / "config.json"], "is not a folder"),
+        ([run, run], "named twice"),
+        ([], "no run to report"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            write_report(runs, out)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="is a folder"):
+        write_report([run], tmp_path)
+    assert not out.exists()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"seed{i}" / "run") for i in range(2)]
+    page = report(tmp_path, *runs, write_run(tmp_path / "other"))
+    assert "Report: seed0/run, seed1/run, other" in page.text
+
+
+def test_pictures_are_the_images_of_the_gallery(tmp_path: Path) -> None:
+    image = gallery(1)["query"][0]
+    content = base64.b64decode(png(image).removeprefix("data:image/png;base64,"))
+    with Image.open(BytesIO(content)) as opened:
+        np.testing.assert_array_equal(np.asarray(opened), image)
+    page = report(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b"))
+    views, near = 2 * 5, 3 * (1 + 4)
+    assert page.tags.count("img") == views + 2 * near  # the same views are shown once
+    assert page.source.count('class="tile yes"') == 2 * 9
+    assert page.source.count('class="tile no"') == 2 * 3
+
+
+def test_a_line_passes_through_its_values(tmp_path: Path) -> None:
+    """Heights of the loss curve, read back from the picture, are a line in the losses."""
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawings(page)[0])[0]
+    points = np.array([[float(v) for v in p.split()] for p in path.split("L")])
+    lines = [line for line in journal(30, 0.0) if "loss" in line]
+    for column, key in enumerate(("step", "loss")):
+        values = [line[key] for line in lines]
+        slope, start = np.polyfit(values, points[:, column], 1)
+        np.testing.assert_allclose(points[:, column], start + slope * np.array(values), atol=0.1)
+        assert slope * (1 if key == "step" else -1) > 0  # upwards is less in SVG
+
+
+@pytest.mark.parametrize("low", [0.0, -3.7, 1e-6, 185.9, -1e7])
+@pytest.mark.parametrize("span", [1e-5, 0.3, 1.0, 4e6])
+def test_ticks_are_few_and_inside(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    assert 2 <= len(found) <= 7
+    assert all(low - 1e-6 * span <= t <= low + 1.000001 * span for t in found)
+
+
+def test_long_lines_are_thinned_by_means() -> None:
+    points = [(float(i), float(i % 2)) for i in range(10 * MOST)]
+    found = thinned(points)
+    assert len(found) == MOST
+    np.testing.assert_allclose(np.array(found)[:, 1], 0.5)
+    np.testing.assert_allclose(np.array(found)[:, 0], np.arange(MOST) * 10 + 4.5)
+
+
+def test_the_report_needs_no_torch(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "run"), tmp_path / "r.html"
+    code = (
+        "import sys; from pathlib import Path; from compressive.report import write_report\n"
+        "write_report([Path(sys.argv[1])], Path(sys.argv[2]))\n"
+        "print(sorted({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run), str(out)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+    assert out.is_file()

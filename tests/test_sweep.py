@@ -1,0 +1,389 @@
+"""Sweeps: the plan is the product, a failed run ends nothing, no finished run is repeated."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny import CHANGES, Written, journal, last, silent, sorted_photos
+
+from compressive import recipes
+from compressive.config import Config, override
+from compressive.sweep import (
+    Job,
+    Row,
+    Spread,
+    Summary,
+    ablation,
+    figures,
+    plan,
+    summary_table,
+    sweep,
+)
+
+
+def test_the_plan_is_the_product_of_values_and_seeds() -> None:
+    vary = ["bottleneck.beta=0,0.1", "bottleneck.kappa_b=1,3,10"]
+    jobs = plan("builtin", recipe="c-simclr/quickstart", vary=vary, seeds="0,7")
+    expected = [
+        f"beta{beta}-kappa_b{kappa}-seed{seed}"
+        for beta in ("0", "0.1")
+        for kappa in ("1", "3", "10")
+        for seed in (0, 7)
+    ]
+    assert [job.name for job in jobs] == expected
+    assert jobs[-1] == Job(
+        name="beta0.1-kappa_b10-seed7",
+        setting="beta 0.1, kappa_b 10",
+        varied={"bottleneck.beta": "0.1", "bottleneck.kappa_b": "10"},
+        seed=7,
+        device="auto",
+    )
+    assert jobs[-1].changes == ["bottleneck.beta=0.1", "bottleneck.kappa_b=10", "seed=7"]
+
+
+def test_names_are_told_apart_and_fit_for_folders() -> None:
+    jobs = plan("builtin", vary=["network.name=a/b", "optim.name=sgd,adamw"])
+    assert [job.name for job in jobs] == [
+        "network.namea_b-optim.namesgd-seed0",
+        "network.namea_b-optim.nameadamw-seed0",
+    ]
+    assert [job.name for job in plan("builtin", seeds="3")] == ["seed3"]
+
+
+def test_a_run_is_evaluated_where_it_was_trained() -> None:
+    assert plan("builtin", changes=["train.device=cpu"])[0].device == "cpu"
+    assert [j.device for j in plan("builtin", vary=["train.device=cpu,cuda:1"])] == [
+        "cpu",
+        "cuda:1",
+    ]
+
+
+WRITTEN_OUT = [  # Tables 5, 14, 11, 12, 13, 15, 7 and 8; the paper's loss has the weight kappa_d/2
+    ("beta", "c-simclr", "bottleneck.beta", [0, 0.01, 0.1, 1, 1.5]),
+    ("beta", "c-byol", "bottleneck.beta", [0, 0.01, 0.1, 1, 1.5]),
+    ("kappa-e", "c-simclr", "bottleneck.kappa_e", [2**i for i in range(8, 14)]),
+    ("kappa-e", "c-byol", "bottleneck.kappa_e", [2**i for i in range(12, 16)]),
+    ("kappa-b", "c-simclr", "bottleneck.kappa_b", [1, 3, 10, 15, 20]),
+    ("kappa-b", "c-byol", "bottleneck.kappa_b", [1, 3, 10, 15, 20]),
+    ("crop-area", "simclr", "views.crop_area_min", [0.08, 0.16, 0.25, 0.5]),
+    ("crop-area", "c-simclr", "views.crop_area_min", [0.08, 0.16, 0.25, 0.5]),
+    ("loss-weight", "byol", "decoder.kappa_d", [2 * w for w in (1, 2, 5)]),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "setting", "values"), WRITTEN_OUT)
+def test_presets_are_the_papers_ablations(
+    name: str, method: str, setting: str, values: list[float]
+) -> None:
+    recipe = recipes.get(f"{method}/imagenet-r50-300")
+    found, words = ablation(name, recipe.config)
+    assert found == setting
+    assert [float(word) for word in words] == values
+    jobs = plan("builtin", recipe=recipe.name, preset=name)
+    assert [float(job.varied[setting]) for job in jobs] == values
+    rows = [v.changes for v in recipe.variants if v.what.startswith("Table")]
+    ablated = {c[0].partition("=")[2] for c in rows if c[0].startswith(setting) and len(c) == 1}
+    assert ablated
+    assert ablated <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"vary": ["bottleneck.beta"]}, "NAME=VALUE"),
+        ({"vary": ["bottleneck.beta=1,"]}, "NAME=VALUE"),
+        ({"vary": ["bottleneck.beta=1,x"]}, "bottleneck.beta must be a number, got 'x'"),
+        ({"vary": ["bottleneck.betta=1"]}, "betta"),
+        ({"vary": ["bottleneck.beta=1,1.0"]}, "beta1-seed0 and beta1.0-seed0"),
+        ({"vary": ["bottleneck.beta=1", "bottleneck.beta=2"]}, "varied twice"),
+        ({"vary": ["bottleneck.beta=1"], "preset": "beta"}, "by --preset beta and by --vary"),
+        ({"vary": ["bottleneck.beta=1"], "changes": ["bottleneck.beta=2"]}, "given once"),
+        ({"vary": ["seed=1,2"]}, "--seeds"),
+        ({"changes": ["seed=1"]}, "seed must be given once"),
+        ({"seeds": "0,0"}, "two runs are the same"),
+        ({"seeds": "a"}, "whole numbers"),
+        ({"seeds": "-1"}, "seed must be"),
+        ({"preset": "gamma"}, "one of beta, kappa-e, kappa-b, crop-area, loss-weight"),
+        ({"preset": "beta", "recipe": "simclr/quickstart"}, "which simclr does not read"),
+        ({"preset": "loss-weight"}, "which c-simclr does not read"),
+        ({"recipe": "none"}, "no recipe 'none'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as error:
+        plan("builtin", **given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given", [{"suite": "all"}, {"only": "knn,knm"}, {"images": -1}, {"at_once": 0}]
+)
+def test_bad_tasks_are_refused_before_anything_runs(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must be|takes some of"):
+        sweep("builtin", tmp_path / "a", **given)
+    assert not (tmp_path / "a").exists()
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """Do something as soon as something is so."""
+
+    def look() -> None:
+        until = time.monotonic() + 60
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.01)
+        act()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    return thread
+
+
+def content(out: Path) -> dict[str, Any]:
+    return json.loads((out / "sweep.json").read_text())
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one of two runs; the network of the second does not exist."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "sweep"
+
+    def again(networks: str, only: str = "knn") -> tuple[Summary, list[str]]:
+        display = Written()
+        summary = sweep(
+            str(sorted_photos()),
+            out,
+            recipe="c-simclr/quickstart",
+            vary=[f"network.name={networks}"],
+            changes=[change for change in CHANGES if not change.startswith("network.name")],
+            only=only,
+            at_once=2,
+            display=display,
+        )
+        return summary, display.said
+
+    good, bad = "nametest_resnet-seed0", "nameno_such_network-seed0"
+    summary, said = again("no_such_network,test_resnet")
+    assert not summary.interrupted
+    assert content(out)["runs"] == {good: "done", bad: "failed"}
+    assert last(out / good)["step"] == 2
+    assert summary.failed == [out / f"{bad}.log"]
+    (text,) = [text for text in said if "failed," in text]
+    assert "pretrain ended with 2: error: timm has no network 'no_such_network'" in text
+    assert [(row.setting, row.done, row.of) for row in summary.rows] == [
+        ("name no_such_network", 0, 1),
+        ("name test_resnet", 1, 1),
+    ]
+    judged = json.loads((out / good / "evaluation" / "results.json").read_text())["records"]
+    (neighbors,) = [r["value"] for r in judged if r["task"] == "kNN 20"]
+    residual = [line["residual"] for line in journal(out / good) if "residual" in line][-1]
+    found = {"kNN": Spread(neighbors, None, 1), "residual": Spread(residual, None, 1)}
+    assert summary.rows[1].figures == found
+    assert content(out)["table"][1]["figures"]["kNN"] == {"mean": neighbors, "std": None, "n": 1}
+
+    before = times(out / good)
+    summary, said = again("test_resnet")
+    assert said == [f"1 of 1: {good} was done before"]
+    assert times(out / good) == before
+    assert summary.rows[0].figures == found
+    assert not summary.failed
+
+    with pytest.raises(ValueError, match="holds a sweep with only 'knn', not 'logistic'"):
+        again("test_resnet", only="logistic")
+
+
+# Takes our commands as `python -m compressive` does, within a blink. Its training waits to be
+# asked to stop the first time, and goes on to the end the second time.
+STAND_IN = """
+import json, os, pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[-1])
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+print(sys.argv[3], "in group", os.getpgrp())
+if sys.argv[3] == "evaluate":
+    (out / "evaluation").mkdir()
+    record = {"task": "logistic", "dataset": "d", "metric": "top-1", "value": 0.5}
+    whole = {"about": {"data": "d"}, "records": [record]}
+    (out / "evaluation" / "results.json").write_text(json.dumps(whole))
+elif "beta0-" not in out.name and not (out / "asked").exists():
+    out.mkdir()
+    (out / "ready").touch()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and (DEAF or not asked):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    (out / "asked").write_text(str(len(asked)))
+    sys.exit(130)
+else:
+    out.mkdir(exist_ok=True)
+"""
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *, deaf: bool = False) -> None:
+    path = folder / "stand_in"
+    text = STAND_IN.replace("DEAF", str(deaf))
+    path.write_text(f"#!{sys.executable} -SE\n{text}")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_sweep_goes_on_without_repeating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    stand_in(tmp_path, monkeypatch)
+    out, heard = tmp_path / "sweep", signal.getsignal(number)
+    first, second, third = (f"beta{beta}-seed0" for beta in (0, 1, 2))
+    vary = ["bottleneck.beta=0,1,2"]
+    thread = when((out / second / "ready").exists, lambda: os.kill(os.getpid(), number))
+    display = Written()
+    summary = sweep("builtin", out, vary=vary, display=display)
+    thread.join()
+    assert summary.interrupted
+    assert not summary.failed
+    assert "the same command goes on" in display.said[-1]
+    assert content(out)["runs"] == {first: "done", second: "stopped"}
+    assert [row.done for row in summary.rows] == [1, 0, 0]
+    assert (out / second / "asked").read_text() == "1"  # once, or it would not save
+    assert f"in group {os.getpgrp()}\n" not in (out / f"{second}.log").read_text()
+    assert signal.getsignal(number) == heard
+
+    before = times(out / first) | {out / f"{first}.log": (out / f"{first}.log").stat().st_mtime_ns}
+    (out / third).mkdir()
+    (out / third / "asked").touch()
+    summary = sweep("builtin", out, vary=vary, display=silent())
+    assert not summary.interrupted
+    assert content(out)["runs"] == dict.fromkeys((first, second, third), "done")
+    assert [row.figures["logistic"].mean for row in summary.rows] == [0.5, 0.5, 0.5]
+    assert before.items() <= times(out).items()
+
+
+def test_a_run_that_does_not_listen_is_ended_by_the_third_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, deaf=True)
+    out = tmp_path / "sweep"
+
+    def ask() -> None:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)  # signals that come together are heard as one
+
+    thread = when((out / "beta1-seed0" / "ready").exists, ask)
+    summary = sweep("builtin", out, vary=["bottleneck.beta=1,2"], display=silent())
+    thread.join()
+    assert summary.interrupted
+    assert content(out)["runs"] == {"beta1-seed0": "stopped"}
+    assert not (out / "beta1-seed0" / "asked").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="is not empty and holds no sweep"):
+        sweep("builtin", tmp_path, display=silent())
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(ValueError, match=r"sweep\.json is damaged"):
+        sweep("builtin", tmp_path, display=silent())
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+
+
+def evaluated(run: Path, scores: dict[str, float], residual: list[float | None]) -> Path:
+    """What a finished run leaves behind, as far as a sweep reads it."""
+    (run / "evaluation").mkdir(parents=True)
+    records = [
+        {"task": task, "dataset": "set", "metric": "top-1", "value": value}
+        for task, value in scores.items()
+    ]
+    other = {"task": "logistic", "dataset": "another", "metric": "top-1", "value": 0.0}
+    whole = {"run": "x", "about": {"data": "set"}, "records": [*records, other], "skipped": []}
+    (run / "evaluation" / "results.json").write_text(json.dumps(whole))
+    lines = [json.dumps({"step": i, "residual": value}) for i, value in enumerate(residual)]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "resid']))
+    return run
+
+
+def test_figures_over_seeds_are_numpys(tmp_path: Path) -> None:
+    """A sweep whose runs are all there already starts no process."""
+    random = np.random.default_rng(0)
+    tasks: tuple[str, ...] = ("linear", "logistic", "kNN 20", "corruptions")
+    values = random.random((3, 4))
+    nats = random.random(3) * 100
+    jobs = plan("builtin", seeds="0,1,2", vary=["bottleneck.beta=0.5"])
+    for job, row, nat in zip(jobs, values, nats, strict=True):
+        scores: dict[str, float] = dict(zip(tasks, row.tolist(), strict=True))
+        run = evaluated(tmp_path / job.name, scores, [500.0, float(nat), None])
+        assert figures(run) == {
+            **{name.removesuffix(" 20"): value for name, value in scores.items()},
+            "residual": float(nat),
+        }
+    about = {"data": "builtin", "recipe": "", "set": [], "varied": ["bottleneck.beta"]}
+    about |= {"suite": "quick", "only": "", "images": 0}
+    done = {"about": about, "runs": {job.name: "done" for job in jobs}}
+    (tmp_path / "sweep.json").write_text(json.dumps(done))
+    summary = sweep(
+        "builtin", tmp_path, seeds="0,1,2", vary=["bottleneck.beta=0.5"], display=silent()
+    )
+    (row,) = summary.rows
+    assert (row.done, row.of, row.varied) == (3, 3, {"bottleneck.beta": "0.5"})
+    columns = {**dict(zip(("linear", "logistic", "kNN", "corruptions"), values.T, strict=True))}
+    columns["residual"] = nats
+    for name, each in columns.items():
+        spread = row.figures[name]
+        assert math.isclose(spread.mean, np.mean(each), rel_tol=1e-12)
+        assert spread.std is not None
+        assert math.isclose(spread.std, np.std(each, ddof=1), rel_tol=1e-12)
+        assert spread.n == 3
+    text = shown(summary)
+    assert f"{100 * np.mean(values[:, 0]):.1f} ± {100 * np.std(values[:, 0], ddof=1):.1f}" in text
+    assert f"{np.mean(nats):.1f} ± {np.std(nats, ddof=1):.1f}" in text
+
+
+def shown(summary: Summary) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(summary_table(summary))
+    return console.export_text()
+
+
+def test_the_table_says_what_is_missing_and_has_no_empty_column(tmp_path: Path) -> None:
+    rows = [
+        Row("beta 0", {"bottleneck.beta": "0"}, 1, 3, {"kNN": Spread(0.5, None, 1)}),
+        Row("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}),
+    ]
+    text = shown(Summary(tmp_path, rows, [], False))
+    assert "1 of 3" in text
+    assert "0 of 3" in text
+    assert "50.0" in text
+    assert "±" not in text.split("mean ±")[0]
+    assert "kNN" in text
+    assert "linear" not in text
+
+
+def test_it_is_imported_without_torch() -> None:
+    code = (
+        "import compressive.sweep, sys; sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_more_seeds_may_be_given_later() -> None:
+    """Names do not depend on how many others there are, nor does what they stand for."""
+    few, many = plan("builtin", seeds="0"), plan("builtin", seeds="0,1")
+    assert few[0] == many[0]
+    assert override(Config(), *many[1].changes).seed == 1
