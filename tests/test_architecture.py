@@ -20,8 +20,8 @@ FLOORS = [
     "vmf contrast optim metrics augment networks syncbn controller recipes folder newton "
     "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.linear "
     "evaluation.robustness evaluation.tsne report.gallery report.tables watch",
-    "objectives uniform monitor encoder logistic data.loaders data.shards data.shifts data.splits "
-    "data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
+    "ablations objectives uniform monitor encoder logistic data.loaders data.shards data.shifts "
+    "data.splits data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
     "corruptions.jpeg evaluation.published evaluation.results report.page",
     "methods online probes meter data.sources data.transfer_files corruptions.weather "
     "corruptions.spatter evaluation.features evaluation.scores evaluation.compare "

@@ -59,7 +59,7 @@ def test_what_was_measured_before_stays_until_it_is_measured_anew() -> None:
     new.about = {"weights": "abc"}
     new.begin_with(old)
     new.add("linear", "set", "ece", 0.5, n=40, protocol={})
-    assert {r.metric: r.value for r in new.records} == {"top-1": 0.75, "ece": 0.5}
+    assert [(r.metric, r.value) for r in new.records] == [("top-1", 0.75), ("ece", 0.5)]
     assert list(new.values) == ["linear/set/top-1"]
     other = Results("runs/a", seed=3)
     other.about = {"weights": "others"}

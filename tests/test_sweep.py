@@ -19,18 +19,9 @@ from rich.console import Console
 from tiny import CHANGES, Written, journal, last, silent, sorted_photos
 
 from compressive import recipes
+from compressive.ablations import Job, ablation, plan
 from compressive.config import Config, override
-from compressive.sweep import (
-    Job,
-    Row,
-    Spread,
-    Summary,
-    ablation,
-    figures,
-    plan,
-    summary_table,
-    sweep,
-)
+from compressive.sweep import Row, Spread, Summary, figures, summary_table, sweep
 
 
 def test_the_plan_is_the_product_of_values_and_seeds() -> None:

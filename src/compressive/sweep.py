@@ -1,12 +1,11 @@
 """Sweeps: the same run with other settings and seeds, each in its own process, and their table.
 
-Longer than 300 lines, so that plan, processes and table of a sweep are read in one place.
+Longer than 300 lines by a few: processes, their state and the table are one story.
 """
 
 import itertools
 import json
 import os
-import re
 import shlex
 import signal
 import statistics
@@ -22,13 +21,11 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from compressive import recipes
-from compressive.config import Config, is_compressed, is_contrastive, override
+from compressive.ablations import Job, plan
 from compressive.display import Display
 from compressive.watch import journal
 
 FILE = "sweep.json"
-PRESETS = ("beta", "kappa-e", "kappa-b", "crop-area", "loss-weight")
 # What a line of the table has: its name, and the task whose top-1 it is.
 _ACCURACIES = {
     "linear": "linear",
@@ -37,21 +34,6 @@ _ACCURACIES = {
     "corruptions": "corruptions",
 }
 _INTERRUPTED = 130  # what a command that was asked to stop ends with
-
-
-class Job(NamedTuple):
-    """One run of a sweep."""
-
-    name: str  # of its folder
-    setting: str  # what it shares with the runs of other seeds, in words
-    varied: dict[str, str]  # dotted name -> value as given
-    seed: int
-    device: str
-
-    @property
-    def changes(self) -> list[str]:
-        """What makes it of the settings that all have in common."""
-        return [f"{name}={value}" for name, value in self.varied.items()] + [f"seed={self.seed}"]
 
 
 class Spread(NamedTuple):
@@ -79,100 +61,6 @@ class Summary(NamedTuple):
     rows: list[Row]
     failed: list[Path]  # logs of the runs that failed
     interrupted: bool  # it was asked to stop; the same command goes on
-
-
-def ablation(name: str, config: Config) -> tuple[str, list[str]]:
-    """What an ablation of the paper varies, and its values for this method.
-
-    beta: Tables 5 and 14; kappa-e: Tables 11 and 12; kappa-b: Table 13; crop-area: Table 15;
-    loss-weight: Tables 7 and 8, kappa_d being twice the weight.
-    """
-    compressed, contrastive = is_compressed(config), is_contrastive(config)
-    kappa_e = "256 512 1024 2048 4096 8192" if contrastive else "4096 8192 16384 32768"
-    known = {  # setting, values, whether the method has it
-        "beta": ("bottleneck.beta", "0 0.01 0.1 1 1.5", compressed),
-        "kappa-e": ("bottleneck.kappa_e", kappa_e, compressed),
-        "kappa-b": ("bottleneck.kappa_b", "1 3 10 15 20", compressed or contrastive),
-        "crop-area": ("views.crop_area_min", "0.08 0.16 0.25 0.5", True),
-        "loss-weight": ("decoder.kappa_d", "2 4 10", not contrastive),
-    }
-    if name not in known:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    setting, values, has_it = known[name]
-    if not has_it:
-        raise ValueError(f"preset {name} varies {setting}, which {config.method} does not read")
-    return setting, values.split()
-
-
-def plan(
-    data: str,
-    *,
-    recipe: str = "",
-    vary: Sequence[str] = (),
-    preset: str = "",
-    seeds: str = "0",
-    changes: Sequence[str] = (),
-) -> list[Job]:
-    """Every combination of the values with every seed, the seeds of one setting together.
-
-    vary: "section.name=value,value,..."; changes: "section.name=value", the same for all. All of
-    them are checked here, before the first run has cost anything.
-    """
-    base = recipes.get(recipe).config if recipe else Config()
-    base = override(base, f"data.source={data}", *changes)
-    axes = dict(_axis(text) for text in vary)
-    if len(axes) < len(vary):
-        raise ValueError("a setting was varied twice; give all its values in one --vary")
-    if preset:
-        setting, values = ablation(preset, base)
-        if setting in axes:
-            raise ValueError(f"{setting} is varied by --preset {preset} and by --vary")
-        axes[setting] = values
-    for change in changes:
-        if (name := change.partition("=")[0].strip()) in {*axes, "seed"}:
-            raise ValueError(f"{name} must be given once, not by --set as well")
-    jobs, found = [], list[Config]()
-    for values in itertools.product(*axes.values()):
-        varied = dict(zip(axes, values, strict=True))
-        setting = ", ".join(f"{_short(name, axes)} {v}" for name, v in varied.items())
-        for seed in _seeds(seeds):
-            words = [f"{_short(name, axes)}{_safe(v)}" for name, v in varied.items()]
-            device = base.train.device
-            job = Job("-".join([*words, f"seed{seed}"]), setting, varied, seed, device)
-            found.append(override(base, *job.changes))
-            jobs.append(job._replace(device=found[-1].train.device))
-    for a, b in itertools.combinations(range(len(jobs)), 2):
-        if found[a] == found[b] or jobs[a].name == jobs[b].name:
-            raise ValueError(f"two runs are the same: {jobs[a].name} and {jobs[b].name}")
-    return jobs
-
-
-def _axis(text: str) -> tuple[str, list[str]]:
-    """The setting that varies, and its values."""
-    name, _, values = text.partition("=")
-    split = [value.strip() for value in values.split(",")]
-    if not all(split):
-        raise ValueError(f"--vary must be NAME=VALUE,VALUE,..., got {text!r}")
-    if name.strip() == "seed":
-        raise ValueError("seeds are given with --seeds")
-    return name.strip(), split
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--seeds must be whole numbers with commas, got {text!r}") from None
-
-
-def _short(name: str, axes: dict[str, list[str]]) -> str:
-    """A setting's last name, where no other setting that varies has the same."""
-    last = name.rpartition(".")[2]
-    return last if sum(n.rpartition(".")[2] == last for n in axes) == 1 else name
-
-
-def _safe(value: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", value)
 
 
 def sweep(
