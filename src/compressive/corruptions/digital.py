@@ -12,6 +12,7 @@ from compressive.corruptions.filters import (
     Pixels,
     gaussian,
     mix,
+    over,
     reflect,
     reflect_101,
     sample,
@@ -25,7 +26,7 @@ def _to_hsv(images: Pixels) -> tuple[Tensor, Tensor, Tensor]:
 
     Levels come out near whole numbers, so that the last bit decides: it is the same here.
     """
-    light = images.double() / 255
+    light = over(images.double(), 255)
     red, green, blue = light.unbind(1)
     value = light.amax(1)
     chroma = value - light.amin(1)
@@ -34,7 +35,7 @@ def _to_hsv(images: Pixels) -> tuple[Tensor, Tensor, Tensor]:
     hue = torch.where(red == value, (green - blue) / unit, 0.0)
     hue = torch.where(green == value, 2.0 + (blue - red) / unit, hue)
     hue = torch.where(blue == value, 4.0 + (red - green) / unit, hue)
-    hue = torch.where(gray, 0.0, (hue / 6.0) % 1.0)
+    hue = torch.where(gray, 0.0, over(hue, 6.0) % 1.0)
     return hue, torch.where(gray, 0.0, chroma / torch.where(gray, 1.0, value)), value
 
 

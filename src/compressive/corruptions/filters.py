@@ -23,6 +23,14 @@ def stored(levels: Num[Tensor, "*shape"], slack: float = 0.0) -> UInt8[Tensor, "
     return (levels + slack).clamp(0, 255).to(torch.uint8)
 
 
+def over(levels: Float[Tensor, "*shape"], divisor: float) -> Float[Tensor, "*shape"]:
+    """The quotient as IEEE rounds it, on any device.
+
+    CUDA multiplies by the reciprocal of a Python number, and a whole level may fall below itself.
+    """
+    return levels / levels.new_full((), divisor)
+
+
 SLACK = 1e-9  # far above the rounding of float64, far below a level
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.corruptions.filters import Pixels, stored
+from compressive.corruptions.filters import Pixels, over, stored
 from compressive.views import Keys, uniforms
 
 
@@ -50,4 +50,4 @@ def shot_noise(images: Pixels, keys: Keys, photons: float) -> Pixels:
     law[:, -1] = 1.0
     u = _drawn(images, keys)
     found = torch.searchsorted((level + law).flatten(), images + u, right=True)
-    return stored((found - longest * images.long()) / photons * 255)
+    return stored(over((found - longest * images.long()).double(), photons) * 255)

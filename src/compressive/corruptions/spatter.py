@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from compressive.corruptions.filters import Pixels, gaussian, mix, reflect_101, stored
+from compressive.corruptions.filters import Pixels, gaussian, mix, over, reflect_101, stored
 from compressive.corruptions.noise import normal
 from compressive.views import Keys, uniforms
 
@@ -51,7 +51,7 @@ def _color(images: Pixels, rgb: tuple[float, ...]) -> Tensor:
 def water(liquid: Levels) -> Float[Tensor, "batch size size"]:
     """How light each place of the drops is, by its distance from their edges."""
     far = distance(canny(liquid, 50, 150), 20)
-    near = equalized((_correlated(far, _ONES) / 9).long(), 20)
+    near = equalized(over(_correlated(far, _ONES), 9).long(), 20)
     relief = _correlated(near, [[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]).clamp(0, 255)
     smooth = (_correlated(relief, _ONES) / 9).round()
     return liquid * smooth.double()

@@ -9,7 +9,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from compressive.corruptions.filters import Pixels, mix, stored, streak, zoom
+from compressive.corruptions.filters import Pixels, mix, over, stored, streak, zoom
 from compressive.corruptions.noise import normal
 from compressive.views import Keys, uniforms
 
@@ -143,6 +143,6 @@ def fog(images: Pixels, keys: Keys, strength: float, decay: float, *, side: int)
     while side < size:
         side *= 2
     clouds = plasma(uniforms(keys, side * side).unflatten(1, (side, side)), decay)
-    most = images.amax((1, 2, 3), keepdim=True).double() / 255
-    light = images.double() / 255 + strength * clouds[:, None, :size, :size]
+    most = over(images.amax((1, 2, 3), keepdim=True).double(), 255)
+    light = over(images.double(), 255) + strength * clouds[:, None, :size, :size]
     return stored(255 * (light * most / (most + strength)))
