@@ -66,7 +66,7 @@ def linear(exam: Exam, *, epochs: int = 0) -> Classifier:
         **{"accuracy there": dict(zip(map(str, rates), scores, strict=True))},
         **({"warning": "the best rate ends the grid"} if best in (0, len(scores) - 1) else {}),
     )
-    exam.head = f"linear, rate {rates[best]} for 256, {epochs} epochs"
+    exam.head = {"head": f"linear, {epochs} epochs", "chosen": protocol["chosen"]}
     _score(exam, "linear", exam.classifier, protocol)
     return exam.classifier
 

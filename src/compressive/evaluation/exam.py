@@ -140,7 +140,7 @@ class Exam:
         share = share or (1.0 if subject.size <= 32 else 0.875)
         self.crop = Crop(subject.size, share, subject.antialias, subject.mean, subject.std)
         self.classifier: Classifier | None = None  # that of the linear evaluation
-        self.head = ""  # how it was trained
+        self.head: dict[str, object] = {}  # how it was trained
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
 

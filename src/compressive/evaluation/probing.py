@@ -144,7 +144,7 @@ def _record_corruptions(
     protocol = exam.protocol(
         source="generated here from the crops as bytes, no JPEG in between",
         table=f"{default_table(exam.subject.size)} pixels",
-        head=exam.head,
+        **exam.head,
     )
     images = exam.images("test", exam.features("test").index)
     official = [name for name in names if name in NAMES]

@@ -151,7 +151,7 @@ def _logits(exam: Exam, shift: Shift) -> tuple[Tensor, dict[str, object]]:
         raise ValueError(f"{shift.name}: {lost} of its images cannot be read")
     protocol: dict[str, object] = {
         **exam.protocol(**crop.words()),
-        "head": exam.head,
+        **exam.head,
         "source": "files",
         "notes": list(shift.notes),
     }

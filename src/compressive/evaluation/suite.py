@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -121,10 +122,12 @@ def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
         exam.skip(f"{name}, which needs labels of two classes: {exam.splits.name} has none")
         return
     exam.display.say(f"{name} ...")
+    start = time.perf_counter()
     try:
         task()
     except (ValueError, FileNotFoundError) as problem:
         exam.skip(f"{name}: {problem}")
+    exam.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
 
 
 def _chosen(suite: str, only: Sequence[str]) -> tuple[str, ...]:
