@@ -17,7 +17,7 @@ FLOORS = [
     "inputs special radial distributed views config paper checkpoint display pace "
     "data.answers data.builtin data.decode data.flow data.labelmaps "
     "corruptions.tables report.reading report.figures",
-    "vmf contrast optim metrics augment networks syncbn controller recipes folder newton "
+    "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "
     "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.linear "
     "evaluation.robustness evaluation.tsne report.gallery report.tables watch",
     "ablations objectives uniform monitor encoder logistic data.loaders data.shards data.shifts "

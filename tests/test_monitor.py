@@ -1,11 +1,10 @@
-"""Readings are the means of what was read, the journal has no line twice, and the ill are found."""
+"""Readings are the means of what was read, and the ill are found."""
 
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from processes import together
 from torch import Tensor, nn
 
 from compressive import checkpoint, config, metrics
-from compressive.monitor import Health, Journal, Pulse, Reading, Readings, Verdict, pulse
+from compressive.journal import Journal
+from compressive.monitor import Health, Pulse, Reading, Readings, Verdict, pulse
 from compressive.objectives import csimclr_loss
 
 # --- pulse -------------------------------------------------------------------------------------
@@ -133,62 +133,6 @@ def test_readings_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert after.collect() == once.collect() is not None
 
 
-# --- journal -----------------------------------------------------------------------------------
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
-
-
-def test_every_line_is_json_and_there_at_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "run")
-    values = {"loss": 0.1, "rate": math.nan, "knn": None, "top": math.inf, "text": 'ok: "ü"'}
-    journal.write(7, values)
-    expected = {"step": 7, "loss": 0.1, "rate": None, "knn": None, "top": None, "text": 'ok: "ü"'}
-    assert lines(tmp_path / "run") == [expected]
-    journal.close()
-
-
-def test_a_resumed_journal_has_every_step_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for step in range(0, 100, 10):
-        journal.write(step, {"loss": step / 7})
-    journal.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 100, "lo')  # killed here
-    journal = Journal(tmp_path, step=55)
-    for step in range(60, 120, 10):
-        journal.write(step, {"loss": step / 7})
-    journal.close()
-    assert lines(tmp_path) == [{"step": s, "loss": s / 7} for s in range(0, 120, 10)]
-    Journal(tmp_path, step=110).close()
-    assert len(lines(tmp_path)) == 12
-    Journal(tmp_path).close()
-    assert lines(tmp_path) == [{"step": 0, "loss": 0.0}]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_the_resumed_history(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    journal = Journal(tmp_path, tensorboard=True)
-    for step in (10, 20, 30):
-        journal.write(step, {"loss": float(step), "text": "ok", "bad": math.nan})
-    journal.close()
-    journal = Journal(tmp_path, step=20, tensorboard=True)
-    journal.write(30, {"loss": 3.5})
-    journal.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert events.Tags()["scalars"] == ["loss"]
-    found = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert found == [(10, 10.0), (20, 20.0), (30, 3.5)]
-
-
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
@@ -210,7 +154,7 @@ def test_all_processes_read_the_same_and_one_writes(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second, "bitwise"
     assert first == pytest.approx({"a": 1.5, "b": 0.15, "c": 3.0}, rel=1e-6)
-    assert lines(tmp_path) == [{"step": 1, "rank": 0}]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "rank": 0}
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 

@@ -224,6 +224,12 @@ def normalize(
     return images.to(dtype, memory_format=torch.channels_last)
 
 
+def colors(normalized: Images) -> Images:
+    """Colors from 0 to 1 of what `normalize` made of them."""
+    mean = [-m / s for m, s in zip(MEAN, STD, strict=True)]
+    return normalize(normalized.float(), mean=mean, std=[1 / s for s in STD])
+
+
 @door
 def augment(
     images: UInt8[Tensor, "batch ..."],

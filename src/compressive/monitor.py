@@ -1,12 +1,9 @@
-"""What is written while a run goes on, and whether it is well."""
+"""What a run shows while it goes on, and whether it is well."""
 
-import json
 import math
 import statistics
-import warnings
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,9 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.checkpoint import write_text
 from compressive.config import Config, is_compressed
-from compressive.distributed import gather, rank, world_size
+from compressive.distributed import gather, world_size
 from compressive.inputs import full_precision, wide
 
 # All assumed.
@@ -27,47 +23,6 @@ _PERSISTENT = 3  # log points in a row that make a collapse
 _STARVED = 0.1  # share of the time spent waiting for images above which it is said
 
 State = Literal["ok", "spike", "nan", "collapse", "starved"]
-
-
-class Journal:
-    """metrics.jsonl, one JSON object per line, and if asked tensorboard's event files.
-
-    Only the first process writes; in the others all of this does nothing. `step` is the one that
-    the run goes on from: lines of later steps, which will be written again, are dropped, as is a
-    last line that was cut off.
-    """
-
-    def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False) -> None:
-        self._lines, self._events = None, None
-        if rank() > 0:
-            return
-        path = folder / "metrics.jsonl"
-        old = path.read_text(errors="replace").splitlines() if path.exists() else []
-        # Written again even where all lines stay: the last may lack its end.
-        kept = [line for line in old if _step_of_line(line) <= step]
-        write_text(path, "".join(f"{line}\n" for line in kept))
-        self._lines = path.open("a")
-        if tensorboard:
-            self._events = _event_writer(folder / "tensorboard", step)
-
-    def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
-        """Add a line. JSON knows no infinity and no NaN: they become null."""
-        if self._lines is None:
-            return
-        line = {"step": step} | {name: _as_json(value) for name, value in values.items()}
-        self._lines.write(json.dumps(line, allow_nan=False) + "\n")
-        self._lines.flush()
-        if self._events is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    self._events.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Write out what is left."""
-        if self._lines is not None:
-            self._lines.close()
-        if self._events is not None:
-            self._events.close()
 
 
 class Reading(NamedTuple):
@@ -273,25 +228,3 @@ class Health:
         is_low = (is_narrow and (is_late or self._was_wide)) or (is_flat and is_late)
         self._low = self._low + 1 if is_low else 0
         return self._low >= _PERSISTENT
-
-
-def _step_of_line(line: str) -> float:
-    """Infinity for what is no line of ours, such as one that a kill cut in two."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-def _as_json(value: float | str | None) -> float | str | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    try:
-        with warnings.catch_warnings():  # of tensorboard about its own dependencies
-            warnings.simplefilter("ignore")
-            from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("no tensorboard; install it, or set train.tensorboard=false") from None
-    return SummaryWriter(str(folder), purge_step=step + 1)

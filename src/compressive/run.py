@@ -15,14 +15,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from compressive import checkpoint, encoder, folder, optim
+from compressive.augment import colors
 from compressive.config import Config, is_compressed
 from compressive.controller import Controller
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
 from compressive.data.pictures import Source, subset
-from compressive.data.plan import plan
+from compressive.data.plan import Portion, plan
 from compressive.data.sources import open_source
 from compressive.display import Display
 from compressive.distributed import any_process, parallel, rank, wait_for_all, world_size
+from compressive.journal import Journal
 from compressive.learner import (
     Learner,
     beta_at,
@@ -33,7 +35,7 @@ from compressive.learner import (
     view_maker,
 )
 from compressive.methods import Step, build
-from compressive.monitor import Health, Journal, Reading, Readings, Verdict, pulse
+from compressive.monitor import Health, Reading, Readings, Verdict, pulse
 from compressive.online import Accuracy, accuracy, held_out
 from compressive.pace import Pace
 from compressive.syncbn import synchronize
@@ -210,7 +212,8 @@ class Run:
         self.readings.add(pulse(step.r)._asdict())
         self.readings.post(self.step)
         is_end = self.step == self.total
-        is_judging = self.inner.probe is not None and self.step % self.judge_every < self.log_every
+        is_due = self.step % self.judge_every < self.log_every
+        is_judging = self.inner.probe is not None and is_due
         is_saving = time.monotonic() - self.saved_at > 60 * self.config.train.save_every
         self.pace.tick(self.step, self.loader.waited)
         verdict = self._report(wait=is_end or is_judging or is_saving or world_size() > 1)
@@ -219,6 +222,8 @@ class Run:
         if not verdict.is_ill:
             if is_judging or (is_end and self.inner.probe is not None):
                 self.judge()
+            if is_due or is_end or self.step == self.log_every:
+                self.draw(step)
             if is_saving and self.health.is_well:
                 self.save()
         return verdict
@@ -240,7 +245,8 @@ class Run:
         epoch = reading.step * self.config.train.batch / self.count
         shown = {"loss": f"{reading.means['loss']:.3f}"}
         if "residual" in reading.means:
-            shown["residual"] = f"{reading.means['residual']:.1f} nats"
+            movable = f"{reading.means['movable']:.2f} movable"
+            shown["residual"] = f"{reading.means['residual']:.1f} nats, {movable}"
         if self.accuracy is not None:
             shown["kNN"] = f"{self.accuracy.neighbors:.1%}"
         shown |= {"": f"{rate:,.0f} images/s", "wait": f"{self.pace.wait_share:.0%}"}
@@ -269,6 +275,17 @@ class Run:
             )
         found = {"probe_accuracy": self.accuracy.probe, "knn_accuracy": self.accuracy.neighbors}
         self.journal.write(self.step, found)
+
+    def draw(self, step: Step) -> None:
+        """Views of some images, always the same, and how directions lie: for tensorboard."""
+        if rank() > 0 or not self.config.train.tensorboard:
+            return
+        some = torch.linspace(0, self.count - 1, min(8, self.count)).long()
+        epoch = torch.full_like(some, self.step * self.config.train.batch // self.count)
+        with self.pace.paused():
+            batch = next(self.loader.batches(iter([Portion(some, epoch)])))
+            x, y = view_maker(self.config, self.dtype, compiled=False)(batch)
+            self.journal.draw(self.step, colors(x), colors(y), step.r)
 
     def must_stop(self, asked: list[int]) -> bool:
         """Whether someone asked; several processes agree on it when they look."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive.augment import MEAN, STD, normalize
+from compressive.augment import MEAN, STD, colors, normalize
 from compressive.data.loaders import Batch, canvas_side, open_loader
 from compressive.data.pictures import NoSplit, Pictures, Source, subset
 from compressive.data.plan import Portion
@@ -229,15 +229,7 @@ class Exam:
         mean, std = self.subject.mean, self.subject.std
         if (mean, std) == (MEAN, STD):
             return views
-        return normalize(
-            normalize(
-                views,
-                mean=[-m / s for m, s in zip(MEAN, STD, strict=True)],
-                std=[1 / s for s in STD],
-            ),
-            mean=mean,
-            std=std,
-        )
+        return normalize(colors(views), mean=mean, std=std)
 
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What is recorded with every number of this set."""
