@@ -1,0 +1,256 @@
+"""Pretraining beside lightly: the same images, network, batch and schedule on one machine.
+
+    python benchmarks/peers.py cifar --data /cifar --epochs 10       # ResNet-18, 32 px, batch 512
+    python benchmarks/peers.py photos --steps 30                      # ResNet-50, 224 px, from JPEG
+    python benchmarks/peers.py cifar --data builtin --small --epochs 1   # anywhere: does it run?
+
+Prints one JSON line. Each contestant runs in a process of its own, one after the other: ours is
+what `pretrain` does, looks and online probe included; theirs is lightly's transform, projection
+head, loss and data loader in the loop of its documentation, with our network, in bfloat16 and
+channels last, once as they write it and once with the network compiled. Seconds are of an epoch
+after the first, memory is the most that tensors held, and accuracy is kNN on test images (k = 20)
+by one function for all. lightly must be installed; for 224 pixels it reads the files that we read.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+from loader import write_photos
+from timing import environment
+
+from compressive import networks, optim, recipes
+from compressive.config import Config, override
+from compressive.data.loaders import Resident
+from compressive.data.plan import Portion
+from compressive.data.sources import open_source
+from compressive.display import Display
+from compressive.learner import pick_device
+from compressive.online import features, nearest_neighbors
+from compressive.run import Run
+from compressive.train import gradients, seed_step
+
+CONTESTANTS = ("ours", "lightly", "lightly, compiled")
+Step = Callable[[], object]
+
+
+def settings(what: str, data: str, small: bool) -> Config:
+    """SimCLR as our recipes have it; `small` is for a machine without a GPU."""
+    recipe = "simclr/cifar10-r18-200" if what == "cifar" else "simclr/imagenet-r50-300"
+    changes = [f"data.source={data}", "train.tensorboard=false", "train.save_every=1000"]
+    changes += ["probe.every_epochs=10000", "train.epochs=200"]
+    if what == "photos":
+        changes += ["train.batch=256", "data.resident=no"]
+    if small:
+        changes += ["train.batch=32", "data.limit=128", "views.size=32", "network.hidden=64"]
+    return override(recipes.get(recipe).config, *changes)
+
+
+def ours(config: Config, folder: Path) -> tuple[Step, nn.Module, int]:
+    """A step as `train` makes it, the encoder, and how many images there are."""
+    run = Run(config, folder, Display(quiet=True), resume=False)
+    run.restore()
+    batches = run.batches()
+
+    def step() -> None:
+        run.set_rates()
+        seed_step(config.seed, run.attempt, run.step)
+        found, probe_loss = gradients(run, next(batches), is_last=True)
+        run.update(found, probe_loss)
+        if run.is_time_to_look():
+            run.look(found)
+
+    return step, run.method.encoder, run.count
+
+
+class Pictures(torch.utils.data.Dataset[tuple[tuple[Tensor, Tensor], int]]):
+    """Decoded images in memory, as torchvision's CIFAR10 holds them."""
+
+    def __init__(self, images: Any, transform: Callable[[Any], Any]) -> None:
+        self.images, self.transform = images, transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> Any:
+        from PIL import Image
+
+        return self.transform(Image.fromarray(self.images[i])), 0
+
+
+def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step, nn.Module, int]:
+    """The loop of lightly's documentation: a step, the encoder, and how many images there are."""
+    from lightly.data import LightlyDataset
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import SimCLRProjectionHead
+    from lightly.transforms import SimCLRTransform
+
+    size, batch = config.views.size, config.train.batch
+    transform = SimCLRTransform(input_size=size, gaussian_blur=0.5 if config.views.blur else 0.0)
+    if config.data.resident == "no":
+        data: Any = LightlyDataset(config.data.source, transform=transform)
+        count = len(data)
+        # One long epoch: their workers start anew at the end of each.
+        data = torch.utils.data.ConcatDataset([data] * max(1, 100 * batch // count))
+    else:
+        source = open_source(config.data.source, "train")
+        count = min(len(source), config.data.limit or len(source))
+        held = [source.image(i).permute(1, 2, 0).numpy() for i in range(count)]
+        data = Pictures(held, transform)
+    loader = torch.utils.data.DataLoader(
+        data,
+        batch_size=batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=os.cpu_count() or 1,
+        pin_memory=device.type == "cuda",
+        persistent_workers=True,
+    )
+    torch.manual_seed(config.seed)
+    encoder = networks.build(config.network, size)
+    head = SimCLRProjectionHead(
+        networks.feature_dim(encoder), config.network.hidden, config.network.out
+    )
+    model = nn.Sequential(encoder, head).to(device)
+    model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    run = torch.compile(model, dynamic=False) if compiled else model
+    criterion = NTXentLoss(temperature=1 / config.bottleneck.kappa_b)
+    peak = optim.scaled_lr(config.optim.lr, batch)
+    optimizer = torch.optim.SGD(
+        model.parameters(), peak, momentum=0.9, weight_decay=config.optim.weight_decay
+    )
+    warmup = optim.warmup_steps(count, config.optim.warmup_epochs, batch)
+    total = optim.total_steps(count, config.train.epochs, batch)
+    batches, number = _endless(loader), iter(range(10**9))
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = optim.warmup_cosine(next(number), peak=peak, warmup=warmup, total=total)
+        x, y = next(batches)[0]
+        views = torch.cat([x, y]).to(device, non_blocking=True)
+        views = views.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16):
+            z_x, z_y = run(views).chunk(2)
+            loss = criterion(z_x, z_y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step, encoder, count
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def neighbors(encoder: nn.Module, config: Config, device: torch.device) -> float | None:
+    """kNN on test images, by the encoder's features of whole images."""
+    found = []
+    for split in ("train", "test"):
+        try:
+            source = open_source(config.data.source, split)
+        except (ValueError, FileNotFoundError):
+            return None
+        if source.labels is None:
+            return None
+        loaded = Resident(source, side=max(source.image(0).shape[1:]), device=device)
+        plan = (Portion(i, torch.zeros_like(i)) for i in torch.arange(len(source)).split(500))
+        with torch.no_grad():
+            feats, index = features(
+                encoder, loaded.batches(plan), config.views.size, torch.bfloat16
+            )
+        found.append((feats, source.labels.to(device)[index]))
+    (train, labels), (test, right) = found
+    votes = nearest_neighbors(train, labels, test, classes=int(labels.max()) + 1)
+    return float((votes.argmax(1) == right).double().mean())
+
+
+def worker(asked: argparse.Namespace, born: float) -> dict[str, Any]:
+    """One contestant, from the start of its process."""
+    device = pick_device("auto")
+    config = settings(asked.what, asked.data, asked.small)
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.worker == "ours":
+            step, encoder, count = ours(config, Path(folder) / "run")
+        else:
+            step, encoder, count = lightly(config, device, asked.worker != "lightly")
+
+        def some(steps: int) -> float:
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - begin
+
+        some(1)
+        first = time.time() - born
+        batch = config.train.batch
+        each = asked.steps or max(1, count // batch)
+        seconds = [some(each - 1 if not i else each) for i in range(asked.epochs)]
+        steady = seconds[1:] or seconds
+        rate = each * batch * len(steady) / sum(steady)
+        return {
+            "seconds to the first step": round(first, 1),
+            "seconds of an epoch": [round(s, 3) for s in seconds],
+            "images/s": round(rate),
+            "peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+            "kNN": neighbors(encoder, config, device) if asked.what == "cifar" else None,
+        }
+
+
+def main() -> None:
+    """Run all, or be one of them."""
+    born = time.time()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("cifar", "photos"))
+    parser.add_argument("--data", default="builtin", help="of cifar; photos are made here")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="of an epoch; 0: all images")
+    parser.add_argument("--small", action="store_true", help="a tiny network and few images")
+    parser.add_argument(
+        "--only", default=";".join(CONTESTANTS), help="some of them, with semicolons"
+    )
+    parser.add_argument("--worker", choices=CONTESTANTS)
+    asked = parser.parse_args()
+    if asked.worker:
+        print(json.dumps(worker(asked, born)))
+        return
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = asked.data
+        if asked.what == "photos":
+            data = folder
+            write_photos(folder, 128 if asked.small else 2048)
+        given = [asked.what, "--data", data, "--epochs", asked.epochs, "--steps", asked.steps]
+        words = [sys.executable, __file__, *map(str, given), *(["--small"] * asked.small)]
+        for name in [n for n in CONTESTANTS if n in asked.only.split(";")]:
+            done = subprocess.run([*words, "--worker", name], capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
+            found[name] = json.loads(done.stdout.splitlines()[-1])
+            print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
+    ratios = {
+        f"{name} / ours, seconds": round(found["ours"]["images/s"] / found[name]["images/s"], 2)
+        for name in found
+        if name != "ours" and "ours" in found
+    }
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    answer = {"what": asked.what, "epochs": asked.epochs, "runs": found, "ratio": ratios}
+    print(json.dumps(answer | environment(device, "lightly", "torchvision", "timm")))
+
+
+if __name__ == "__main__":
+    main()
