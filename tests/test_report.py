@@ -20,8 +20,9 @@ from compressive.report.gallery import png
 
 SECTIONS = [
     *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
-    *("corruptions", "smoothness", "paper", "differences", "origins"),
+    *("corruptions", "smoothness", "ablation", "paper", "differences", "origins"),
 ]
+COMPARED = {"ablation", "differences"}  # sections that need two runs
 CHANGES = [
     f"{what}{way}" for what in ("brightness", "contrast", "saturation", "hue") for way in "+-"
 ]
@@ -172,11 +173,13 @@ def report(tmp_path: Path, *runs: Path) -> Page:
 def test_whole_runs_have_every_section(tmp_path: Path, count: int) -> None:
     runs = [write_run(tmp_path / f"r{i}", i / 100) for i in range(count)]
     page = report(tmp_path, *runs)
-    assert page.sections == [s for s in SECTIONS if count > 1 or s != "differences"]
+    assert page.sections == [s for s in SECTIONS if count > 1 or s not in COMPARED]
     for run in runs:
         assert run.name in page.text
-    for words in ("ok: rank 30.0 of 256", "frost, which needs", "compressive train x", "a CPU"):
+    for words in ("ok: rank 30.0 of 256", "frost, which needs"):
         assert page.text.count(words) == count
+    for words in ("compressive train x", "a CPU", "compressive e "):  # what all share is said once
+        assert page.text.count(words) == 1
     pairs = count - 1 if count > 1 else 0
     assert page.source.count('class="heat"') == count + pairs
 
@@ -240,7 +243,7 @@ def records_text(name: str) -> str:
     [
         ("config.json", "config.json: not there", {"paper"}),
         ("metrics.jsonl", "no training curves", {"curves", "plane"}),
-        ("encoder.safetensors", "training has not come to its end", set()),
+        ("encoder.safetensors", "encoder.safetensors: not there", set()),
         ("evaluation/gallery.safetensors", "no views", {"views", "neighbors", "maps"}),
         (
             "evaluation/results.json",
@@ -257,7 +260,7 @@ def test_what_is_missing_is_said_and_its_sections_are_absent(
     (run / gone).unlink()
     page = report(tmp_path, run)
     assert said in page.text
-    assert set(SECTIONS) - set(page.sections) == absent | {"differences"}
+    assert set(SECTIONS) - set(page.sections) == absent | COMPARED
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ def test_damaged_last_lines_are_skipped(tmp_path: Path) -> None:
         file.write(b'{"step": 31, "loss": 5.0, "hea\n\xff\x00\n[1]\n{"step": NaN, "loss": "a"}')
         file.write(b'\n{"step": 32, "loss": 1e308}\n{"step": 33, "loss": 1%s}' % (b"0" * 400))
     page = report(tmp_path, run)
-    assert "metrics.jsonl: 3 damaged or unfinished lines left out" in page.text
+    assert "metrics.jsonl: 4 damaged or unfinished lines left out" in page.text
     assert "33 steps" in page.text
     assert drawings(page) == drawings(whole)
 
@@ -330,6 +333,28 @@ def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
     (run / "config.json").write_text('{"method": "simclr"}')
     page = report(tmp_path, run)
     assert page.sections == ["summary", "origins"]
+
+
+def test_an_unfinished_run_is_not_sent_to_its_evaluation(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "encoder.safetensors").unlink()
+    (run / "evaluation/results.json").unlink()
+    page = report(tmp_path, run)
+    assert "encoder.safetensors: training has not come to its end" in page.text
+    assert "compressive evaluate" not in page.text
+
+
+def test_what_runs_share_is_said_once_and_what_differs_for_each(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["about"]["device"] = "a GPU"
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    origins = report(tmp_path, *runs).text.split("How these were made")[1]
+    shared, a, b = re.split(r" [ab] (?=folder)", origins)
+    assert "command compressive train x" in shared
+    assert "device" not in shared.replace("evaluation: device", "")
+    assert "a CPU" in a
+    assert "a GPU" in b
 
 
 def test_a_dot_of_the_reliability_diagram_has_the_area_of_its_share(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from tiny import CHANGES, Written, journal, last, silent, sorted_photos
 from compressive import recipes
 from compressive.ablations import Job, ablation, plan
 from compressive.config import Config, override
-from compressive.sweep import Row, Spread, Summary, figures, summary_table, sweep
+from compressive.report.outcome import Spread
+from compressive.sweep import Summary, summary_table, sweep
+from compressive.tally import Row, figures, rows
 
 
 def test_the_plan_is_the_product_of_values_and_seeds() -> None:
@@ -184,9 +186,11 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
     ]
     judged = json.loads((out / good / "evaluation" / "results.json").read_text())["records"]
     (neighbors,) = [r["value"] for r in judged if r["task"] == "kNN 20"]
-    residual = [line["residual"] for line in journal(out / good) if "residual" in line][-1]
-    found = {"kNN": Spread(neighbors, None, 1), "residual": Spread(residual, None, 1)}
+    nats = [line for line in journal(out / good) if "movable" in line][-1]
+    found = {"kNN": neighbors, "movable": nats["movable"], "predictive": nats["predictive"]}
+    found = {name: Spread(value, None, 1) for name, value in found.items()}
     assert summary.rows[1].figures == found
+    assert [row.failed for row in summary.rows] == [{"failed": 1}, {}]
     assert content(out)["table"][1]["figures"]["kNN"] == {"mean": neighbors, "std": None, "n": 1}
 
     before = times(out / good)
@@ -295,46 +299,55 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def evaluated(run: Path, scores: dict[str, float], residual: list[float | None]) -> Path:
+def evaluated(run: Path, scores: dict[tuple[str, str], float], movable: list[Any]) -> Path:
     """What a finished run leaves behind, as far as a sweep reads it."""
     (run / "evaluation").mkdir(parents=True)
     records = [
-        {"task": task, "dataset": "set", "metric": "top-1", "value": value}
-        for task, value in scores.items()
+        {"task": task, "dataset": "set", "metric": metric, "value": value}
+        for (task, metric), value in scores.items()
     ]
     other = {"task": "logistic", "dataset": "another", "metric": "top-1", "value": 0.0}
-    whole = {"run": "x", "about": {"data": "set"}, "records": [*records, other], "skipped": []}
+    whole = {"run": "x", "about": {"data": "set"}, "records": [other, *records], "skipped": []}
     (run / "evaluation" / "results.json").write_text(json.dumps(whole))
-    lines = [json.dumps({"step": i, "residual": value}) for i, value in enumerate(residual)]
-    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "resid']))
+    lines = [json.dumps({"step": i, "movable": value}) for i, value in enumerate(movable)]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "movab']))
     return run
 
 
-def test_figures_over_seeds_are_numpys(tmp_path: Path) -> None:
+COLUMNS = {  # of the table: what it is in an evaluation
+    "linear": ("linear", "top-1"),
+    "logistic": ("logistic", "top-1"),
+    "1 % labels": ("few labels 1%", "top-1"),
+    "kNN": ("kNN 20", "top-1"),
+    "corruptions": ("corruptions", "top-1"),
+    "Brier": ("linear", "brier"),
+    "predictive": ("information", "predictive"),
+}
+
+
+def finished(out: Path, vary: str, runs: dict[str, str], seeds: str) -> Summary:
     """A sweep whose runs are all there already starts no process."""
-    random = np.random.default_rng(0)
-    tasks: tuple[str, ...] = ("linear", "logistic", "kNN 20", "corruptions")
-    values = random.random((3, 4))
-    nats = random.random(3) * 100
-    jobs = plan("builtin", seeds="0,1,2", vary=["bottleneck.beta=0.5"])
-    for job, row, nat in zip(jobs, values, nats, strict=True):
-        scores: dict[str, float] = dict(zip(tasks, row.tolist(), strict=True))
-        run = evaluated(tmp_path / job.name, scores, [500.0, float(nat), None])
-        assert figures(run) == {
-            **{name.removesuffix(" 20"): value for name, value in scores.items()},
-            "residual": float(nat),
-        }
     about = {"data": "builtin", "recipe": "", "set": [], "varied": ["bottleneck.beta"]}
     about |= {"suite": "quick", "only": "", "images": 0}
-    done = {"about": about, "runs": {job.name: "done" for job in jobs}}
-    (tmp_path / "sweep.json").write_text(json.dumps(done))
-    summary = sweep(
-        "builtin", tmp_path, seeds="0,1,2", vary=["bottleneck.beta=0.5"], display=silent()
-    )
+    (out / "sweep.json").write_text(json.dumps({"about": about, "runs": runs}))
+    return sweep("builtin", out, seeds=seeds, vary=[vary], display=silent())
+
+
+def test_figures_over_seeds_are_numpys(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values, nats = random.random((3, len(COLUMNS))), random.random(3) * 5
+    jobs = plan("builtin", seeds="0,1,2", vary=["bottleneck.beta=0.5"])
+    for job, row, nat in zip(jobs, values, nats, strict=True):
+        each = dict(zip(COLUMNS, row.tolist(), strict=True))
+        scores = {COLUMNS[name]: value for name, value in each.items()}
+        run = evaluated(tmp_path / job.name, scores, [500.0, float(nat), None])
+        assert figures(run) == {**each, "movable": float(nat)}  # the evaluation has none
+    runs = {job.name: "done" for job in jobs}
+    summary = finished(tmp_path, "bottleneck.beta=0.5", runs, "0,1,2")
     (row,) = summary.rows
     assert (row.done, row.of, row.varied) == (3, 3, {"bottleneck.beta": "0.5"})
-    columns = {**dict(zip(("linear", "logistic", "kNN", "corruptions"), values.T, strict=True))}
-    columns["residual"] = nats
+    columns = {**dict(zip(COLUMNS, values.T, strict=True)), "movable": nats}
+    assert set(row.figures) == set(columns)
     for name, each in columns.items():
         spread = row.figures[name]
         assert math.isclose(spread.mean, np.mean(each), rel_tol=1e-12)
@@ -343,27 +356,67 @@ def test_figures_over_seeds_are_numpys(tmp_path: Path) -> None:
         assert spread.n == 3
     text = shown(summary)
     assert f"{100 * np.mean(values[:, 0]):.1f} ± {100 * np.std(values[:, 0], ddof=1):.1f}" in text
-    assert f"{np.mean(nats):.1f} ± {np.std(nats, ddof=1):.1f}" in text
+    assert f"{np.mean(nats):.2f} ± {np.std(nats, ddof=1):.2f}" in text
+    assert f"{np.mean(values[:, 5]):.3f} ± {np.std(values[:, 5], ddof=1):.3f}" in text
+
+
+def test_measured_nats_come_before_those_of_training(tmp_path: Path) -> None:
+    run = evaluated(tmp_path / "a", {("information", "movable"): 1.25}, [2.0, 3.0])
+    assert figures(run) == {"movable": 1.25}
 
 
 def shown(summary: Summary) -> str:
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Console(width=160, record=True, file=io.StringIO())
     console.print(summary_table(summary))
     return console.export_text()
 
 
 def test_the_table_says_what_is_missing_and_has_no_empty_column(tmp_path: Path) -> None:
-    rows = [
-        Row("beta 0", {"bottleneck.beta": "0"}, 1, 3, {"kNN": Spread(0.5, None, 1)}),
-        Row("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}),
+    lines = [
+        Row("beta 0", {"bottleneck.beta": "0"}, 1, 3, {"kNN": Spread(0.5, None, 1)}, {}),
+        Row("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}, {}),
     ]
-    text = shown(Summary(tmp_path, rows, [], False))
+    text = shown(Summary(tmp_path, lines, [], False))
     assert "1 of 3" in text
     assert "0 of 3" in text
     assert "50.0" in text
     assert "±" not in text.split("mean ±")[0]
     assert "kNN" in text
     assert "linear" not in text
+
+
+def test_the_table_says_how_a_run_failed(tmp_path: Path) -> None:
+    """One whose directions fell together, one that was never begun, and one among others."""
+    for name in ("beta2-seed0", "beta2-seed1"):
+        evaluated(tmp_path / name, {("kNN 20", "top-1"): 0.5}, [1.0])
+    for name, health in (("beta1-seed0", "collapse: spread 0.08"), ("beta2-seed2", "nan: loss")):
+        (tmp_path / name).mkdir()
+        line = json.dumps({"step": 63, "movable": 0.02, "health": health})
+        (tmp_path / name / "metrics.jsonl").write_text(f"{line}\n")
+    summary = Summary(
+        tmp_path,
+        rows(
+            tmp_path,
+            [
+                *plan("builtin", vary=["bottleneck.beta=1,3"]),
+                *plan("builtin", vary=["bottleneck.beta=2"], seeds="0,1,2"),
+            ],
+            done={"beta2-seed0", "beta2-seed1"},
+            failed={"beta1-seed0", "beta3-seed0", "beta2-seed2"},
+        ),
+        [],
+        False,
+    )
+    assert [row.failed for row in summary.rows] == [
+        {"collapsed": 1},
+        {"failed": 1},
+        {"diverged": 1},
+    ]
+    lines = shown(summary).splitlines()
+    for setting, words in (("1", "collapsed"), ("3", "failed"), ("2", "2 of 3, 1 diverged")):
+        (line,) = [line for line in lines if f"beta {setting} " in line]
+        assert words in line
+    assert "0.02" not in "".join(lines)  # what a collapsed run kept is no result
 
 
 def test_it_is_imported_without_torch() -> None:

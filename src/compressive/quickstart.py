@@ -1,90 +1,83 @@
-"""A newcomer's first run: SimCLR and C-SimCLR on the built-in pictures, side by side."""
+"""A newcomer's first run: SimCLR and C-SimCLR on the built-in pictures, judged side by side."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from compressive import encoder, folder, recipes
+from compressive import recipes
 from compressive.data.loaders import Resident
-from compressive.data.plan import Portion
 from compressive.data.sources import open_source
 from compressive.display import Display
+from compressive.evaluation.results import Results
+from compressive.evaluation.suite import evaluate
 from compressive.learner import pick_device
-from compressive.online import features
 from compressive.probes import linear_probe
 from compressive.run import Outcome
 from compressive.train import pretrain
 
 METHODS = ("simclr", "c-simclr")
+# What there is time for on a CPU, and what a report has pictures of.
+TASKS = ("logistic", "knn", "few-label", "geometry", "smoothness", "information", "gallery")
 
 
 class Row(NamedTuple):
     """A line of the table."""
 
     name: str
-    accuracy: float  # of a linear probe on the test pictures
-    residual: float | None  # nats that z keeps of its view alone, at the end of training
+    accuracy: float | None  # of logistic regression, on the test pictures; None: interrupted
+    neighbors: float | None
+    few_labels: float | None  # with a tenth of them
+    movable: float | None  # nats that z keeps of its view alone, above the floor
     outcome: Outcome | None
 
 
 def quickstart(out: Path, *, seed: int = 0, display: Display | None = None) -> Iterator[Row]:
-    """Train both methods, one after the other; each row is there as soon as it is known.
+    """Train and judge both methods, one after the other; each row is there as soon as it is known.
 
     The first is a linear probe on the raw pixels: what the pictures give away without learning.
     """
     display = display or Display()
-    device = pick_device("auto")
-    if device.type == "cpu":
+    if pick_device("auto").type == "cpu":
         # Its network is so small that a second thread gains a third at best, and loses a factor of
         # 40 where another program keeps it waiting (measured on two cores).
         torch.set_num_threads(1)
-    sets = {split: _load(split, device) for split in ("train", "test")}
-    classes = int(sets["train"].numbers[4].max()) + 1
-    pixels = [(s.images.flatten(1).float() / 255, _labels(s)) for s in sets.values()]
-    # Weaker penalties take longer, and only fit the training pictures better.
-    found = linear_probe(*pixels, classes=classes, penalties=(1e4, 1e5))
-    yield Row("raw pixels", found, None, None)
+    yield Row("raw pixels", _pixels(), None, None, None, None)
     for method in METHODS:
         config = replace(recipes.get(f"{method}/quickstart").config, seed=seed)
         outcome = pretrain(config, out / method, display=display)
-        learned = encoder.load(outcome.folder, device)
-        train, test = (_features(learned, s) for s in sets.values())
+        if outcome.step < outcome.total:
+            yield Row(method, None, None, None, None, outcome)
+            return
+        results, _ = evaluate(str(outcome.folder), only=TASKS, seed=seed, display=display)
         yield Row(
             method,
-            linear_probe(train, test, classes=classes),
-            _last(outcome.folder, "residual"),
+            _value(results, "logistic", "top-1"),
+            _value(results, "kNN 20", "top-1"),
+            _value(results, "few labels 10%", "top-1"),
+            _value(results, "information", "movable"),
             outcome,
         )
-        if outcome.step < outcome.total:
-            return
 
 
-def _load(split: str, device: torch.device) -> Resident:
+def _pixels() -> float:
+    """The test accuracy of a linear probe on raw pixels."""
+    sets = [_load(split) for split in ("train", "test")]
+    labels = [loaded.numbers[4] for loaded in sets]
+    flat = [loaded.images.flatten(1).float() / 255 for loaded in sets]
+    pixels = list(zip(flat, labels, strict=True))
+    # Weaker penalties take longer, and only fit the training pictures better.
+    classes = int(labels[0].max()) + 1
+    return linear_probe(pixels[0], pixels[1], classes=classes, penalties=(1e4, 1e5))
+
+
+def _load(split: str) -> Resident:
     source = open_source("builtin", split)
-    return Resident(source, side=max(source.image(0).shape), device=device)
+    return Resident(source, side=max(source.image(0).shape), device=pick_device("auto"))
 
 
-def _labels(loaded: Resident) -> Int[Tensor, " count"]:
-    return loaded.numbers[4]
-
-
-def _features(
-    learned: encoder.Encoder, loaded: Resident
-) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
-    places = torch.arange(len(loaded.images)).split(256)
-    batches = loaded.batches(Portion(some, torch.zeros_like(some)) for some in places)
-    feats, index = features(learned, batches, learned.size, torch.float32)
-    return feats, _labels(loaded)[index]
-
-
-def _last(run: Path, name: str) -> float | None:
-    """The last value of a reading in a run's journal."""
-    lines = (run / folder.JOURNAL).read_text().splitlines()
-    values = [json.loads(line).get(name) for line in lines]
-    return next((value for value in reversed(values) if value is not None), None)
+def _value(results: Results, task: str, metric: str) -> float | None:
+    found = (r.value for r in results.records if (r.task, r.metric) == (task, metric))
+    return next(found, None)

@@ -1,14 +1,9 @@
-"""Sweeps: the same run with other settings and seeds, each in its own process, and their table.
+"""Sweeps: the same run with other settings and seeds, each in its own process."""
 
-Longer than 300 lines by a few: processes, their state and the table are one story.
-"""
-
-import itertools
 import json
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -18,40 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.markup import escape
 from rich.table import Table
 
 from compressive.ablations import Job, plan
 from compressive.display import Display
-from compressive.watch import journal
+from compressive.tally import Row, rows, table
 
 FILE = "sweep.json"
-# What a line of the table has: its name, and the task whose top-1 it is.
-_ACCURACIES = {
-    "linear": "linear",
-    "logistic": "logistic",
-    "kNN": "kNN 20",
-    "corruptions": "corruptions",
-}
 _INTERRUPTED = 130  # what a command that was asked to stop ends with
-
-
-class Spread(NamedTuple):
-    """A figure over seeds."""
-
-    mean: float
-    std: float | None  # with n - 1 below; one seed has none
-    n: int
-
-
-class Row(NamedTuple):
-    """A line of the table: a setting, how many of its seeds are done, and their figures."""
-
-    setting: str
-    varied: dict[str, str]
-    done: int
-    of: int
-    figures: dict[str, Spread]
 
 
 class Summary(NamedTuple):
@@ -104,7 +73,7 @@ def sweep(
     work = _Work(state, train, judge, display or Display())
     with _requests_to_stop(work.stop):
         work.do(at_once)
-    failed = [out / f"{job.name}.log" for job in jobs if state.runs.get(job.name) == "failed"]
+    failed = [out / f"{job.name}.log" for job in jobs if job.name in state.failed]
     return Summary(out, state.write(), failed, work.stopping > 0)
 
 
@@ -145,8 +114,13 @@ class _State:
                     "give the same to go on with it, or choose another --out"
                 )
 
+    @property
+    def failed(self) -> set[str]:
+        return {job.name for job in self.jobs if self.runs.get(job.name) == "failed"}
+
     def is_done(self, job: Job) -> bool:
-        return self.runs.get(job.name) == "done" and _results(self.out / job.name).is_file()
+        results = self.out / job.name / "evaluation" / "results.json"
+        return self.runs.get(job.name) == "done" and results.is_file()
 
     def note(self, job: Job, how: str) -> None:
         with self._one:
@@ -155,27 +129,17 @@ class _State:
 
     def write(self) -> list[Row]:
         """The file as it is now, the old one or the new one at any time; the table's lines."""
-        rows = self._rows()
-        table = [
+        done = {job.name for job in self.jobs if self.is_done(job)}
+        found = rows(self.out, self.jobs, done, self.failed)
+        lines = [
             row._asdict() | {"figures": {k: v._asdict() for k, v in row.figures.items()}}
-            for row in rows
+            for row in found
         ]
-        content = {"about": self.about, "runs": self.runs, "table": table}
+        content = {"about": self.about, "runs": self.runs, "table": lines}
         partial = self.out / f"{FILE}.partial"
         partial.write_text(json.dumps(content, indent=1) + "\n")
         os.replace(partial, self.out / FILE)
-        return rows
-
-    def _rows(self) -> list[Row]:
-        """Figures of the runs that are done, by setting."""
-        rows = []
-        for setting, group in itertools.groupby(self.jobs, lambda job: job.setting):
-            of = list(group)
-            done = [figures(self.out / job.name) for job in of if self.is_done(job)]
-            names = [name for name in (*_ACCURACIES, "residual") if any(name in f for f in done)]
-            spreads = {name: _spread([f[name] for f in done if name in f]) for name in names}
-            rows.append(Row(setting, of[0].varied, len(done), len(of), spreads))
-        return rows
+        return found
 
 
 class _Work:
@@ -270,51 +234,6 @@ def _last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _results(run: Path) -> Path:
-    return run / "evaluation" / "results.json"
-
-
-def figures(run: Path) -> dict[str, float]:
-    """Accuracies of an evaluated run on its own images, and its residual nats at the end."""
-    content = json.loads(_results(run).read_text())
-    home = content["about"].get("data")
-    found = {
-        (record["task"], record["metric"]): record["value"]
-        for record in content["records"]
-        if record["dataset"] == home or record["task"] == "corruptions"
-    }
-    result = {
-        name: found[task, "top-1"] for name, task in _ACCURACIES.items() if (task, "top-1") in found
-    }
-    nats = [line["residual"] for line in journal(run) if line.get("residual") is not None]
-    return result | ({"residual": nats[-1]} if nats else {})
-
-
-def _spread(values: list[float]) -> Spread:
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), std, len(values))
-
-
 def summary_table(summary: Summary) -> Table:
-    """One line for a setting: mean and deviation over its seeds."""
-    table = Table(
-        title=str(summary.out),
-        caption="top-1 in %, residual I(X;Z|Y) in nats at the end; mean ± deviation over seeds",
-    )
-    names = [n for n in (*_ACCURACIES, "residual") if any(n in r.figures for r in summary.rows)]
-    table.add_column("setting", overflow="fold")
-    for name in ("seeds", *names):
-        table.add_column(name, justify="right")
-    for row in summary.rows:
-        seeds = str(row.of) if row.done == row.of else f"{row.done} of {row.of}"
-        cells = [_words(name, row.figures.get(name)) for name in names]
-        table.add_row(escape(row.setting or "as given"), seeds, *cells)
-    return table
-
-
-def _words(name: str, spread: Spread | None) -> str:
-    if spread is None:
-        return ""
-    by = 1 if name == "residual" else 100
-    std = "" if spread.std is None else f" ± {by * spread.std:.1f}"
-    return f"{by * spread.mean:.1f}{std}"
+    """One line for a setting: mean and deviation over its seeds, and what failed."""
+    return table(str(summary.out), summary.rows)

@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
 
+from compressive.report.reading import journal
+
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40  # blocks of a curve
 _EVERY = 2.0  # seconds between two frames
@@ -65,19 +67,6 @@ def frame(run: Path) -> RenderableType:
     return _draw(run, _read(run))
 
 
-def journal(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl that are whole: the last may be half written."""
-    path, found = run / "metrics.jsonl", []
-    for text in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            found.append(line)
-    return found
-
-
 def _read(run: Path) -> _Standing:
     path = run / "config.json"
     if not path.is_file():
@@ -91,7 +80,7 @@ def _read(run: Path) -> _Standing:
         raise ValueError(f"{path} is damaged: {error!r}") from None
     if not total and (count := _images(run / "checkpoints")) is not None:
         total = count * epochs // batch + 1  # as optim.total_steps
-    lines = journal(run)
+    lines, _ = journal(run / "metrics.jsonl")
     age = max(0.0, time.time() - (run / "metrics.jsonl").stat().st_mtime) if lines else None
     return _Standing(config, lines, lines[-1]["step"] if lines else 0, total or None, age)
 

@@ -5,14 +5,16 @@ picture serves light and dark.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 360, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 10, 10, 38  # margins, for the numbers and words at the axes
+_LETTER = 7  # width of one at the axes, in a wide font
 COLORS = 8
 _DASHES = ("", "6 3", "2 3")  # the ninth run has the first one's color, but dashed
 MOST = 400  # points of a line: more than pixels it can have
@@ -21,17 +23,30 @@ Point = tuple[float, float]
 
 
 class Line(NamedTuple):
-    """One line of a chart, and the run it is of."""
+    """One line of a chart, and the run (or the kind of run) it is of."""
 
     points: Sequence[Point]
-    run: int
+    run: int | None  # none: in the color of the text
     name: str
     mark: float | None = None  # an upright line here, such as a mean
     weights: Sequence[float] = ()  # of the points, drawn as dots of that area
+    bars: Sequence[float] = ()  # half the length of an upright bar through each point
+    words: Sequence[str] = ()  # beside the points
+    crosses: Sequence[float] = ()  # at the lower edge: there should be a point, and is none
 
 
-def style(run: int) -> str:
+class Picture(NamedTuple):
+    """A drawing under its title, and numbers that belong to it."""
+
+    title: str
+    svg: Markup
+    numbers: Sequence[tuple[int, Any]] = ()  # of a run, in a cell of a table
+
+
+def style(run: int | None) -> str:
     """Attributes for what is drawn of the run of this number."""
+    if run is None:
+        return 'class="plain"'
     dash = _DASHES[run // COLORS % len(_DASHES)]
     return f'class="k{run % COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
@@ -69,38 +84,130 @@ def chart(
     square: bool = False,
     ends: bool = False,
     zero: bool = False,
+    clip: bool = False,
+    names: Sequence[str] = (),
 ) -> Markup:
     """Lines over common axes.
 
-    `square` draws the unit square with its diagonal, `ends` a dot where each line ends, and `zero`
-    lets the upright axis begin at 0.
+    `square` draws the unit square with its diagonal, `ends` a dot where each line ends, `zero`
+    lets the upright axis begin at 0, `clip` lets the axes end before the few points that lie far
+    from all others, and `names` are what stands at 0, 1, 2, ... of an axis that is no scale.
     """
     xs = [p[0] for line in lines for p in line.points]
     xs += [line.mark for line in lines if line.mark is not None]
     ys = [p[1] for line in lines for p in line.points] + ([0.0] if zero else [])
-    across = (0.0, 1.0) if square else _extent(xs, 0.0)
+    ys += [p[1] + s * h for li in lines for p, h in _both(li.points, li.bars) for s in (-1, 1)]
+    if clip:
+        usual = Frame(_usual(xs), _usual(ys))
+        kept = [p for line in lines for p in line.points if usual.holds(p)]
+        xs, ys = [p[0] for p in kept], [p[1] for p in kept]
+    # Words beside points need room for themselves.
+    across = (0.0, 1.0) if square else _extent(xs, 0.1 if any(li.words for li in lines) else 0.0)
+    if names:
+        across = (-0.5, len(names) - 0.5)
     upright = (0.0, 1.0) if square else _extent(ys, 0.04, floor=0.0 if zero else None)
-    parts = [*_axes(across, upright, x, y)]
+    frame = Frame(across, upright)
+    parts = [*_axes(frame, x, y, names)]
     if square:
-        parts.append(f'<path class="grid" d="{_path([(0, 0), (1, 1)], across, upright)}"/>')
+        parts.append(f'<path class="grid" d="{_path([(0, 0), (1, 1)], frame)}"/>')
     for line in lines:
-        look = style(line.run)
-        title = f"<title>{escape(line.name)}</title>"
-        path = _path(line.points, across, upright)
-        parts.append(f'<g {look}><path class="line" d="{path}"/>{title}</g>')
-        if line.mark is not None:
-            at = _place((line.mark, 0), across, upright)[0]
-            ends_at = f'y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"'
-            parts.append(f'<g {look}><line class="mean" x1="{at}" x2="{at}" {ends_at}/></g>')
-        weighed = zip(line.points, line.weights, strict=bool(line.weights))
-        dots = [(point, 9 * math.sqrt(weight)) for point, weight in weighed]
-        if ends or len(line.points) == 1:
-            dots.append((line.points[-1], 3.5))
-        for point, radius in dots:
-            cx, cy = _place(point, across, upright)
-            dot = f'<circle class="dot" cx="{cx}" cy="{cy}" r="{radius:.1f}"/>'
-            parts.append(f"<g {look}>{dot}</g>")
+        inside = "".join(_drawn(line, frame, ends))
+        parts.append(f"<g {style(line.run)}>{inside}<title>{escape(line.name)}</title></g>")
+    parts += _words(lines, frame)
     return svg(parts, f"{y} against {x}: {', '.join(line.name for line in lines)}")
+
+
+class Frame(NamedTuple):
+    """What the axes span."""
+
+    across: Point
+    upright: Point
+
+    def place(self, point: Point) -> Point:
+        """Where a point stands in the drawing."""
+        (left, right), (low, high) = self
+        x = (point[0] - left) / (right - left) * (WIDTH - _LEFT - _RIGHT)
+        y = (point[1] - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+        return _LEFT + x, HEIGHT - _BOTTOM - y
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point lies between the ends of both axes."""
+        sides = zip(point, self, strict=True)
+        return all(low - 1e-9 <= value <= high + 1e-9 for value, (low, high) in sides)
+
+
+def _drawn(line: Line, frame: Frame, ends: bool) -> Iterator[str]:
+    yield f'<path class="line" d="{_path(line.points, frame)}"/>'
+    if line.mark is not None:
+        at = f"{frame.place((line.mark, 0))[0]:.1f}"
+        yield f'<line class="mean" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+    for (x, y), half in _both(line.points, line.bars):
+        (at, low), (_, high) = frame.place((x, y - half)), frame.place((x, y + half))
+        yield f'<path class="line" d="M{at:.1f} {low:.1f}V{high:.1f}"/>'
+    dots = [(point, 9 * math.sqrt(weight)) for point, weight in _both(line.points, line.weights)]
+    if ends or len(line.points) == 1:
+        dots += [(point, 3.5) for point in line.points[-1:]]
+    for point, radius in dots:
+        if frame.holds(point):
+            x, y = frame.place(point)
+            yield f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
+    for value in line.crosses:
+        x, y = frame.place((value, frame.upright[0]))
+        yield f'<path class="line" d="M{x - 4:.1f} {y - 11:.1f}l8 8m0 -8l-8 8"/>'
+
+
+def _both(points: Sequence[Point], values: Sequence[Any]) -> Iterator[tuple[Point, Any]]:
+    """Points with what belongs to them, where there is something."""
+    return zip(points, values, strict=True) if values else zip((), (), strict=True)
+
+
+def _words(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
+    """Words beside their points, each where it covers no other; none where all places are taken."""
+    marked = [(frame.place(p), word) for li in lines for p, word in _both(li.points, li.words)]
+    taken = [Box(x - 4, y - 4, x + 4, y + 4) for (x, y), _ in marked]
+    room = Box(_LEFT, 0, WIDTH, HEIGHT - _BOTTOM)
+    for (x, y), word in marked:
+        wide = _LETTER * len(word)
+        corners = ((7, -6), (-7 - wide, -6), (-wide / 2, -18), (-wide / 2, 7))
+        places = (Box(x + dx, y + dy, x + dx + wide, y + dy + 13) for dx, dy in corners)
+        if box := first_free((place for place in places if place.is_within(room)), taken):
+            yield f'<text x="{box.left:.1f}" y="{box.top + 10:.1f}">{escape(word)}</text>'
+
+
+class Box(NamedTuple):
+    """Where something stands in a drawing."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: "Box") -> bool:
+        """Whether the two cover each other in part."""
+        beside = self.left > other.right or self.right < other.left
+        return not (beside or self.top > other.bottom or self.bottom < other.top)
+
+    def is_within(self, other: "Box") -> bool:
+        """Whether no part of it is outside of the other."""
+        starts = self.left >= other.left and self.top >= other.top
+        return starts and self.right <= other.right and self.bottom <= other.bottom
+
+
+def first_free(places: Iterable[Box], taken: list[Box]) -> Box | None:
+    """The first place that meets none that is taken; it is taken then."""
+    free = next((place for place in places if not any(map(place.meets, taken))), None)
+    if free is not None:
+        taken.append(free)
+    return free
+
+
+def _usual(values: Sequence[float]) -> Point:
+    """The span of all values; where a few make it far wider than most need, that of most."""
+    low, high, least, most = np.quantile(values, [0.03, 0.97, 0.0, 1.0]).tolist()
+    if most - least <= 2.5 * (high - low) or high <= low:
+        return least, most
+    room = 0.25 * (high - low)
+    return max(least, low - room), min(most, high + room)
 
 
 def _extent(
@@ -114,39 +221,61 @@ def _extent(
     return low - room if floor is None else floor, high + room
 
 
-def _place(point: Point, across: Point, upright: Point) -> tuple[str, str]:
-    x = _LEFT + (point[0] - across[0]) / (across[1] - across[0]) * (WIDTH - _LEFT - _RIGHT)
-    y = (
-        HEIGHT
-        - _BOTTOM
-        - (point[1] - upright[0]) / (upright[1] - upright[0]) * (HEIGHT - _TOP - _BOTTOM)
+def _path(points: Sequence[Point], frame: Frame) -> str:
+    """A line through points, as far as it is within the axes."""
+    if all(frame.holds(point) for point in points):
+        return "M" + "L".join("{:.1f} {:.1f}".format(*frame.place(point)) for point in points)
+    pieces = filter(None, (_within(*pair, frame) for pair in pairwise(points)))
+    places = (frame.place(point) for piece in pieces for point in piece)
+    return "".join(f"{'ML'[i % 2]}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(places))
+
+
+def _within(one: Point, two: Point, frame: Frame) -> tuple[Point, Point] | None:
+    """The part of a straight line between two points that the axes span (Liang and Barsky)."""
+    start, end = 0.0, 1.0
+    for a, b, (low, high) in zip(one, two, frame, strict=True):
+        if a == b:
+            if not low <= a <= high:
+                return None
+            continue
+        first, last = sorted(((low - a) / (b - a), (high - a) / (b - a)))
+        start, end = max(start, first), min(end, last)
+    if start > end:
+        return None
+    (ax, ay), (bx, by) = one, two
+    return (
+        (ax + start * (bx - ax), ay + start * (by - ay)),
+        (ax + end * (bx - ax), ay + end * (by - ay)),
     )
-    return f"{x:.1f}", f"{y:.1f}"
 
 
-def _path(points: Sequence[Point], across: Point, upright: Point) -> str:
-    return "M" + "L".join(" ".join(_place(point, across, upright)) for point in points)
-
-
-def _axes(across: Point, upright: Point, x: str, y: str) -> list[str]:
+def _axes(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     parts = []
-    for value in ticks(*upright):
-        at = _place((across[0], value), across, upright)[1]
+    for value in ticks(*frame.upright):
+        at = f"{frame.place((0, value))[1]:.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
         parts.append(
             f'<text x="{_LEFT - 5}" y="{at}" dy=".32em" text-anchor="end">{short(value)}</text>'
         )
-    for value in ticks(*across):
-        at = _place((value, upright[0]), across, upright)[0]
+    marks = _spaced(names, frame) or [(v, short(v)) for v in ticks(*frame.across)]
+    for value, word in marks:
+        at = f"{frame.place((value, 0))[0]:.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 4}"/>')
-        parts.append(f'<text x="{at}" y="{bottom + 15}" text-anchor="middle">{short(value)}</text>')
+        parts.append(f'<text x="{at}" y="{bottom + 15}" text-anchor="middle">{escape(word)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     middle, half = (_LEFT + right) / 2, (_TOP + bottom) / 2
     parts.append(f'<text x="{middle:g}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>')
     turn = f'transform="translate(11 {half:g}) rotate(-90)"'
     parts.append(f'<text {turn} text-anchor="middle">{escape(y)}</text>')
     return parts
+
+
+def _spaced(names: Sequence[str], frame: Frame) -> list[tuple[float, str]]:
+    """Names at their places, as many of them as have room beside each other."""
+    wide = _LETTER * max((len(name) for name in names), default=0) + 8
+    every = math.ceil(wide / (frame.place((1, 0))[0] - frame.place((0, 0))[0])) if names else 1
+    return [(float(place), name) for place, name in enumerate(names)][::every]
 
 
 def svg(parts: Sequence[str], words: str, width: int = WIDTH, height: int = HEIGHT) -> Markup:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from compressive.report.figures import svg
+from compressive.report.figures import Box, first_free, svg
 from compressive.report.reading import Run
 
 _DOTS = 4000  # of a map: more only hide each other
@@ -85,22 +85,33 @@ def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
     points, labels = points[kept], None if labels is None else labels[kept]
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
-    side = 520
-    at = 12 + (points - (low + high) / 2 + span / 2) / span * (side - 24)
-    at[:, 1] = side - at[:, 1]
+    room = Box(0, 0, 520, max(160, 24 + 496 * float(high[1] - low[1]) / span))
+    middle = np.array([room.right, room.bottom]) / 2
+    at = middle + (points - (low + high) / 2) / span * np.array([496, -496])
     groups = np.zeros(len(at), dtype=np.int64) if labels is None else labels
     present = np.unique(groups)
-    parts, words = [], []
+    parts, words, taken = [], [], list[Box]()
     for number, label in enumerate(present):
         mine = at[groups == label]
         dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in mine)
         hue = f"hsl({360 * number / len(present):.0f} 65% 50%)"
         parts.append(f'<path class="dots" stroke="{hue}" d="{dots}"/>')
         if labels is not None and len(present) <= 30:
-            mx, my = np.median(mine, 0)
-            word = escape(_label_name(int(label), names))
-            words.append(f'<text class="over" x="{mx:.1f}" y="{my:.1f}">{word}</text>')
-    return svg(parts + words, "map of the embeddings", side, side)
+            word = _label_name(int(label), names)
+            words.append(_near(np.median(mine, 0).tolist(), word, room, taken))
+    return svg(parts + words, "map of the embeddings", int(room.right), int(room.bottom))
+
+
+def _near(point: Sequence[float], word: str, room: Box, taken: list[Box]) -> str:
+    """A word at a point, or above or below it where others stand; nothing where all is taken."""
+    half = 5.0 * len(word)
+    x, y = min(max(point[0], half), room.right - half), point[1]
+    shifts = (sign * 18 * step for step in range(8) for sign in (1, -1))
+    places = (Box(x - half, y + shift - 13, x + half, y + shift + 4) for shift in shifts)
+    box = first_free((place for place in places if place.is_within(room)), taken)
+    if box is None:
+        return ""
+    return f'<text class="over" x="{x:.1f}" y="{box.bottom - 4:.1f}">{escape(word)}</text>'
 
 
 def _label_name(label: int, names: Sequence[str]) -> str:

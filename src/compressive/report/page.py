@@ -4,17 +4,15 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from markupsafe import Markup
+from typing import Any
 
 from compressive.report import gallery
-from compressive.report.figures import COLORS, Line, chart, thinned
+from compressive.report.ablation import studies
+from compressive.report.figures import COLORS, Line, Picture, Point, chart, thinned
 from compressive.report.reading import Figure, Run, flat, read_runs
 from compressive.report.tables import (
-    Cell,
     beside_paper,
     cell,
     differences,
@@ -26,19 +24,12 @@ from compressive.report.tables import (
 
 _CURVES = {  # key of a journal line: title, words at the axis
     "loss": ("Loss", "loss"),
+    "nll": ("Loss without the price of information", "nll (nats)"),
     "lr": ("Learning rate", "learning rate"),
     "images_per_second": ("Speed", "images per second"),
     "probe_accuracy": ("Linear probe, held-out images", "accuracy"),
     "knn_accuracy": ("Nearest neighbors, held-out images", "accuracy"),
 }
-
-
-class Picture(NamedTuple):
-    """A drawing under its title, and numbers that belong to it."""
-
-    title: str
-    svg: Markup
-    numbers: Sequence[tuple[int, Cell]] = ()
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -60,6 +51,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 
 def _content(runs: Sequence[Run]) -> dict[str, Any]:
+    origins = [_origin(run) for run in runs]
+    shared = _shared(origins)
     return {
         "runs": runs,
         "colors": COLORS,
@@ -73,9 +66,12 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
         "reliability": _reliability(runs),
         "heat": heat(runs),
         "smoothness": _smoothness(runs),
+        "studies": studies(runs),
         "paper": beside_paper(runs),
         "differences": differences(runs),
-        "origins": [_origin(run) for run in runs],
+        "judged": [place for place, run in enumerate(runs) if run.figures],
+        "shared": shared,
+        "origins": [[fact for fact in facts if fact not in shared] for facts in origins],
         "settings": [json.dumps(run.settings, indent=1, ensure_ascii=False) for run in runs],
     }
 
@@ -107,15 +103,19 @@ def _lines(runs: Sequence[Run], x: str, y: str) -> list[Line]:
 
 def _curves(runs: Sequence[Run]) -> list[Picture]:
     found = [(title, axis, _lines(runs, "step", key)) for key, (title, axis) in _CURVES.items()]
-    return [Picture(title, chart(lines, "step", axis)) for title, axis, lines in found if lines]
+    return [
+        Picture(title, chart(lines, "step", axis, clip=True))
+        for title, axis, lines in found
+        if lines
+    ]
 
 
 def _plane(runs: Sequence[Run]) -> list[Picture]:
     pictures = []
-    for key, title in (("residual", "Residual information"), ("movable", "Its movable part")):
+    for key, title in (("movable", "Movable part"), ("residual", "Residual, floor and all")):
         lines = _lines(runs, key, "predictive")
         if lines:
-            drawing = chart(lines, f"{key} (nats)", "predictive (nats)", ends=True)
+            drawing = chart(lines, f"{key} (nats)", "predictive (nats)", ends=True, clip=True)
             pictures.append(Picture(title, drawing))
     return pictures
 
@@ -153,22 +153,38 @@ def _smoothness(runs: Sequence[Run]) -> dict[str, list[Picture]]:
     """A drawing for each change of the images, by the set they are of."""
     pictures: dict[str, list[Picture]] = {}
     for (task, dataset), found in _grouped(runs, lambda f: "histogram" in f.protocol).items():
-        lines, means = [], []
-        for place, figure in found:
-            shape = figure.protocol["histogram"]
-            shape = shape if isinstance(shape, dict) else {}
-            edges, density = numbers(shape.get("edges")), numbers(shape.get("density"))
-            if not density or len(edges) != len(density) + 1:
-                continue
-            sides = zip(pairwise(edges), density, strict=True)
-            points = [(edge, height) for ends, height in sides for edge in ends]
-            lines.append(Line(points, place, runs[place].name, mark=figure.value))
-            means.append((place, cell(figure)))
+        shapes = [(place, figure, _steps(figure.protocol["histogram"])) for place, figure in found]
+        shapes = [(place, figure, points) for place, figure, points in shapes if points]
+        end = max((_end_of_most(points) for _, _, points in shapes), default=0.0)
+        lines = [
+            Line([p for p in points if p[0] <= end], place, runs[place].name, mark=figure.value)
+            for place, figure, points in shapes
+        ]
+        means = [(place, cell(figure)) for place, figure, _ in shapes]
         if lines:
             drawing = chart(lines, "local Lipschitz estimate", "density", zero=True)
             title = task.removeprefix("smoothness ")
             pictures.setdefault(dataset, []).append(Picture(title, drawing, means))
     return pictures
+
+
+def _steps(shape: object) -> list[Point]:
+    """A histogram as a line that goes along its bars."""
+    shape = shape if isinstance(shape, dict) else {}
+    edges, density = numbers(shape.get("edges")), numbers(shape.get("density"))
+    if not density or len(edges) != len(density) + 1:
+        return []
+    sides = zip(pairwise(edges), density, strict=True)
+    return [(edge, height) for ends, height in sides for edge in ends]
+
+
+def _end_of_most(points: Sequence[Point], share: float = 0.99) -> float:
+    """The edge that leaves this share of a histogram to its left."""
+    bars = list(zip(points[::2], points[1::2], strict=True))
+    areas = [(right - left) * height for (left, height), (right, _) in bars]
+    wanted = share * sum(areas) * (1 - 1e-9)
+    sums = zip(accumulate(areas), bars, strict=True)
+    return next((bar[1][0] for area, bar in sums if area >= wanted), points[-1][0])
 
 
 def _origin(run: Run) -> list[tuple[str, str]]:
@@ -180,6 +196,14 @@ def _origin(run: Run) -> list[tuple[str, str]]:
         *((key.removeprefix("versions."), str(value)) for key, value in (about | judged).items()),
         *(("evaluation: command", command) for command in commands),
     ]
+
+
+def _shared(origins: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """What is the same in all runs that have it, and in more than one."""
+    values: dict[str, list[str]] = {}
+    for key, value in (fact for facts in origins for fact in facts):
+        values.setdefault(key, []).append(value)
+    return [(key, all_[0]) for key, all_ in values.items() if len(all_) > len(set(all_)) == 1]
 
 
 def _rows(values: object) -> list[object]:

@@ -132,11 +132,13 @@ def _read(given: Path, name: str) -> Run:
     missing: list[str] = []
     settings = _json(marks[0], missing) if inside != path else {}
     about = settings.pop("about", None)
-    journal = _journal(marks[1], missing) if inside != path else []
-    if inside != path and not (path / "encoder.safetensors").is_file():
-        missing.append("encoder.safetensors: training has not come to its end")
-    hint = f"; `compressive evaluate {path}` makes it"
-    results = _json(inside / "results.json", missing, hint)
+    lines = _journal(marks[1], missing) if inside != path else []
+    is_trained, is_judged = (path / "encoder.safetensors").is_file(), marks[2].is_file()
+    if inside != path and not is_trained:
+        why = "not there" if is_judged else "training has not come to its end"
+        missing.append(f"encoder.safetensors: {why}")
+    hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
+    results = _json(marks[2], missing, hint)
     gallery, words = _gallery(inside / "gallery.safetensors", missing)
     skipped, evaluated = results.get("skipped"), results.get("about")
     return Run(
@@ -144,7 +146,7 @@ def _read(given: Path, name: str) -> Run:
         name=name,
         settings=flat(settings),
         about=about if isinstance(about, dict) else {},
-        journal=journal,
+        journal=lines,
         figures=_figures(results.get("records"), missing),
         skipped=[str(text) for text in skipped] if isinstance(skipped, list) else [],
         evaluated=evaluated if isinstance(evaluated, dict) else {},
@@ -168,20 +170,26 @@ def _json(path: Path, missing: list[str], hint: str = "") -> dict[str, Any]:
     return content
 
 
+def journal(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a metrics.jsonl, and how many others: the last may be half written."""
+    lines, damaged = [], 0
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # not JSON, or not text
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+        else:
+            damaged += bool(text.strip())
+    return lines, damaged
+
+
 def _journal(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         missing.append(f"{path.name}: not there, so no training curves")
         return []
-    lines, damaged = [], 0
-    for text in path.read_bytes().splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if isinstance(line, dict):
-            lines.append(line)
-        else:
-            damaged += bool(text.strip())
+    lines, damaged = journal(path)
     if damaged:
         missing.append(f"{path.name}: {damaged} damaged or unfinished lines left out")
     elif not lines:

@@ -50,7 +50,9 @@ def cell(figure: Figure) -> Cell:
     percent = figure.metric in _PERCENT
 
     def text(value: float) -> str:
-        return f"{value:.1%}".replace("%", " %") if percent else f"{value:.4g}"
+        if percent:
+            return f"{value:.1%}".replace("%", " %")
+        return f"{value:.4g}" if abs(value) < 100 else f"{value:,.2f}"
 
     low, high = figure.low, figure.high
     note = "" if low is None or high is None else f"[{text(low)}, {text(high)}]".replace(" %", "")

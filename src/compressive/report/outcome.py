@@ -1,0 +1,58 @@
+"""What a run came to: the few figures by which runs are compared, and how it ended if it failed."""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from compressive.report.reading import Run
+
+FIGURES = {  # name: tasks it is taken from, the first that was done; metric
+    "linear": (("linear",), "top-1"),
+    "logistic": (("logistic",), "top-1"),
+    "1 % labels": (("few labels 1%",), "top-1"),
+    "kNN": (("kNN 20",), "top-1"),
+    "corruptions": (("corruptions",), "top-1"),
+    "Brier": (("linear", "logistic"), "brier"),
+    "movable": (("information",), "movable"),
+    "predictive": (("information",), "predictive"),
+}
+NATS = ("movable", "predictive")
+_ENDS = {"collapse": "collapsed", "nan": "diverged"}  # what the monitor said last: in one word
+
+
+class Spread(NamedTuple):
+    """A figure over seeds."""
+
+    mean: float
+    std: float | None  # with n - 1 below; one seed has none
+    n: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and deviation of one value or more."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), std, len(values))
+
+
+def outcome(run: Run) -> dict[str, float]:
+    """Figures of a run on its own images; nats of new views of them, else the last in training."""
+    home = run.evaluated.get("data")
+    found: dict[tuple[str, str], float] = {}
+    for figure in run.figures:
+        if home is None or figure.dataset in (home, f"{home}-C"):
+            found.setdefault((figure.task, figure.metric), figure.value)
+    result: dict[str, float] = {}
+    for name, (tasks, metric) in FIGURES.items():
+        measured = (found[task, metric] for task in tasks if (task, metric) in found)
+        value = next(measured, run.last(name) if name in NATS else None)
+        if value is not None:
+            result[name] = value
+    return result
+
+
+def failure(run: Run) -> str:
+    """How a run ended that left nothing to evaluate, in one word; none if it did not fail."""
+    if run.figures or (run.path / "encoder.safetensors").is_file():
+        return ""
+    words = (word for state, word in _ENDS.items() if (run.health or "").startswith(state))
+    return next(words, "")
