@@ -91,10 +91,10 @@ class Pictures(torch.utils.data.Dataset[tuple[tuple[Tensor, Tensor], int]]):
 
 def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step, nn.Module, int]:
     """The loop of lightly's documentation: a step, the encoder, and how many images there are."""
-    from lightly.data import LightlyDataset
-    from lightly.loss import NTXentLoss
-    from lightly.models.modules import SimCLRProjectionHead
-    from lightly.transforms import SimCLRTransform
+    from lightly.data import LightlyDataset  # pyright: ignore
+    from lightly.loss import NTXentLoss  # pyright: ignore
+    from lightly.models.modules import SimCLRProjectionHead  # pyright: ignore
+    from lightly.transforms import SimCLRTransform  # pyright: ignore
 
     size, batch = config.views.size, config.train.batch
     transform = SimCLRTransform(input_size=size, gaussian_blur=0.5 if config.views.blur else 0.0)

@@ -19,20 +19,21 @@ FLOORS = [
     "corruptions.tables report.reading report.figures",
     "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "
     "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.linear "
-    "evaluation.robustness evaluation.tsne report.gallery report.tables watch",
+    "evaluation.robustness evaluation.tsne report.gallery report.tables report.outcome "
+    "settings watch",
     "ablations objectives uniform monitor encoder logistic data.loaders data.shards data.shifts "
     "data.splits data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
-    "corruptions.jpeg evaluation.published evaluation.results report.page",
-    "methods online probes meter data.sources data.transfer_files corruptions.weather "
-    "corruptions.spatter evaluation.features evaluation.scores evaluation.compare "
+    "corruptions.jpeg evaluation.published evaluation.results report.ablation",
+    "methods online probes meter tally report.page data.sources data.transfer_files "
+    "corruptions.weather corruptions.spatter evaluation.features evaluation.scores evaluation.compare "
     "evaluation.smoothness",
     "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
     "evaluation.tables",
     "run evaluation.exam",
     "train evaluation.classify",
-    "quickstart evaluation.gallery evaluation.probing evaluation.shifted",
+    "evaluation.gallery evaluation.probing evaluation.shifted",
     "evaluation.suite",
-    "sweep",
+    "sweep quickstart",
     "commands",
     "cli",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 
 from compressive.cli import app
 from compressive.data.sources import open_source
+from compressive.evaluation.exam import Exam
 from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import SUITES, evaluate
+from compressive.folder import read_config
 from compressive.train import pretrain
 
 
@@ -131,6 +134,24 @@ def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_
         assert record.value == first[record.key].value
         assert record.protocol["head"] == "linear, 2 epochs"  # runs that chose other rates agree
         assert record.protocol["chosen"] == first[record.key].protocol["chosen"]
+
+
+def test_a_task_of_ones_own_is_done_and_its_record_is_written(run: Path, tmp_path: Path) -> None:
+    def brightness(exam: Exam) -> None:
+        light = [batch.images.float().mean((1, 2, 3)) for batch in exam.batches("test")]
+        exam.results.add("light", exam.splits.name, "level", torch.cat(light), protocol={})
+
+    common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
+    more = {"light": brightness}
+    evaluate(str(run), only=("knn", "light"), more=more, **common)
+    found = {record.task: record for record in read(tmp_path).records}
+    assert set(found) == {"kNN 20", "light"}
+    paths = sorted((Path(read_config(run).data.source) / "test").rglob("*.png"))
+    levels = [np.asarray(Image.open(path).convert("RGB")).mean() for path in paths]
+    assert found["light"].n == len(levels)
+    assert found["light"].value == pytest.approx(np.mean(levels), rel=1e-5)
+    with pytest.raises(ValueError, match=r"some of .*, robustness, light, got 'dark'"):
+        evaluate(str(run), only=("dark",), more=more, **common)
 
 
 def test_evaluating_on_other_images_keeps_what_was_measured_before(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from compressive.data.plan import plan
 from compressive.display import Display
 from compressive.folder import read_config
 from compressive.learner import Learner, view_maker
-from compressive.methods import build
+from compressive.methods import Bootstrap, Contrastive, build
 from compressive.monitor import Verdict
 from compressive.online import held_out
 from compressive.run import Ill, Run, load_source
@@ -475,6 +476,49 @@ def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) 
     again = started(run.config, tmp_path)  # the attempt is part of where a run stands
     assert (again.step, again.attempt) == (3, 1)
     again.close()
+
+
+# Images and methods of one's own
+
+
+class Gray:
+    """Images of one level each."""
+
+    name, classes, labels = "gray", ("dark", "light"), torch.arange(12) % 2
+
+    def __len__(self) -> int:
+        return 12
+
+    def image(self, i: int) -> Tensor:
+        return torch.full((3, 9, 9), 20 * i, dtype=torch.uint8)
+
+    def origin(self, i: int) -> str:
+        return f"gray:{i}"
+
+
+def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
+    built: list[Contrastive | Bootstrap] = []
+
+    def method(config: Config) -> Contrastive | Bootstrap:
+        built.append(build(replace(config, method="byol")))
+        return built[-1]
+
+    run = Run(
+        tiny("method=simclr", "train.batch=4", "probe.holdout=0.2"),
+        tmp_path,
+        silent(),
+        resume=False,
+        source=Gray(),
+        method=method,
+    )
+    run.restore()
+    assert run.method is built[0]
+    assert run.inner.probe is not None
+    batch = next(run.batches())
+    levels = batch.images.flatten(1).float().mean(1)
+    assert torch.equal(levels, 20.0 * batch.index)
+    one_step(run)
+    run.close()
 
 
 # The folder of a run

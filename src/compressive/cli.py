@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from compressive import commands, recipes
@@ -38,25 +39,34 @@ def quickstart(
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in pictures and compare them: no data, no GPU needed.
 
-    Takes about 3 minutes on a CPU. Ends with a table of linear probes on test pictures,
-    and the place of the encoder.
+    Takes about 4 minutes on a CPU. Ends with a table of accuracies on test pictures, and a page
+    that shows both runs.
     """
+    from compressive.quickstart import METHODS
     from compressive.quickstart import quickstart as rows
+    from compressive.report.page import write_report
 
     with one_line_errors():
-        table = Table(title="Built-in pictures, 12 classes", caption="accuracy of a linear probe")
-        for name in ("", "accuracy", "residual\nI(X;Z|Y)"):
+        table = Table(
+            title="Built-in pictures, 12 classes",
+            caption="accuracy on test pictures; movable: nats that z keeps of its view alone",
+        )
+        for name in ("", "linear", "kNN", "10 % of labels", "movable"):
             table.add_column(name, justify="right" if name else "left")
         last = None
         for row in rows(out, seed=seed):
-            nats = "" if row.residual is None else f"{row.residual:.1f} nats"
-            table.add_row(row.name, f"{row.accuracy:.1%}", nats)
+            shares = (row.accuracy, row.neighbors, row.few_labels)
+            cells = ["" if share is None else f"{share:.1%}" for share in shares]
+            table.add_row(row.name, *cells, "" if row.movable is None else f"{row.movable:.2f}")
             last = row.outcome
         Console().print(table)
         if last is not None:
             _say_where(last)
             if last.step < last.total:
                 raise typer.Exit(130)
+        page = write_report([out / method for method in METHODS], out / "report.html")
+        words = f"report: {page}, one page to open in a browser"
+        Console(soft_wrap=True).print(words, highlight=False, markup=False)
 
 
 @app.command()
@@ -203,6 +213,31 @@ def show_recipes(
             changes = " ".join(f"--set {change}" for change in variant.changes)
             top1 = "" if variant.top1 is None else f", top-1 {variant.top1}"
             console.print(f"{changes}  [dim]{variant.what}{top1}[/]", highlight=False)
+
+
+@app.command(name="settings")
+def show_settings(
+    name: Annotated[str, typer.Argument(help="A section or a setting: optim, optim.lr.")] = "",
+    markdown: Annotated[bool, typer.Option(help="All of them as a document.")] = False,
+) -> None:
+    """Every setting: its default, what it may be, and what it means."""
+    from compressive import settings as reference
+
+    with one_line_errors():
+        found = reference.find(name)
+        if markdown:
+            typer.echo(reference.markdown(found), nl=False)
+            return
+        console = Console()
+        for section in found:
+            console.print(f"[bold]{section.name or 'run'}[/]  {section.about}", highlight=False)
+            table = Table(box=None)
+            table.add_column("setting", no_wrap=True)
+            for column in ("default", "allowed", "meaning"):
+                table.add_column(column, overflow="fold")
+            for setting in section.settings:
+                table.add_row(*map(escape, setting))
+            console.print(table, highlight=False)
 
 
 @app.command()

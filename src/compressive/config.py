@@ -22,7 +22,7 @@ class Data:
     """Which images, and where they live while the network trains."""
 
     source: str = "builtin"  # a folder, parquet or tar files, torchvision:NAME, or builtin
-    split: str = "train"
+    split: str = "train"  # the part of the source to train on
     side: int = 0  # larger images are shrunk to this longer side; 0: 16/7 of the view's, 512 at 224
     resident: Literal["auto", "yes", "no"] = "auto"  # decoded once, held on the device as uint8
     workers: int = 0  # threads that decode otherwise; 0: one per core
@@ -125,12 +125,12 @@ class Target:
 class Optim:
     """How the weights move."""
 
-    name: Literal["lars", "sgd", "adamw"] = "lars"
+    name: Literal["lars", "sgd", "adamw"] = "lars"  # the optimizer; LARS is for large batches
     lr: float = 0.2  # peak, for 256 images; it grows with the batch
     momentum: float = 0.9  # of lars and sgd
-    weight_decay: float = 1.5e-6
+    weight_decay: float = 1.5e-6  # not of biases and batch norms
     trust: float = 0.001  # of lars
-    warmup_epochs: float = 10.0
+    warmup_epochs: float = 10.0  # the learning rate rises from 0; then it falls by a cosine
 
     def __post_init__(self) -> None:
         _within("optim", self, lr=(0.0, math.inf, True), trust=(0.0, math.inf, True))
@@ -143,7 +143,7 @@ class Optim:
 class Train:
     """How long, in what portions, and on what."""
 
-    epochs: int = 100
+    epochs: int = 100  # how often each image is seen
     steps: int = 0  # 0: as many as the epochs make; else this many, whatever the epochs
     batch: int = 512  # images of all processes together
     accumulate: int = 1  # portions of a batch, one after the other; bootstrap methods only
@@ -152,7 +152,7 @@ class Train:
     compile: Literal["auto", "yes", "no"] = "auto"  # yes on a GPU
     save_every: float = 10.0  # minutes between checkpoints
     log_every: int = 0  # steps between lines of metrics.jsonl; 0: about ten an epoch
-    tensorboard: bool = True
+    tensorboard: bool = True  # also write event files, for the tensorboard program
 
     def __post_init__(self) -> None:
         _at_least("train", self, epochs=1, steps=0, batch=2, accumulate=1, log_every=0)
@@ -169,9 +169,9 @@ class Probe:
 
     holdout: float = 0.1  # share of the labels kept away from probe and kNN, to test them on
     every_epochs: float = 0.0  # between evaluations; 0: twenty in a run
-    neighbors: int = 20
+    neighbors: int = 20  # that vote in kNN
     bank: int = 20_000  # images that kNN looks among
-    lr: float = 1e-3
+    lr: float = 1e-3  # of the linear probe
 
     def __post_init__(self) -> None:
         _within("probe", self, holdout=(0.0, 0.9, False), lr=(0.0, math.inf, True))
@@ -182,7 +182,7 @@ class Probe:
 class Health:
     """When a run is ill, and how often it may start again from its last good checkpoint."""
 
-    tries: int = 3
+    tries: int = 3  # returns to a good checkpoint; after that the run ends with an error
     spike: float = 3.0  # a loss so many deviations above its recent mean is a spike
     collapse_std: float = 0.1  # least spread of directions, as a share of what is uniform
     min_rank: float = 1.5  # fewest axes of the projections; BYOL was at 3 and recovered
@@ -196,8 +196,8 @@ class Config:
     """A whole run."""
 
     recipe: str = ""  # the recipe it began with
-    method: Method = "c-simclr"
-    seed: int = 0
+    method: Method = "c-simclr"  # c- is the compressed one
+    seed: int = 0  # of everything random: order, views, weights, z
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
     network: Network = field(default_factory=Network)

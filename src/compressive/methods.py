@@ -251,6 +251,9 @@ class Bootstrap(nn.Module):
         return nll, _excess(z, e, b, self.rate, self.sample is VonMisesFisher.rsample)
 
 
+Builder = Callable[[Config], Contrastive | Bootstrap]
+
+
 def build(config: Config) -> Contrastive | Bootstrap:
     """The method that a config describes; its weights come from torch's generator."""
     encoder, projection = online = _online(config)

@@ -34,7 +34,7 @@ from compressive.learner import (
     precision,
     view_maker,
 )
-from compressive.methods import Step, build
+from compressive.methods import Builder, Step, build
 from compressive.monitor import Health, Reading, Readings, Verdict, pulse
 from compressive.online import Accuracy, accuracy, held_out
 from compressive.pace import Pace
@@ -57,11 +57,20 @@ class Ill(RuntimeError):
 class Run:
     """The parts of a run, and where it stands."""
 
-    def __init__(self, config: Config, out: Path, display: Display, *, resume: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        display: Display,
+        *,
+        resume: bool,
+        source: Source | None = None,
+        method: Builder = build,
+    ) -> None:
         self.config, self.out, self.display = config, out, display
         self.device = pick_device(config.train.device)
         going_on = rank() == 0 and folder.open_folder(out, config, resume=resume)
-        source = load_source(config)
+        source = load_source(config) if source is None else source
         self.count, self.labels = len(source), source.labels
         self.held = held_out(self.count, config.probe.holdout, config.seed)
         self.visible = torch.full((self.count,), -1, device=self.device)
@@ -69,7 +78,7 @@ class Run:
             self.visible.copy_(source.labels.masked_fill(self.held, -1))
         self.loader = self._load(source)
         self._schedule()
-        self._assemble(0 if source.labels is None else int(source.labels.max()) + 1)
+        self._assemble(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         if rank() == 0 and not going_on:
             folder.write_config(out, config, self.device)
         wait_for_all()  # none may look for a checkpoint before the folder is there
@@ -87,13 +96,13 @@ class Run:
             progress=lambda done, total: self.display.progress("decoding", done, total),
         )
 
-    def _assemble(self, classes: int) -> None:
+    def _assemble(self, method: Builder, classes: int) -> None:
         """Network, optimizers, and the functions of a step."""
         config, device = self.config, self.device
         self.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
         torch.manual_seed(config.seed)  # the same weights in every process
-        learner = Learner(build(config), classes)
+        learner = Learner(method(config), classes)
         learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         synchronize(learner, biased_variance=config.network.biased_variance)
         self.inner, self.method = learner, learner.method
@@ -245,8 +254,9 @@ class Run:
         epoch = reading.step * self.config.train.batch / self.count
         shown = {"loss": f"{reading.means['loss']:.3f}"}
         if "residual" in reading.means:
-            movable = f"{reading.means['movable']:.2f} movable"
-            shown["residual"] = f"{reading.means['residual']:.1f} nats, {movable}"
+            shown["residual"] = f"{reading.means['residual']:.1f} nats"
+        if "movable" in reading.means:
+            shown["movable"] = f"{reading.means['movable']:.2f}"
         if self.accuracy is not None:
             shown["kNN"] = f"{self.accuracy.neighbors:.1%}"
         shown |= {"": f"{rate:,.0f} images/s", "wait": f"{self.pace.wait_share:.0%}"}

@@ -19,26 +19,35 @@ from torch import Tensor
 
 from compressive.config import Config
 from compressive.data.loaders import Batch
+from compressive.data.pictures import Source
 from compressive.display import Display
 from compressive.distributed import rank
 from compressive.inputs import unseen
 from compressive.learner import autocast
-from compressive.methods import Step
+from compressive.methods import Builder, Step, build
 from compressive.monitor import Verdict
 from compressive.run import Outcome, Run
 
 
 def pretrain(
-    config: Config, out: str | Path, *, resume: bool = True, display: Display | None = None
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = True,
+    display: Display | None = None,
+    source: Source | None = None,
+    method: Builder = build,
 ) -> Outcome:
     """Train as the config says; leave encoder, checkpoints and readings in a folder.
 
     Goes on where a run in that folder stopped. SIGINT and SIGTERM save and return early. A run
     that falls ill goes back to its last good checkpoint and on from there with other random
     numbers; after `health.tries` such returns it ends with `Ill`.
+
+    `source` takes the place of data.source, and `method` makes another one than config.method's.
     """
     with display or Display(quiet=rank() > 0) as shown, requests_to_stop() as asked:
-        run = Run(config, Path(out), shown, resume=resume)
+        run = Run(config, Path(out), shown, resume=resume, source=source, method=method)
         try:
             run.restore()
             while (verdict := _train(run, asked)).is_ill:

@@ -3,7 +3,8 @@
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ SUITES = {
     ),
 }
 TASKS = SUITES["paper"]
+Task = Callable[[Exam], object]
 _UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
 
@@ -51,13 +53,15 @@ def evaluate(
     sets: Path | None = None,
     frost: Path | None = None,
     display: Display | None = None,
+    more: Mapping[str, Task] | None = None,
 ) -> tuple[Results, Path]:
-    """Judge an encoder; the results, and the file that they were written to.
+    """Judge an encoder; the results, and the folder that they were written to.
 
     A task that cannot be done here is left out and listed, and the others go on. What is done is
-    written after every task.
+    written after every task. `more` are tasks of your own, after the suite's or named in `only`.
     """
-    chosen = _chosen(suite, only)
+    more = more or {}
+    chosen = _chosen(suite, only, tuple(more))
     for name, number in (("--size", size), ("--images", images), ("--epochs", epochs)):
         if number < 0:
             raise ValueError(f"{name} must be 0 or more, got {number}")
@@ -105,6 +109,7 @@ def evaluate(
             "gallery": lambda: gallery(exam, out),
             "transfer": lambda: transfer(exam, sets),
             "robustness": lambda: robustness(exam, sets, epochs=epochs),
+            **{name: partial(task, exam) for name, task in more.items()},
         }
         try:
             for name in chosen:
@@ -118,7 +123,7 @@ def evaluate(
 
 
 def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
-    if exam.classes < 2 and name not in _UNLABELED:
+    if exam.classes < 2 and name in TASKS and name not in _UNLABELED:
         exam.skip(f"{name}, which needs labels of two classes: {exam.splits.name} has none")
         return
     exam.display.say(f"{name} ...")
@@ -130,13 +135,14 @@ def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
     exam.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
 
 
-def _chosen(suite: str, only: Sequence[str]) -> tuple[str, ...]:
+def _chosen(suite: str, only: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
     if suite not in SUITES:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
-    unknown = [name for name in only if name not in TASKS]
+    known = tuple(dict.fromkeys(TASKS + more))
+    unknown = [name for name in only if name not in known]
     if unknown:
-        raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {unknown[0]!r}")
-    return tuple(name for name in TASKS if name in (only or SUITES[suite]))
+        raise ValueError(f"--only takes some of {', '.join(known)}, got {unknown[0]!r}")
+    return tuple(name for name in known if name in (only or SUITES[suite] + more))
 
 
 def _place(subject: Subject, on: str) -> str:
