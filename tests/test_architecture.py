@@ -25,8 +25,8 @@ FLOORS = [
     "data.splits data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
     "corruptions.jpeg evaluation.published evaluation.results report.ablation",
     "methods online probes meter tally report.page data.sources data.transfer_files "
-    "corruptions.weather corruptions.spatter evaluation.features evaluation.scores evaluation.compare "
-    "evaluation.smoothness",
+    "corruptions.weather corruptions.spatter evaluation.features evaluation.scores "
+    "evaluation.compare evaluation.smoothness",
     "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
     "evaluation.tables",
     "run evaluation.exam",
