@@ -135,7 +135,22 @@ def test_no_section_where_no_number_varies_or_nothing_was_measured(
     tmp_path: Path, changes: list[dict[str, Any]], scores: dict[str, float]
 ) -> None:
     runs = [made(tmp_path / f"{i}", 0.0, scores, **change) for i, change in enumerate(changes)]
+    for run in runs if not scores else ():
+        journal = run / "metrics.jsonl"
+        lines = [line for line in journal.read_text().splitlines() if "probe_acc" not in line]
+        journal.write_text("\n".join(lines))
     assert "ablation" not in report(tmp_path, *runs).sections
+
+
+def test_runs_that_were_not_evaluated_are_told_apart_by_labels_held_out(tmp_path: Path) -> None:
+    runs = [made(tmp_path / f"{b}", b, {}) for b in (0.0, 0.1, 1.0)]
+    for run, held in zip(runs, (0.7, 0.9, 0.6), strict=True):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 40, "probe_accuracy": held}) + "\n")
+    page = report(tmp_path, *runs)
+    assert not drawn(page, "top-1")
+    (drawing,) = drawn(page, "accuracy, % against bottleneck.beta")
+    assert_linear(dots(drawing)[:, 1], [0.7, 0.9, 0.6])
 
 
 def test_two_settings_that_vary_are_two_studies(tmp_path: Path) -> None:
@@ -155,7 +170,7 @@ def test_an_outcome_is_of_the_runs_own_images(tmp_path: Path) -> None:
     scores = {"linear/other/top-1": 0.1, "linear/set/top-1": 0.8, "corruptions/set-C/top-1": 0.5}
     scores |= {"corruptions/other-C/top-1": 0.2, "logistic/set/brier": 0.3}
     (run,) = read_runs([made(tmp_path / "a", 0.0, scores)])
-    last = {"movable": 5 / 30, "predictive": 2 - 2 / 30}  # of its journal
+    last = {"held out": 0.5, "movable": 5 / 30, "predictive": 2 - 2 / 30}  # of its journal
     assert outcome(run) == {"linear": 0.8, "corruptions": 0.5, "Brier": 0.3, **last}
 
 

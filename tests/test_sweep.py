@@ -187,7 +187,9 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
     judged = json.loads((out / good / "evaluation" / "results.json").read_text())["records"]
     (neighbors,) = [r["value"] for r in judged if r["task"] == "kNN 20"]
     nats = [line for line in journal(out / good) if "movable" in line][-1]
-    found = {"kNN": neighbors, "movable": nats["movable"], "predictive": nats["predictive"]}
+    (*_, held) = [line for line in journal(out / good) if "probe_accuracy" in line]
+    found = {"held out": held["probe_accuracy"], "kNN": neighbors}
+    found |= {"movable": nats["movable"], "predictive": nats["predictive"]}
     found = {name: Spread(value, None, 1) for name, value in found.items()}
     assert summary.rows[1].figures == found
     assert [row.failed for row in summary.rows] == [{"failed": 1}, {}]
@@ -287,6 +289,39 @@ def test_a_run_that_does_not_listen_is_ended_by_the_third_request(
     assert summary.interrupted
     assert content(out)["runs"] == {"beta1-seed0": "stopped"}
     assert not (out / "beta1-seed0" / "asked").exists()
+
+
+def test_a_sweep_without_a_suite_trains_and_opens_no_test_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are told apart by labels held out of train; the collapsed one by its end."""
+    program = tmp_path / "stand_in"
+    program.write_text(
+        f"#!{sys.executable} -SE\n"
+        "import json, pathlib, sys\n"
+        "assert sys.argv[3] == 'pretrain', sys.argv\n"
+        "out = pathlib.Path(sys.argv[-1])\n"
+        "out.mkdir()\n"
+        "held = float(out.name.removeprefix('beta').removesuffix('-seed0'))\n"
+        "lines = [{'step': 1, 'probe_accuracy': 0.2}, {'step': 2, 'probe_accuracy': held}]\n"
+        "(out / 'config.json').write_text('{}')\n"
+        "(out / 'metrics.jsonl').write_text('\\n'.join(map(json.dumps, lines)))\n"
+        "(out / 'encoder.safetensors').touch()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    given: dict[str, Any] = {"vary": ["bottleneck.beta=0.5,0.75"], "suite": "none"}
+    summary = sweep("builtin", tmp_path / "a", **given, display=silent())
+    assert not summary.failed
+    assert [row.figures for row in summary.rows] == [
+        {"held out": Spread(0.5, None, 1)},
+        {"held out": Spread(0.75, None, 1)},
+    ]
+    display = Written()
+    sweep("builtin", tmp_path / "a", **given, display=display)
+    assert all("was done before" in text for text in display.said)
+    with pytest.raises(ValueError, match="--suite none measures nothing: leave out --only"):
+        sweep("builtin", tmp_path / "b", only="knn", **given)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

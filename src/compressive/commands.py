@@ -177,7 +177,10 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting for all; may be repeated."),
     ] = None,
-    suite: Annotated[str, typer.Option(help="What is measured: quick, standard, paper.")] = "quick",
+    suite: Annotated[
+        str,
+        typer.Option(help="What is measured: quick, standard, paper; none opens no test image."),
+    ] = "quick",
     only: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
     images: Annotated[
         int, typer.Option(help="At most so many of a split to evaluate on; 0: all.")

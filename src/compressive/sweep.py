@@ -20,6 +20,7 @@ from compressive.display import Display
 from compressive.tally import Row, rows, table
 
 FILE = "sweep.json"
+NONE = "none"  # a suite: trained and not evaluated
 _INTERRUPTED = 130  # what a command that was asked to stop ends with
 
 
@@ -49,7 +50,8 @@ def sweep(
 ) -> Summary:
     """Train and evaluate every run of the plan; none that fails ends the others.
 
-    Runs that are finished are not repeated, others go on where they stopped. More values and
+    With the suite "none" no test image is opened: to choose by labels held out of train. Runs
+    that are finished are not repeated, others go on where they stopped. More values and
     seeds may be given later; all else must stay. Ctrl-C stops the runs, which save themselves.
     """
     if at_once < 1:
@@ -69,6 +71,7 @@ def sweep(
     train = ["pretrain", data, "--recipe", recipe]
     train += [word for change in changes for word in ("--set", change)]
     judge = ["evaluate", "--suite", suite, "--only", only, "--images", str(images)]
+    judge = [] if suite == NONE else judge
     state = _State(out, about, jobs)
     work = _Work(state, train, judge, display or Display())
     with _requests_to_stop(work.stop):
@@ -81,8 +84,10 @@ def _require_tasks(suite: str, only: str, images: int) -> None:
     """Refuse now what `evaluate` would refuse after the first run."""
     from compressive.evaluation.suite import SUITES, TASKS
 
-    if suite not in SUITES:
-        raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
+    if suite not in (*SUITES, NONE):
+        raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NONE}, got {suite!r}")
+    if suite == NONE and (only or images):
+        raise ValueError("--suite none measures nothing: leave out --only and --images")
     for name in filter(None, only.split(",")):
         if name.strip() not in TASKS:
             raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {name.strip()!r}")
@@ -119,8 +124,8 @@ class _State:
         return {job.name for job in self.jobs if self.runs.get(job.name) == "failed"}
 
     def is_done(self, job: Job) -> bool:
-        results = self.out / job.name / "evaluation" / "results.json"
-        return self.runs.get(job.name) == "done" and results.is_file()
+        last = "encoder.safetensors" if self.about["suite"] == NONE else "evaluation/results.json"
+        return self.runs.get(job.name) == "done" and (self.out / job.name / last).is_file()
 
     def note(self, job: Job, how: str) -> None:
         with self._one:
@@ -179,10 +184,10 @@ class _Work:
         self.display.say(f"{place} ... (compressive watch {shlex.quote(str(folder))})")
         self.state.note(job, "running")
         changes = [word for change in job.changes for word in ("--set", change)]
-        for words in (
-            [*self.train, *changes, "--out", str(folder)],
-            [*self.judge, "--device", job.device, str(folder)],
-        ):
+        commands = [[*self.train, *changes, "--out", str(folder)]]
+        if self.judge:
+            commands.append([*self.judge, "--device", job.device, str(folder)])
+        for words in commands:
             if code := self._call(words, log):
                 self.state.note(job, "stopped" if self.stopping else "failed")
                 if not self.stopping:

@@ -16,6 +16,7 @@ from compressive.report.reading import read_runs
 
 # Heads in two lines, so that a terminal of 80 has room for all.
 _BROKEN = {
+    "held out": "held\nout",
     "1 % labels": "1 %\nlabels",
     "corruptions": "corrup-\ntions",
     "predictive": "predic-\ntive",
@@ -64,8 +65,9 @@ def table(title: str, lines: Sequence[Row]) -> Table:
     """One line for a setting: mean and deviation over its seeds."""
     drawn = Table(
         title=escape(title),
-        caption="top-1 in %; movable: nats kept beyond what the other view tells, predictive: nats "
-        "that it tells; mean ± deviation over seeds",
+        caption="top-1 in %, held out: the probe's on labels held out of train, to choose by; "
+        "movable: nats kept beyond what the other view tells, predictive: nats that it tells; "
+        "mean ± deviation over seeds",
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,

@@ -14,6 +14,7 @@ _ASIDE = (
     *("train.log_every", "train.tensorboard", "train.compile", "health.", "probe."),
 )
 _WORDS = {  # name of a figure: title, words at the axis
+    "held out": ("Probe, labels held out of train", "accuracy, %"),
     "linear": ("Linear evaluation", "top-1, %"),
     "logistic": ("Logistic regression", "top-1, %"),
     "1 % labels": ("1 % of the labels", "top-1, %"),
@@ -43,7 +44,7 @@ class _Group(NamedTuple):
     runs: Mapping[float, list[Run]]
 
     def spread(self, value: float, figure: str) -> Spread | None:
-        found = [outcome(run) for run in self.runs.get(value, ())]
+        found = [outcome(run) for run in self.runs.get(value, ()) if not failure(run)]
         there = [one[figure] for one in found if figure in one and _is_shown(one)]
         return spread(there) if there else None
 

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from compressive.report.reading import Run
 
-FIGURES = {  # name: tasks it is taken from, the first that was done; metric
+FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
+    # name: tasks it is taken from, the first that was done; metric
+    "held out": ((), ""),
     "linear": (("linear",), "top-1"),
     "logistic": (("logistic",), "top-1"),
     "1 % labels": (("few labels 1%",), "top-1"),
@@ -17,6 +19,8 @@ FIGURES = {  # name: tasks it is taken from, the first that was done; metric
     "predictive": (("information",), "predictive"),
 }
 NATS = ("movable", "predictive")
+# What a journal can tell: the probe's accuracy on labels held out of train, by which to choose.
+_JOURNAL = {"held out": "probe_accuracy", "movable": "movable", "predictive": "predictive"}
 _ENDS = {"collapse": "collapsed", "nan": "diverged"}  # what the monitor said last: in one word
 
 
@@ -44,7 +48,7 @@ def outcome(run: Run) -> dict[str, float]:
     result: dict[str, float] = {}
     for name, (tasks, metric) in FIGURES.items():
         measured = (found[task, metric] for task in tasks if (task, metric) in found)
-        value = next(measured, run.last(name) if name in NATS else None)
+        value = next(measured, run.last(_JOURNAL[name]) if name in _JOURNAL else None)
         if value is not None:
             result[name] = value
     return result
