@@ -29,7 +29,7 @@ FLOORS = [
     "evaluation.compare evaluation.smoothness",
     "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
     "evaluation.tables",
-    "run evaluation.exam",
+    "run embed evaluation.exam",
     "train evaluation.classify",
     "evaluation.gallery evaluation.probing evaluation.shifted",
     "evaluation.suite",

@@ -264,6 +264,7 @@ def meter(
 
 for command in (
     commands.evaluate,
+    commands.embed,
     commands.compare,
     commands.report,
     commands.sweep,

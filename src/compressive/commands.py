@@ -1,4 +1,4 @@
-"""Commands that look at runs: evaluate, compare, report, sweep, watch; and one-line errors."""
+"""Commands on runs: evaluate, embed, compare, report, sweep, watch; and one-line errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +113,31 @@ def evaluate(
     for text in results.skipped:
         console.print(f"left out: {text}", highlight=False, markup=False)
     console.print(f"results: {place / 'results.json'}", highlight=False, markup=False)
+
+
+def embed(
+    encoder: Annotated[str, typer.Argument(help="A run, a file of weights, or a timm name.")],
+    images: Annotated[str, typer.Argument(help="Images, as for pretrain; labels are not needed.")],
+    out: Annotated[Path, typer.Option(help="A file to write: .parquet or .npz.")] = Path(
+        "features.parquet"
+    ),
+    split: Annotated[str, typer.Option(help="Which part of the images.")] = "train",
+    network: Annotated[
+        str, typer.Option(help="timm's name of the network that a file of weights is of.")
+    ] = "",
+    size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Write the features of images: one vector each, with the image's name and label."""
+    from compressive.embed import embed as write
+
+    with one_line_errors():
+        found = write(encoder, images, out, split=split, network=network, size=size, device=device)
+    console = Console(soft_wrap=True)
+    for origin, reason in found.unreadable:
+        console.print(f"left out: {origin}: {reason}", highlight=False, markup=False)
+    words = f"features: {found.path}, {found.count:,} images, {found.dim:,} numbers each"
+    console.print(words, highlight=False, markup=False)
 
 
 def compare(

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.augment import MEAN, STD, colors, normalize
-from compressive.data.loaders import Batch, canvas_side, open_loader
+from compressive.data.loaders import Batch, open_loader
 from compressive.data.pictures import NoSplit, Pictures, Source, subset
 from compressive.data.plan import Portion
 from compressive.data.sources import open_source
@@ -159,7 +159,7 @@ class Exam:
             source = self.source(split)
             self._loaders[split] = open_loader(
                 source,
-                side=canvas_side(source, self.subject.size),
+                side=self.subject.canvas(source),
                 device=self.device,
                 progress=lambda done, total: self.tell(f"decoding {split}", done, total),
             )
@@ -199,7 +199,7 @@ class Exam:
 
     def read(self, source: Source, crop: Crop, title: str) -> Features:
         """Features of another set, whose images are let go afterwards."""
-        side = canvas_side(source, self.subject.size)
+        side = self.subject.canvas(source)
         with open_loader(source, side=side, device=self.device) as loader:
             return self.features_of(source, loader, crop, title)
 

@@ -10,6 +10,8 @@ from torch import nn
 from compressive import checkpoint, encoder, folder, networks
 from compressive.augment import MEAN, STD
 from compressive.config import Config
+from compressive.data.loaders import canvas_side
+from compressive.data.pictures import Source
 from compressive.evaluation import published
 from compressive.methods import Bootstrap, Contrastive, build
 
@@ -21,6 +23,7 @@ class Subject:
     name: str
     network: nn.Module
     size: int
+    side: int = 0  # longer images were shrunk to it in training; 0: unknown
     antialias: bool = False
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
@@ -31,6 +34,11 @@ class Subject:
     def feature_dim(self) -> int:
         """Length of a feature vector."""
         return networks.feature_dim(self.network)
+
+    def canvas(self, source: Source) -> int:
+        """Pixels of the canvases for these images, which are shrunk as in training."""
+        needed = canvas_side(source, self.size)
+        return min(self.side or needed, needed)
 
 
 def open_subject(place: str, device: torch.device, *, network: str = "", size: int = 0) -> Subject:
@@ -60,6 +68,7 @@ def _of_run(path: Path, device: torch.device) -> Subject:
         name=str(path),
         network=found.network,
         size=found.size,
+        side=found.side,
         antialias=config.views.antialias,
         method=_method(path, config, device),
         config=config,
@@ -89,7 +98,11 @@ def _of_file(path: Path, name: str, size: int) -> Subject:
             has_config = (path.parent / folder.CONFIG).is_file()
             antialias = has_config and folder.read_config(path.parent).views.antialias
             return Subject(
-                name=str(path), network=ours.network, size=ours.size, antialias=antialias
+                name=str(path),
+                network=ours.network,
+                size=ours.size,
+                side=ours.side,
+                antialias=antialias,
             )
         except ValueError as error:
             if "does not say which network" not in str(error):

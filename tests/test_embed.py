@@ -1,0 +1,97 @@
+"""Features in a file are the encoder's own, each beside its image's name and label."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet
+from tiny import noise, silent, tiny
+from typer.testing import CliRunner
+
+import compressive
+from compressive.cli import app
+from compressive.embed import embed
+from compressive.train import pretrain
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "a"
+    pretrain(tiny("train.steps=2"), out, display=silent())
+    return out
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two classes, images of several sizes, one of them damaged."""
+    for label, name in enumerate(("cat", "dog")):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(3):
+            noise(40 + 7 * i, 30 + 11 * label, seed=3 * label + i).save(
+                tmp_path / "set" / name / f"{i}.png"
+            )
+    (tmp_path / "set" / "cat" / "1.png").write_bytes(b"\x89PNG but no more")
+    return tmp_path / "set"
+
+
+def expected(run: Path, paths: list[str]) -> np.ndarray:
+    encoder = compressive.load(run)
+    with torch.no_grad():
+        return torch.cat([encoder(encoder.preprocess(path)) for path in paths]).numpy()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_the_file_has_what_the_encoder_says_of_each_image(
+    run: Path, images: Path, tmp_path: Path, suffix: str
+) -> None:
+    found = embed(str(run), str(images), tmp_path / f"f{suffix}", device="cpu", display=silent())
+    names = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(3)]
+    names.remove("cat/1.png")
+    kinds, paths = [name[:3] for name in names], [str(images / name) for name in names]
+    assert (found.count, found.dim) == (5, compressive.load(run).feature_dim)
+    ((origin, _),) = found.unreadable
+    assert origin == str(images / "cat" / "1.png")
+    if suffix == ".npz":
+        with np.load(found.path) as file:  # without pickle
+            assert file["image"].tolist() == paths
+            assert file["label"].tolist() == [0, 0, 1, 1, 1]
+            assert [file["classes"][i] for i in file["label"]] == kinds
+            features = file["features"]
+    else:
+        table = parquet.read_table(found.path)
+        assert table["image"].to_pylist() == paths
+        assert table["label"].to_pylist() == [0, 0, 1, 1, 1]
+        assert table["class"].to_pylist() == kinds
+        features = np.array(table["features"].to_pylist(), dtype=np.float32)
+    # Batches of another size sum in another order.
+    np.testing.assert_allclose(features, expected(run, paths), rtol=1e-4, atol=1e-5)
+
+
+def test_a_flat_folder_has_no_labels(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    for i in range(2):
+        noise(33, 41, seed=i).save(tmp_path / "flat" / f"{i}.png")
+    out = tmp_path / "f.parquet"
+    words = ["embed", str(run), str(tmp_path / "flat"), "--out", str(out), "--device", "cpu"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert f"features: {out}, 2 images," in result.output
+    assert parquet.read_table(out).column_names == ["image", "features"]
+
+
+def test_bad_input_is_one_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+    for words, message in (
+        ([str(run), "builtin", "--out", str(tmp_path / "f.csv")], "--out must end with .parquet"),
+        ([str(run), str(tmp_path / "none")], "none"),
+        ([str(tmp_path / "no" / "run"), "builtin"], "is not there"),
+        ([str(run), "builtin", "--device", "tpu"], "--device must be auto"),
+    ):
+        result = CliRunner().invoke(app, ["embed", *words])
+        assert result.exit_code == 2
+        assert result.output.startswith("error: ")
+        assert message in result.output
+        assert len(result.output.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
