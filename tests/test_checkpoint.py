@@ -334,8 +334,9 @@ def test_what_an_interrupted_save_left_is_cleared_away(tmp_path: Path) -> None:
         (tmp_path / left).write_bytes(b"half")
     checkpoint.save_step(tmp_path, 4, {})
     assert names(tmp_path) == [".config.json.7.partial", "step_00000004.safetensors"]
+    (tmp_path / ".other.json.8.partial").touch()  # somebody is writing it now
     checkpoint.write_text(tmp_path / "config.json", "{}")
-    assert names(tmp_path) == ["config.json", "step_00000004.safetensors"]
+    assert names(tmp_path) == [".other.json.8.partial", "config.json", "step_00000004.safetensors"]
 
 
 def test_text_is_written_whole_with_the_rights_of_any_new_file(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Features in a file are the encoder's own, each beside its image's name and label."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,18 @@ def test_the_file_has_what_the_encoder_says_of_each_image(
     np.testing.assert_allclose(features, expected(run, paths), rtol=1e-4, atol=1e-5)
 
 
+def test_names_that_are_no_text_are_written_as_bytes(run: Path, tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path / "odd")
+    os.mkdir(folder)
+    noise(20, 20, seed=0).save(tmp_path / "a.png")
+    os.rename(tmp_path / "a.png", folder + b"/\xff.png")
+    found = embed(
+        str(run), str(tmp_path / "odd"), tmp_path / "f.parquet", device="cpu", display=silent()
+    )
+    (name,) = parquet.read_table(found.path)["image"].to_pylist()
+    assert name == f"{tmp_path}/odd/\\udcff.png"
+
+
 def test_a_flat_folder_has_no_labels(run: Path, tmp_path: Path) -> None:
     (tmp_path / "flat").mkdir()
     for i in range(2):
@@ -82,12 +95,18 @@ def test_a_flat_folder_has_no_labels(run: Path, tmp_path: Path) -> None:
     assert parquet.read_table(out).column_names == ["image", "features"]
 
 
-def test_bad_input_is_one_line_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(
+    run: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("folder.npz")
+    folder = folder.rename(folder.with_name(f"{folder.name}.npz"))
     for words, message in (
         ([str(run), "builtin", "--out", str(tmp_path / "f.csv")], "--out must end with .parquet"),
         ([str(run), str(tmp_path / "none")], "none"),
         ([str(tmp_path / "no" / "run"), "builtin"], "is not there"),
         ([str(run), "builtin", "--device", "tpu"], "--device must be auto"),
+        ([str(run), "builtin", "--out", "/proc/none/f.npz"], "/proc/none"),
+        ([str(run), "builtin", "--out", str(folder)], "is a folder; name a file in it"),
     ):
         result = CliRunner().invoke(app, ["embed", *words])
         assert result.exit_code == 2

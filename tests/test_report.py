@@ -336,12 +336,18 @@ def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_not_sent_to_its_evaluation(tmp_path: Path) -> None:
+    """There is an encoder from the first step on: it is not by that."""
     run = write_run(tmp_path / "run")
-    (run / "encoder.safetensors").unlink()
+    assert (run / "encoder.safetensors").is_file()
     (run / "evaluation/results.json").unlink()
-    page = report(tmp_path, run)
-    assert "encoder.safetensors: training has not come to its end" in page.text
-    assert "compressive evaluate" not in page.text
+    config = json.loads((run / "config.json").read_text())
+    for steps, is_over in ((1000, False), (30, True)):
+        config["train"] = {"steps": steps}
+        (run / "config.json").write_text(json.dumps(config))
+        page = report(tmp_path, run)
+        words = "training has not come to its end: step 30 of 1,000"
+        assert (words in page.text) != is_over
+        assert ("compressive evaluate" in page.text) == is_over
 
 
 def test_what_runs_share_is_said_once_and_what_differs_for_each(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ def at(top1: float, movable: float) -> dict[str, float]:
 
 
 def collapsed(folder: Path, beta: float, health: str = "collapse: rank 1.0") -> Path:
-    run = made(folder, beta, {})
+    run = made(folder, beta, {}, train={"steps": 1000})
     (run / "evaluation/results.json").unlink()
-    (run / "encoder.safetensors").unlink()
+    assert (run / "encoder.safetensors").is_file()  # there is one from the first step on
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 31, "health": health}) + "\n")
     return run
@@ -149,7 +149,7 @@ def test_runs_that_were_not_evaluated_are_told_apart_by_labels_held_out(tmp_path
             file.write(json.dumps({"step": 40, "probe_accuracy": held}) + "\n")
     page = report(tmp_path, *runs)
     assert not drawn(page, "top-1")
-    (drawing,) = drawn(page, "accuracy, % against bottleneck.beta")
+    drawing, _ = drawn(page, "accuracy, % against bottleneck.beta")  # the second: neighbors
     assert_linear(dots(drawing)[:, 1], [0.7, 0.9, 0.6])
 
 
@@ -170,22 +170,43 @@ def test_an_outcome_is_of_the_runs_own_images(tmp_path: Path) -> None:
     scores = {"linear/other/top-1": 0.1, "linear/set/top-1": 0.8, "corruptions/set-C/top-1": 0.5}
     scores |= {"corruptions/other-C/top-1": 0.2, "logistic/set/brier": 0.3}
     (run,) = read_runs([made(tmp_path / "a", 0.0, scores)])
-    last = {"held out": 0.5, "movable": 5 / 30, "predictive": 2 - 2 / 30}  # of its journal
+    last = {
+        "held-out probe": 0.5,
+        "held-out kNN": 0.6,
+        "movable": 5 / 30,
+        "predictive": 2 - 2 / 30,
+    }  # of its journal
     assert outcome(run) == {"linear": 0.8, "corruptions": 0.5, "Brier": 0.3, **last}
 
 
 def test_a_run_has_failed_if_it_ended_ill_and_left_nothing(tmp_path: Path) -> None:
     run = collapsed(tmp_path / "a", 1.0)
     assert failure(read_runs([run])[0]) == "collapsed"
-    (run / "encoder.safetensors").touch()
-    assert failure(read_runs([run])[0]) == ""
-    (run / "encoder.safetensors").unlink()
     results = {"records": [record("linear", "set", "top-1", 0.1)]}  # of a checkpoint
     (run / "evaluation/results.json").write_text(json.dumps(results))
     assert failure(read_runs([run])[0]) == ""
-    well = made(tmp_path / "b", 1.0, {})
-    (well / "encoder.safetensors").unlink()
+    well = made(tmp_path / "b", 1.0, {}, train={"steps": 1000})
     assert failure(read_runs([well])[0]) == ""
+    over = collapsed(tmp_path / "c", 1.0)
+    config = json.loads((over / "config.json").read_text()) | {"train": {"steps": 31}}
+    (over / "config.json").write_text(json.dumps(config))
+    assert failure(read_runs([over])[0]) == "", "it came to its end"
+
+
+def test_a_run_that_is_still_going_is_no_result(tmp_path: Path) -> None:
+    runs = [made(tmp_path / f"{b}", b, {}, train={"steps": 30}) for b in (0.0, 0.1)]
+    runs.append(made(tmp_path / "going", 1.0, {}, train={"steps": 31}))
+    drawing, _ = drawn(report(tmp_path, *runs), "accuracy, % against bottleneck.beta")
+    assert len(dots(drawing)) == 2
+
+
+def test_a_setting_that_older_runs_lack_does_not_part_them(tmp_path: Path) -> None:
+    runs = [made(tmp_path / f"{b}", b, at(0.8 - b, 1.0)) for b in (0.0, 0.1, 0.2)]
+    for run in runs[1:]:
+        config = json.loads((run / "config.json").read_text()) | {"views": {"strength": 1.0}}
+        (run / "config.json").write_text(json.dumps(config))
+    (drawing,) = drawn(report(tmp_path, *runs), "top-1, % against bottleneck.beta")
+    assert len(dots(drawing)) == 3
 
 
 def paths(drawing: str) -> list[np.ndarray]:

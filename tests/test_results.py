@@ -1,6 +1,7 @@
 """A number is written with where it comes from, and read back."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,20 @@ def test_a_missing_file_says_what_makes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "{}", '{"run": "a", "records": [{"run": 1}], "skipped": []}']
+    "text",
+    [
+        *("{", "{}", "\xff", "3", '{"run": "a", "records": [{"run": 1}], "skipped": []}'),
+        '{"run": "a", "records": ["b"], "skipped": []}',
+        json.dumps(
+            {"run": "a", "records": [asdict(some().records[0]) | {"value": "x"}], "skipped": []}
+        ),
+        json.dumps(
+            {"run": "a", "records": [asdict(some().records[0]) | {"protocol": 3}], "skipped": []}
+        ),
+    ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "results.json").write_text(text)
+    (tmp_path / "results.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="is damaged"):
         read(tmp_path)
 
@@ -65,3 +76,15 @@ def test_what_was_measured_before_stays_until_it_is_measured_anew() -> None:
     other.about = {"weights": "others"}
     other.begin_with(old)
     assert other.records == []
+
+
+def test_a_set_whose_name_begins_alike_is_another_set() -> None:
+    old = Results("runs/a")
+    old.about, old.set, old.of = {"weights": "w"}, "cifar100", "x"
+    for dataset in ("cifar100", "cifar100 test", "cifar100-C fog"):
+        old.add("linear", dataset, "top-1", 0.5, protocol={})
+    for name, kept in (("cifar10", 3), ("cifar100", 0)):
+        new = Results("runs/a")
+        new.about, new.set, new.of = {"weights": "w"}, name, "y"
+        new.begin_with(old)
+        assert len(new.records) == kept, name

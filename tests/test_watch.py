@@ -170,3 +170,40 @@ def test_a_frame_needs_no_torch(run: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "step 16 of 16" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"data": []}, {}),
+        ({}, {"health": 3}),
+        ({}, {"loss": 10**400, "images_per_second": 1e308}),
+        ({}, {"step": 10**400}),
+        ({}, {"loss": float("nan"), "images_per_second": float("inf")}),
+        ({"train": {"batch": 8, "steps": "many"}}, {}),
+    ],
+)
+def test_odd_files_are_drawn_as_far_as_they_go(
+    tmp_path: Path, change: dict[str, Any], line: dict[str, Any]
+) -> None:
+    run = made(tmp_path / "run", [{"step": 3, "loss": 0.5}, {"step": 4, **line}])
+    config = json.loads((run / "config.json").read_text()) | change
+    (run / "config.json").write_text(json.dumps(config))
+    assert "0.500" in text_of(run)
+
+
+@pytest.mark.parametrize("batch", [0, "8", [8], None])
+def test_a_batch_that_is_no_number_is_one_line(tmp_path: Path, batch: object) -> None:
+    run = made(tmp_path / "run", [])
+    (run / "config.json").write_text(json.dumps({"method": "byol", "train": {"batch": batch}}))
+    with pytest.raises(ValueError, match=r"config\.json is damaged: .*batch"):
+        frame(run)
+
+
+def test_it_ends_for_a_run_that_gave_up(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", [{"step": 3, "health": "collapse: rank 1"}])
+    now = time.time()
+    os.utime(run / "metrics.jsonl", (now - 600, now - 600))
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    watch(run, console=console)  # comes back at once
+    assert "collapse: rank 1" in console.file.getvalue()  # pyright: ignore

@@ -1,6 +1,7 @@
 """What a run leaves on disk to go on from: whole files or none, and no code in them."""
 
 import errno
+import glob
 import json
 import logging
 import os
@@ -109,6 +110,8 @@ def save_step(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) 
     if keep < 1:
         raise ValueError(f"keep must be 1 or more, got {keep}")
     path = folder / f"step_{step:08d}.safetensors"
+    for left in folder.glob(f".step_*{_PARTIAL}"):  # of a step that will not come again
+        left.unlink(missing_ok=True)
     save(path, state)
     earlier = [p for p in steps(folder) if step_of(p) <= step]
     for old in set(steps(folder)) - set(earlier[-keep:]):
@@ -164,7 +167,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def _write(path: Path, content: Sequence[bytes | memoryview]) -> None:
     """Beside the path, to the disk, and only then under its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".*{path.suffix}.*{_PARTIAL}"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PARTIAL}"):
         left.unlink(missing_ok=True)
     # With the process in its name: if two write after all, one fails, and no mixture is renamed.
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")

@@ -1,5 +1,6 @@
 """Commands on runs: evaluate, embed, compare, report, sweep, watch; and one-line errors."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ def one_line_errors() -> Iterator[None]:
         complain(str(error))
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        complain("interrupted; nothing was saved since the last checkpoint")
+        complain("interrupted; what was saved before is kept, and the same command goes on")
         raise typer.Exit(130) from None
 
 
@@ -132,6 +133,8 @@ def embed(
     from compressive.embed import embed as write
 
     with one_line_errors():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("embed is for one process; start it without torchrun")
         found = write(encoder, images, out, split=split, network=network, size=size, device=device)
     console = Console(soft_wrap=True)
     for origin, reason in found.unreadable:
@@ -221,6 +224,7 @@ def sweep(
     from compressive.report.page import write_report
     from compressive.sweep import summary_table
     from compressive.sweep import sweep as run_all
+    from compressive.tally import LEGEND
 
     with one_line_errors():
         found = run_all(
@@ -238,6 +242,7 @@ def sweep(
         )
         Console().print(summary_table(found))
         console = Console(soft_wrap=True)
+        console.print(LEGEND, highlight=False, markup=False)
         done = sorted(path.parent for path in out.glob("*/config.json"))
         if done:
             page = write_report(done, out / "report.html")

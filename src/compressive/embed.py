@@ -1,6 +1,7 @@
 """Features of a set of images in a file that others read: parquet or npz."""
 
 import io
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ def embed(
     """
     if out.suffix not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
+    _require_place(out)
     try:
         where = pick_device(device)
     except ValueError as error:
@@ -68,10 +70,21 @@ def embed(
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
-    names = [source.origin(int(i)) for i in index]
+    # Names of files need not be text.
+    origins = (source.origin(int(i)) for i in index)
+    names = [name.encode(errors="backslashreplace").decode() for name in origins]
     write = _parquet if out.suffix == ".parquet" else _npz
     write_bytes(out, write(feats, names, found.labels.cpu(), source))
     return Embedding(out, len(feats), feats.shape[1], unreadable)
+
+
+def _require_place(out: Path) -> None:
+    """Refuse now what could not be written after all images were seen."""
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(out.parent, os.W_OK):
+        raise ValueError(f"--out {out}: {out.parent} cannot be written to; choose another")
 
 
 def _parquet(

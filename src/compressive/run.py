@@ -271,7 +271,7 @@ class Run:
             return
         if not (self.held & (self.labels >= 0)).any():
             return  # of a few images none may be held out
-        with self.pace.paused():
+        with self.pace.paused(lambda: self.loader.waited):
             self.accuracy = accuracy(
                 self.method.encoder,
                 self.inner.probe,
@@ -292,7 +292,7 @@ class Run:
             return
         some = torch.linspace(0, self.count - 1, min(8, self.count)).long()
         epoch = torch.full_like(some, self.step * self.config.train.batch // self.count)
-        with self.pace.paused():
+        with self.pace.paused(lambda: self.loader.waited):
             batch = next(self.loader.batches(iter([Portion(some, epoch)])))
             x, y = view_maker(self.config, self.dtype, compiled=False)(batch)
             self.journal.draw(self.step, colors(x), colors(y), step.r)
@@ -351,7 +351,9 @@ class Run:
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
         tensorboard = self.config.train.tensorboard
         self.journal = Journal(self.out, step=self.step, tensorboard=tensorboard)
-        if self.step:
+        if self.step >= self.total:
+            self.display.say(f"finished before: all {self.total:,} steps are done")
+        elif self.step:
             self.display.say(f"going on from step {self.step:,} of {self.total:,}")
 
     def go_back(self, verdict: Verdict) -> None:

@@ -50,7 +50,7 @@ def find(name: str) -> list[Section]:
     every = sections()
     if not name:
         return every
-    if whole := [section for section in every if section.name == name]:
+    if whole := [section for section in every if (section.name or "run") == name]:
         return whole
     for section in every:
         if found := tuple(setting for setting in section.settings if setting.name == name):

@@ -59,6 +59,8 @@ def sweep(
     if not (out / FILE).exists():  # later ones must be the same
         _require_tasks(suite, only, images)
     jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)
+    if not (out / FILE).exists():
+        _require_images(data, changes)
     about = {
         "data": data,
         "recipe": recipe,
@@ -93,6 +95,14 @@ def _require_tasks(suite: str, only: str, images: int) -> None:
             raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {name.strip()!r}")
     if images < 0:
         raise ValueError(f"--images must be 0 or more, got {images}")
+
+
+def _require_images(data: str, changes: Sequence[str]) -> None:
+    """Refuse now what every run would refuse."""
+    from compressive.data.sources import open_source
+
+    given = dict(change.split("=", 1) for change in changes)
+    open_source(data, given.get("data.split", "train"))
 
 
 class _State:

@@ -13,13 +13,13 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from safetensors import SafetensorError, safe_open
 
-from compressive.report.reading import journal
+from compressive.report.reading import journal, number, total_steps
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40  # blocks of a curve
 _EVERY = 2.0  # seconds between two frames
+_SILENCE = 120.0  # seconds after which a run that was ill is taken for ended
 # Curves: reading, what it is called, how its last value is written.
 _CURVES = (
     ("loss", "loss", "{:.3f}"),
@@ -41,8 +41,19 @@ class _Standing(NamedTuple):
     age: float | None  # seconds since the last line
 
     @property
+    def health(self) -> str:
+        found = (line.get("health") for line in reversed(self.lines))
+        return next((text for text in found if isinstance(text, str) and text), "")
+
+    @property
     def is_over(self) -> bool:
         return self.total is not None and self.step >= self.total
+
+    @property
+    def has_given_up(self) -> bool:
+        """It was ill when it was last heard of, and that was long ago."""
+        is_ill = self.health.startswith(("collapse", "nan"))
+        return is_ill and self.age is not None and self.age > _SILENCE
 
 
 def watch(run: Path, once: bool = False, console: Console | None = None) -> None:
@@ -54,7 +65,7 @@ def watch(run: Path, once: bool = False, console: Console | None = None) -> None
     standing = _read(run)
     with Live(_draw(run, standing), console=console, auto_refresh=False) as live:
         try:
-            while not standing.is_over:
+            while not (standing.is_over or standing.has_given_up):
                 time.sleep(_EVERY)
                 standing = _read(run)
                 live.update(_draw(run, standing), refresh=True)
@@ -73,32 +84,22 @@ def _read(run: Path) -> _Standing:
         raise FileNotFoundError(f"{run} is no folder of a run: it has no config.json")
     try:
         config = json.loads(path.read_text())
-        train = config["train"]
-        total, epochs, batch = train["steps"], train["epochs"], train["batch"]
+        batch = config["train"]["batch"]
+        if type(batch) is not int or batch < 1:
+            raise ValueError(f"train.batch is {batch!r}")
         str(config["method"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
-    if not total and (count := _images(run / "checkpoints")) is not None:
-        total = count * epochs // batch + 1  # as optim.total_steps
     lines, _ = journal(run / "metrics.jsonl")
     age = max(0.0, time.time() - (run / "metrics.jsonl").stat().st_mtime) if lines else None
-    return _Standing(config, lines, lines[-1]["step"] if lines else 0, total or None, age)
-
-
-def _images(checkpoints: Path) -> int | None:
-    """How many images the run has, as the header of its checkpoints tells."""
-    for path in sorted(checkpoints.glob("step_*.safetensors"), reverse=True):
-        try:
-            with safe_open(path, "numpy") as file:
-                return int(dict(json.loads(file.metadata()["state"])["dict"])["images"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-            continue  # removed in between, damaged, or of an older version
-    return None
+    step = lines[-1]["step"] if lines else 0
+    return _Standing(config, lines, step, total_steps(run, config), age)
 
 
 def _draw(run: Path, standing: _Standing) -> Panel:
     config, lines = standing.config, standing.lines
-    source = config.get("data", {}).get("source", "")
+    data = config.get("data")
+    source = data.get("source", "") if isinstance(data, dict) else ""
     parts: list[RenderableType] = [_progress(standing)]
     curves = Table.grid(padding=(0, 2))
     for name, title, form in _CURVES:
@@ -108,7 +109,7 @@ def _draw(run: Path, standing: _Standing) -> Panel:
     if lines:
         words = "  ".join(f"{name} {value:.4g}" for name, value in last.items())
         parts += [curves, Text(words, style="dim")]
-    health = next((line["health"] for line in reversed(lines) if line.get("health")), "")
+    health = standing.health
     if health:
         parts.append(Text(health, style="green" if health.startswith("ok") else "bold red"))
     title = Text(f"{config['method']} on {source}  ({run})")
@@ -140,8 +141,7 @@ def _progress(standing: _Standing) -> RenderableType:
 
 def _values(lines: Sequence[dict[str, Any]], name: str) -> list[float]:
     """All numbers of that name; what was not finite was written as null."""
-    found = [line.get(name) for line in lines]
-    return [float(value) for value in found if isinstance(value, int | float)]
+    return [value for line in lines if (value := number(line.get(name))) is not None]
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:

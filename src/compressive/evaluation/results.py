@@ -107,7 +107,11 @@ class Results:
         self.values = {r.key: old.values[r.key] for r in same if r.key in old.values}
 
     def _is_of_the_set(self, dataset: str) -> bool:
-        return bool(self.set) and dataset.startswith(self.set)
+        """Whether it is this set, a split of it, or what corruptions made of it."""
+        own = (f"{self.set} ", f"{self.set}-C ")
+        return bool(self.set) and (
+            dataset in (self.set, f"{self.set}-C") or dataset.startswith(own)
+        )
 
     def write(self, folder: Path) -> Path:
         """results.json, and beside it the values per image; each whole or not at all."""
@@ -136,8 +140,11 @@ def read(folder: str | Path) -> Results:
         found = Results(content["run"])
         found.records, found.skipped = records, content["skipped"]
         found.about = content.get("about", {})
+        for record in records:
+            if not isinstance(record.value, int | float) or not isinstance(record.protocol, dict):
+                raise TypeError(f"{record.key} has no number or no protocol")
         if (path.parent / VALUES).is_file():
             found.values = load_file(path.parent / VALUES)
-    except (json.JSONDecodeError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is damaged or from another program: {error!r}") from None
     return found

@@ -14,7 +14,8 @@ _ASIDE = (
     *("train.log_every", "train.tensorboard", "train.compile", "health.", "probe."),
 )
 _WORDS = {  # name of a figure: title, words at the axis
-    "held out": ("Probe, labels held out of train", "accuracy, %"),
+    "held-out probe": ("Probe, labels held out of train", "accuracy, %"),
+    "held-out kNN": ("Nearest neighbors, held-out labels", "neighbors' accuracy, %"),
     "linear": ("Linear evaluation", "top-1, %"),
     "logistic": ("Logistic regression", "top-1, %"),
     "1 % labels": ("1 % of the labels", "top-1, %"),
@@ -44,7 +45,8 @@ class _Group(NamedTuple):
     runs: Mapping[float, list[Run]]
 
     def spread(self, value: float, figure: str) -> Spread | None:
-        found = [outcome(run) for run in self.runs.get(value, ()) if not failure(run)]
+        runs = [r for r in self.runs.get(value, ()) if r.figures or r.is_over is not False]
+        found = [outcome(run) for run in runs if not failure(run)]
         there = [one[figure] for one in found if figure in one and _is_shown(one)]
         return spread(there) if there else None
 
@@ -61,7 +63,8 @@ def studies(runs: Sequence[Run]) -> list[Study]:
     vary = [
         name
         for name in names
-        if not name.startswith(_ASIDE) and len({_text(run, name) for run in runs}) > 1
+        if not name.startswith(_ASIDE)
+        and len({_text(run, name) for run in runs if name in run.settings}) > 1
     ]
     found = [_study(runs, name, [n for n in vary if n != name]) for name in vary]
     return [study for study in found if study is not None]

@@ -214,8 +214,8 @@ def _extent(
     values: Sequence[float], margin: float, floor: float | None = None
 ) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # one value: some room on both sides
-        room = abs(high) * 0.1 or 1.0
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):  # one: room on both sides
+        room = abs(high) * 0.1 if abs(high) > 1e-300 else 1.0
         return low - room if floor is None else min(floor, low), high + room
     room = margin * (high - low)
     return low - room if floor is None else floor, high + room

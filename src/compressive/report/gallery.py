@@ -72,6 +72,9 @@ def maps(runs: Sequence[Run]) -> list[tuple[int, str, Markup]]:
             continue
         if labels is not None and len(labels) != len(points):
             labels = None
+        finite = np.isfinite(points).all(1)
+        points = points[finite].astype(np.float64)
+        labels = None if labels is None else labels[finite]
         every = -(-len(points) // _DOTS)
         labels = None if labels is None else labels[::every]
         method = run.gallery_words.get("map_method", "")
@@ -81,8 +84,6 @@ def maps(runs: Sequence[Run]) -> list[tuple[int, str, Markup]]:
 
 def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]) -> Markup:
     """Points of a map, a hue and a name in the middle for each class."""
-    kept = np.isfinite(points).all(1)
-    points, labels = points[kept], None if labels is None else labels[kept]
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
     room = Box(0, 0, 520, max(160, 24 + 496 * float(high[1] - low[1]) / span))

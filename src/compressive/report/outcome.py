@@ -8,7 +8,8 @@ from compressive.report.reading import Run
 
 FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
     # name: tasks it is taken from, the first that was done; metric
-    "held out": ((), ""),
+    "held-out probe": ((), ""),
+    "held-out kNN": ((), ""),
     "linear": (("linear",), "top-1"),
     "logistic": (("logistic",), "top-1"),
     "1 % labels": (("few labels 1%",), "top-1"),
@@ -19,8 +20,13 @@ FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
     "predictive": (("information",), "predictive"),
 }
 NATS = ("movable", "predictive")
-# What a journal can tell: the probe's accuracy on labels held out of train, by which to choose.
-_JOURNAL = {"held out": "probe_accuracy", "movable": "movable", "predictive": "predictive"}
+# What a journal can tell: accuracies on labels held out of train, by which to choose; nats.
+_JOURNAL = {
+    "held-out probe": "probe_accuracy",
+    "held-out kNN": "knn_accuracy",
+    "movable": "movable",
+    "predictive": "predictive",
+}
 _ENDS = {"collapse": "collapsed", "nan": "diverged"}  # what the monitor said last: in one word
 
 
@@ -55,8 +61,11 @@ def outcome(run: Run) -> dict[str, float]:
 
 
 def failure(run: Run) -> str:
-    """How a run ended that left nothing to evaluate, in one word; none if it did not fail."""
-    if run.figures or (run.path / "encoder.safetensors").is_file():
+    """How a run ended before its time, in one word; none if it did not fail.
+
+    There is an encoder from the first step on, so that it proves nothing.
+    """
+    if run.figures or run.is_over:
         return ""
     words = (word for state, word in _ENDS.items() if (run.health or "").startswith(state))
     return next(words, "")

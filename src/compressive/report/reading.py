@@ -51,6 +51,14 @@ class Run:
     gallery: Mapping[str, np.ndarray]
     gallery_words: Mapping[str, str]
     missing: Sequence[str]
+    total: int | None = None  # steps that it was to make; none where nothing tells
+
+    @property
+    def is_over(self) -> bool | None:
+        """Whether training came to its end; none where nothing tells how long it was to be."""
+        if self.total is None:
+            return None
+        return bool(self.journal) and self.journal[-1]["step"] >= self.total
 
     @property
     def health(self) -> str | None:
@@ -127,16 +135,20 @@ def _read(given: Path, name: str) -> Run:
     if not any(mark.is_file() for mark in marks):
         raise ValueError(
             f"{path} is no run: it has none of config.json, metrics.jsonl and "
-            "evaluation/results.json; give a folder that `compressive train` wrote"
+            "evaluation/results.json; give a folder that `compressive pretrain` wrote"
         )
     missing: list[str] = []
     settings = _json(marks[0], missing) if inside != path else {}
     about = settings.pop("about", None)
     lines = _journal(marks[1], missing) if inside != path else []
-    is_trained, is_judged = (path / "encoder.safetensors").is_file(), marks[2].is_file()
-    if inside != path and not is_trained:
-        why = "not there" if is_judged else "training has not come to its end"
-        missing.append(f"encoder.safetensors: {why}")
+    total = total_steps(path, settings)
+    step = lines[-1]["step"] if lines else 0
+    has_encoder = (path / "encoder.safetensors").is_file()
+    if total is not None and step < total:
+        missing.append(f"training has not come to its end: step {step:,} of {total:,}")
+    elif inside != path and not has_encoder:
+        missing.append("encoder.safetensors: not there")
+    is_trained = has_encoder and (total is None or step >= total)
     hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
     results = _json(marks[2], missing, hint)
     gallery, words = _gallery(inside / "gallery.safetensors", missing)
@@ -153,7 +165,32 @@ def _read(given: Path, name: str) -> Run:
         gallery=gallery,
         gallery_words=words,
         missing=missing,
+        total=total,
     )
+
+
+def total_steps(run: Path, settings: Mapping[str, Any]) -> int | None:
+    """Steps that a run is to make, as far as its files tell."""
+    train = settings.get("train")
+    train = train if isinstance(train, dict) else {}
+    steps, epochs, batch = (train.get(name) for name in ("steps", "epochs", "batch"))
+    if isinstance(steps, int) and steps > 0:
+        return steps
+    count = _images(run / "checkpoints")
+    if count is None or not isinstance(epochs, int) or not isinstance(batch, int) or batch < 1:
+        return None
+    return count * epochs // batch + 1  # as optim.total_steps
+
+
+def _images(checkpoints: Path) -> int | None:
+    """How many images the run has, as the header of its checkpoints tells."""
+    for path in sorted(checkpoints.glob("step_*.safetensors"), reverse=True):
+        try:
+            with safe_open(path, "numpy") as file:
+                return int(dict(json.loads(file.metadata()["state"])["dict"])["images"])
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            continue  # removed in between, damaged, or of an older version
+    return None
 
 
 def _json(path: Path, missing: list[str], hint: str = "") -> dict[str, Any]:
@@ -161,6 +198,9 @@ def _json(path: Path, missing: list[str], hint: str = "") -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         missing.append(f"{path.name}: not there{hint}")
+        return {}
+    except OSError as error:
+        missing.append(f"{path.name}: cannot be read: {error.strerror}")
         return {}
     except (ValueError, RecursionError):  # not JSON, or not text
         content = None
@@ -178,7 +218,8 @@ def journal(path: Path) -> tuple[list[dict[str, Any]], int]:
             line = json.loads(text)
         except (ValueError, RecursionError):  # not JSON, or not text
             line = None
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+        step = line.get("step") if isinstance(line, dict) else None
+        if isinstance(line, dict) and isinstance(step, int) and number(step) is not None:
             lines.append(line)
         else:
             damaged += bool(text.strip())

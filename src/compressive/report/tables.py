@@ -41,7 +41,9 @@ class Table(NamedTuple):
 
 def headline(run: Run, metric: str) -> Figure | None:
     """The linear evaluation of the run's own data, as the paper has it if that was done."""
-    found = {f.task: f for f in reversed(run.figures) if f.metric == metric}
+    home = run.evaluated.get("data")
+    own = [f for f in run.figures if home is None or f.dataset == home] or run.figures
+    found = {f.task: f for f in reversed(own) if f.metric == metric}
     return found.get("linear") or found.get("logistic")
 
 
