@@ -115,3 +115,21 @@ def test_a_penalty_is_chosen_on_classes_that_can_spare_an_image(
         assert how.startswith("a fifth")
     else:
         assert (penalty, how) == (1.0, "not chosen: each class has one image")
+
+
+def test_images_have_one_name_wherever_they_lie_and_others_another(tmp_path: Path) -> None:
+    """The same files elsewhere, and other pictures under the same names with the same labels."""
+    for place in ("here", "there", "other"):
+        for split, seed in (("train", 0), ("test", 10)):
+            pictures(tmp_path / place / split, {"a": 3, "b": 3}, seed=seed)
+    changed = sorted((tmp_path / "other" / "test").rglob("*.png"))[4]
+    noise(16, 16, seed=99).save(changed)
+    here, there, other = (exam_of(tmp_path / place) for place in ("here", "there", "other"))
+    assert here.images("test") == there.images("test")
+    assert here.content == there.content
+    assert here.images("train") == other.images("train")
+    assert here.images("test") != other.images("test")
+    some = torch.tensor([0, 2])
+    assert here.images("test", some) == there.images("test", some) != here.images("test")
+    for exam in (here, there, other):
+        exam.close()

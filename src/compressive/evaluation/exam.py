@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.augment import MEAN, STD, colors, normalize
+from compressive.data.decode import Unreadable
 from compressive.data.loaders import Batch, open_loader
 from compressive.data.pictures import NoSplit, Pictures, Source, subset
 from compressive.data.plan import Portion
@@ -31,6 +32,7 @@ from compressive.evaluation.results import Results
 from compressive.evaluation.subject import Subject
 from compressive.learner import precision
 
+_LOOKED_AT = 64  # images whose pixels stand for those of their set
 HELD = 10_000  # training images on which things are chosen, at ImageNet's size; else a tenth
 
 Classifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
@@ -109,10 +111,27 @@ def _some(source: Source, most: int, seed: int) -> Source:
     return subset(source, order[:most].sort().values)
 
 
-def named(names: Iterable[str], labels: Int[Tensor, " count"] | None) -> str:
-    """A short name for images, by their own names and the labels of their set."""
-    digest = hashlib.blake2b("\n".join(names).encode(), digest_size=16)
+def named(
+    source: Source, places: Iterable[int], labels: Int[Tensor, " count"] | None, pixels: str
+) -> str:
+    """A short name for images of a source, wherever it lies: by names, labels and some pixels."""
+    names = "\n".join(Path(source.origin(i)).name for i in places)
+    digest = hashlib.blake2b(f"{names}\n{pixels}".encode(errors="backslashreplace"), digest_size=16)
     digest.update(b"" if labels is None else labels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def some_pixels(source: Source) -> str:
+    """A short name for what some images of a source show.
+
+    Sets with the same names for other pictures are common: one stored as JPEG, and one not.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for i in range(0, len(source), -(-len(source) // _LOOKED_AT)):
+        try:
+            digest.update(source.image(i).contiguous().numpy().tobytes())
+        except Unreadable:
+            digest.update(b"unreadable")
     return digest.hexdigest()
 
 
@@ -143,6 +162,7 @@ class Exam:
         self.head: dict[str, object] = {}  # how it was trained
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
+        self._pixels: dict[str, str] = {}
 
     @property
     def classes(self) -> int:
@@ -241,7 +261,9 @@ class Exam:
         """A short name for some images of a split, on whichever machine and device."""
         source = self.source(split)
         places = range(len(source)) if index is None else index.tolist()
-        return named((Path(source.origin(i)).name for i in places), source.labels)
+        if split not in self._pixels:
+            self._pixels[split] = some_pixels(source)
+        return named(source, places, source.labels, self._pixels[split])
 
     @cached_property
     def content(self) -> str:

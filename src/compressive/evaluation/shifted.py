@@ -13,7 +13,7 @@ from compressive.data.labelmaps import imagenet_wnids
 from compressive.data.shifts import CELLS, SHIFTS, Shift, corruptions_at, open_cell, open_shift
 from compressive.data.transfer import DATASETS, Split, open_transfer
 from compressive.evaluation.classify import linear
-from compressive.evaluation.exam import Exam, named
+from compressive.evaluation.exam import Exam, named, some_pixels
 from compressive.evaluation.features import Crop, Features
 from compressive.evaluation.robustness import mean_corruption_error, mean_over_cells, scores
 from compressive.evaluation.scores import add_scores
@@ -99,9 +99,8 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
     }
     logits = found.fit.logits(test.feats)
     names = split.train.classes
-    images = named(
-        (Path(split.test.origin(i)).name for i in test.index.tolist()), test.labels.cpu()
-    )
+    pixels = some_pixels(split.test)
+    images = named(split.test, test.index.tolist(), test.labels.cpu(), pixels)
     add_scores(
         exam.results, "transfer", name, logits, test.labels, protocol, classes=names, images=images
     )
@@ -109,9 +108,9 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
 
 def _natural(exam: Exam, shift: Shift) -> None:
     logits, protocol = _logits(exam, shift)
+    images = named(shift.source, range(len(logits)), None, some_pixels(shift.source))
     for score in scores(logits, shift.answers.to(exam.device)):
         words = {**protocol, "reading": score.protocol}
-        images = named((Path(shift.source.origin(i)).name for i in range(len(logits))), None)
         exam.results.add(
             "robustness", shift.name, score.metric, score.hits, protocol=words, images=images
         )
