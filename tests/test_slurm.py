@@ -17,7 +17,7 @@ for _ in $(seq $WAIT); do sleep 0.05; done
 exit $CODE
 """
 SCONTROL = """#!/bin/bash
-if [ "$1" = show ]; then for i in $(seq 7 9999); do echo node$i; done; else echo "$@" >> requeued.txt; fi
+if [ "$1" = show ]; then seq 7 9999 | sed s/^/node/; else echo "$@" >> requeued.txt; fi
 """
 WORDS = ["/data/imagenet", "c-byol/imagenet-r50-300", "runs/a b", "--seed", "1"]
 
