@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from loader import write_photos
+from step import begun, stepper
 from timing import environment
 
 from compressive import networks, optim, recipes
@@ -35,11 +36,8 @@ from compressive.config import Config, override
 from compressive.data.loaders import Resident
 from compressive.data.plan import Portion
 from compressive.data.sources import open_source
-from compressive.display import Display
 from compressive.learner import pick_device
 from compressive.online import features, nearest_neighbors
-from compressive.run import Run
-from compressive.train import gradients, seed_step
 
 CONTESTANTS = ("ours", "lightly", "lightly, compiled")
 Step = Callable[[], object]
@@ -59,19 +57,8 @@ def settings(what: str, data: str, small: bool) -> Config:
 
 def ours(config: Config, folder: Path) -> tuple[Step, nn.Module, int]:
     """A step as `train` makes it, the encoder, and how many images there are."""
-    run = Run(config, folder, Display(quiet=True), resume=False)
-    run.restore()
-    batches = run.batches()
-
-    def step() -> None:
-        run.set_rates()
-        seed_step(config.seed, run.attempt, run.step)
-        found, probe_loss = gradients(run, next(batches), is_last=True)
-        run.update(found, probe_loss)
-        if run.is_time_to_look():
-            run.look(found)
-
-    return step, run.method.encoder, run.count
+    run = begun(config, folder)
+    return stepper(run), run.method.encoder, run.count
 
 
 class Pictures(torch.utils.data.Dataset[tuple[tuple[Tensor, Tensor], int]]):

@@ -36,15 +36,20 @@ from compressive.train import gradients, seed_step
 METHODS = ("simclr", "c-simclr", "byol", "c-byol")
 
 
-def stepper(config: Config, folder: Path) -> Callable[[], None]:
-    """One step of a run after the other, as `train` makes them, its looks included."""
+def begun(config: Config, folder: Path) -> Run:
+    """A run before its first step."""
     run = Run(config, folder, Display(quiet=True), resume=False)
     run.restore()
+    return run
+
+
+def stepper(run: Run) -> Callable[[], None]:
+    """One step of a run after the other, as `train` makes them, its looks included."""
     batches = run.batches()
 
     def step() -> None:
         run.set_rates()
-        seed_step(config.seed, run.attempt, run.step)
+        seed_step(run.config.seed, run.attempt, run.step)
         found, probe_loss = gradients(run, next(batches), is_last=True)
         run.update(found, probe_loss)
         if run.is_time_to_look():
@@ -99,7 +104,7 @@ def cifar(folder: Path, rounds: int) -> dict[str, object]:
             *("data.source=builtin", "train.epochs=10000", "train.tensorboard=false"),
             *("probe.every_epochs=10000", "train.save_every=1000", "train.log_every=10"),
         )
-        return stepper(config, folder / name)
+        return stepper(begun(config, folder / name))
 
     config = recipes.get("c-simclr/cifar10-r18-200").config
     networks_alone = {
@@ -136,9 +141,9 @@ def imagenet(folder: Path, rounds: int) -> dict[str, object]:
     )
     resident = override(base, "data.resident=yes", "data.side=256")
     found = {
-        "resident": stepper(resident, folder / "resident"),
-        "simclr": stepper(override(resident, "method=simclr"), folder / "simclr"),
-        "files": stepper(override(base, "data.resident=no"), folder / "files"),
+        "resident": stepper(begun(resident, folder / "resident")),
+        "simclr": stepper(begun(override(resident, "method=simclr"), folder / "simclr")),
+        "files": stepper(begun(override(base, "data.resident=no"), folder / "files")),
         "network": bare(base, device, "default"),
     }
     ms = race(found, rounds=rounds, steps=20)
@@ -186,7 +191,7 @@ def first(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     config = override(recipes.get(given.recipe).config, f"data.source={given.source}", *given.set)
     with tempfile.TemporaryDirectory() as folder:
-        stepper(config, Path(folder) / "run")()
+        stepper(begun(config, Path(folder) / "run"))()
         torch.cuda.synchronize()
         print(time.time())
 

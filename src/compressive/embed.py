@@ -14,7 +14,7 @@ from compressive.data.loaders import open_loader
 from compressive.data.pictures import Source
 from compressive.data.sources import open_source
 from compressive.display import Display
-from compressive.evaluation.features import Crop, extract
+from compressive.evaluation.features import extract
 from compressive.evaluation.subject import open_subject
 from compressive.learner import pick_device, precision
 
@@ -48,15 +48,9 @@ def embed(
     if out.suffix not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
     _require_place(out)
-    try:
-        where = pick_device(device)
-    except ValueError as error:
-        raise ValueError(str(error).replace("train.device", "--device")) from None
+    where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
     source = open_source(images, split)
-    # As pretraining has it: CIFAR's images are seen whole.
-    share = 1.0 if subject.size <= 32 else 0.875
-    crop = Crop(subject.size, share, subject.antialias, subject.mean, subject.std)
     with display or Display() as shown:
         side = subject.canvas(source)
         with open_loader(source, side=side, device=where, resident="no") as loader:
@@ -64,7 +58,7 @@ def embed(
                 subject.network,
                 loader,
                 len(source),
-                crop,
+                subject.crop(),
                 precision=precision("auto", where),
                 progress=lambda done, total: shown.progress("embedding", done, total),
             )

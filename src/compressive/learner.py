@@ -36,8 +36,8 @@ class Learner(nn.Module):
         return step, self.probe.loss(feats, torch.cat([label, label]))
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
+def pick_device(name: str, called: str = "train.device") -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one. `called`: where it was given."""
     if name == "auto":
         return (
             torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
@@ -45,9 +45,9 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"train.device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+        raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda" and not _has_gpu():
-        raise ValueError("train.device is cuda, but torch sees no GPU; use train.device=cpu")
+        raise ValueError(f"{called} is cuda, but torch sees no GPU; use cpu")
     return device
 
 

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from compressive import recipes
 from compressive.ablations import Job, plan
+from compressive.config import Config, override
 from compressive.display import Display
 from compressive.tally import Row, rows, table
 
@@ -60,7 +62,7 @@ def sweep(
         _require_tasks(suite, only, images)
     jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)
     if not (out / FILE).exists():
-        _require_images(data, changes)
+        _require_images(data, recipe, [*changes, *jobs[0].changes])
     about = {
         "data": data,
         "recipe": recipe,
@@ -97,12 +99,13 @@ def _require_tasks(suite: str, only: str, images: int) -> None:
         raise ValueError(f"--images must be 0 or more, got {images}")
 
 
-def _require_images(data: str, changes: Sequence[str]) -> None:
-    """Refuse now what every run would refuse."""
+def _require_images(data: str, recipe: str, changes: Sequence[str]) -> None:
+    """Refuse now what the first run would refuse."""
     from compressive.data.sources import open_source
 
-    given = dict(change.split("=", 1) for change in changes)
-    open_source(data, given.get("data.split", "train"))
+    base = recipes.get(recipe).config if recipe else Config()
+    config = override(base, f"data.source={data}", *changes)
+    open_source(config.data.source, config.data.split)
 
 
 class _State:

@@ -155,9 +155,7 @@ class Exam:
         self.device, self.seed, self.cache = device, seed, cache
         self.display = display or Display(quiet=True)
         self.dtype = precision("auto" if bf16 is None else "bf16" if bf16 else "float32", device)
-        # As pretraining has it: CIFAR's images are seen whole.
-        share = share or (1.0 if subject.size <= 32 else 0.875)
-        self.crop = Crop(subject.size, share, subject.antialias, subject.mean, subject.std)
+        self.crop = subject.crop(share)
         self.classifier: Classifier | None = None  # that of the linear evaluation
         self.head: dict[str, object] = {}  # how it was trained
         self._loaders: dict[str, Loader] = {}

@@ -13,6 +13,7 @@ from compressive.config import Config
 from compressive.data.loaders import canvas_side
 from compressive.data.pictures import Source
 from compressive.evaluation import published
+from compressive.evaluation.features import Crop
 from compressive.methods import Bootstrap, Contrastive, build
 
 
@@ -34,6 +35,11 @@ class Subject:
     def feature_dim(self) -> int:
         """Length of a feature vector."""
         return networks.feature_dim(self.network)
+
+    def crop(self, share: float | None = None) -> Crop:
+        """What it sees of an image; as pretraining has it: CIFAR's images are seen whole."""
+        share = share or (1.0 if self.size <= 32 else 0.875)
+        return Crop(self.size, share, self.antialias, self.mean, self.std)
 
     def canvas(self, source: Source) -> int:
         """Pixels of the canvases for these images, which are shrunk as in training."""

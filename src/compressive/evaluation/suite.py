@@ -66,10 +66,7 @@ def evaluate(
         if number < 0:
             raise ValueError(f"{name} must be 0 or more, got {number}")
     photographs = None if frost is None else load_frost(frost)
-    try:
-        where = pick_device(device)
-    except ValueError as error:
-        raise ValueError(str(error).replace("train.device", "--device")) from None
+    where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
     splits = open_splits(_place(subject, on), seed=seed, most=images)
     out = out or _default_out(place)
