@@ -47,7 +47,7 @@ def pick_device(name: str, called: str = "train.device") -> torch.device:
     except RuntimeError:
         raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda" and not _has_gpu():
-        raise ValueError(f"{called} is cuda, but torch sees no GPU; use cpu")
+        raise ValueError(f"{called} is cuda, but torch sees no GPU; use {called}=cpu")
     return device
 
 
