@@ -18,6 +18,7 @@ from torch import Tensor
 
 from compressive.corruptions import blur, digital, jpeg, noise, spatter, tables, weather
 from compressive.corruptions.catalog import EXTRAS, NAMES, corrupt, default_table, load_frost
+from compressive.corruptions.filters import over
 from compressive.corruptions.tables import TABLES
 from compressive.views import image_keys, uniforms
 
@@ -684,3 +685,12 @@ def test_bad_arguments_are_refused_in_one_line(change: dict, message: str) -> No
     with pytest.raises(ValueError, match=message) as found:
         corrupt(**(good | change))
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("divisor", [255, 6, 9, 3, 60, 25, 12, 500])
+def test_a_quotient_is_ieees_to_the_last_bit(divisor: int) -> None:
+    """A product with the reciprocal is not: whole levels would be truncated to the one below."""
+    levels = torch.arange(1001, dtype=torch.float64)
+    expected = levels.numpy() / divisor
+    assert torch.equal(over(levels, divisor), torch.from_numpy(expected))
+    assert not np.array_equal(levels.numpy() * (1 / divisor), expected)
