@@ -194,8 +194,10 @@ def test_a_run_has_failed_if_it_ended_ill_and_left_nothing(tmp_path: Path) -> No
 
 
 def test_a_run_that_is_still_going_is_no_result(tmp_path: Path) -> None:
-    runs = [made(tmp_path / f"{b}", b, {}, train={"steps": 30}) for b in (0.0, 0.1)]
-    runs.append(made(tmp_path / "going", 1.0, {}, train={"steps": 31}))
+    runs = [made(tmp_path / f"{b}", b, {}, train={"steps": 31}) for b in (0.0, 0.1, 1.0)]
+    for run in runs[:2]:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 31, "loss": 0.5}) + "\n")
     drawing, _ = drawn(report(tmp_path, *runs), "accuracy, % against bottleneck.beta")
     assert len(dots(drawing)) == 2
 
