@@ -107,3 +107,8 @@ def test_the_answer_waits_for_no_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_the_settings_of_the_whole_run_go_by_the_name_they_are_shown_under() -> None:
+    (section,) = find("run")
+    assert [setting.name for setting in section.settings] == ["recipe", "method", "seed"]
