@@ -45,7 +45,8 @@ def evaluate(
         str,
         typer.Argument(
             help="The folder of a run, a file of weights (ours, timm's or torchvision's format), "
-            "or the name of a timm network with its published weights."
+            "the name of an encoder that comes with the package, or of a timm network with its "
+            "published weights."
         ),
     ],
     suite: Annotated[
@@ -117,7 +118,13 @@ def evaluate(
 
 
 def embed(
-    encoder: Annotated[str, typer.Argument(help="A run, a file of weights, or a timm name.")],
+    encoder: Annotated[
+        str,
+        typer.Argument(
+            help="A run, a file of weights, the name of an encoder that comes with the package, "
+            "or a timm name."
+        ),
+    ],
     images: Annotated[str, typer.Argument(help="Images, as for pretrain; labels are not needed.")],
     out: Annotated[Path, typer.Option(help="A file to write: .parquet or .npz.")] = Path(
         "features.parquet"

@@ -1,7 +1,7 @@
 """The product of a run: a frozen backbone with its preprocessing, saved and loaded."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
+from compressive import shipped
 from compressive.augment import center_crop, normalize
 from compressive.checkpoint import write_bytes
 from compressive.config import Network, from_dict
@@ -21,6 +22,7 @@ from compressive.data.decode import Unreadable, decode, shrink
 from compressive.networks import build, feature_dim
 
 FILE = "encoder.safetensors"
+_FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
 Picture = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
@@ -80,28 +82,76 @@ def save(folder: Path, network: nn.Module, settings: Network, size: int, side: i
     return path
 
 
+def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None) -> Path:
+    """Write an encoder again in half the bytes, with facts about it, such as recipe and seed.
+
+    Its matrices and kernels are rounded to float16; what has one axis (biases, batch norms with
+    their statistics) and counters are kept as they are. `load` makes float32 of all again.
+    """
+    path = _file(place)
+    kept, weights = _read(path)
+    if taken := (_FACTS | {"format"}) & (about or {}).keys():
+        raise ValueError(f"about must leave {min(taken)!r} to the encoder, which has its own")
+    rounded = {name: _rounded(value, f"{name} of {path}") for name, value in weights.items()}
+    write_bytes(target, serialize(rounded, {**kept, **(about or {})}))
+    return target
+
+
 def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
-    """The encoder of a run, given its folder or its encoder.safetensors; in evaluation mode."""
+    """The encoder of a run, given its folder or its encoder.safetensors; in evaluation mode.
+
+    Or one that comes with the package, by its name (`shipped.names`) where no file has that name.
+    """
+    about, weights = _read(_file(place), device)
+    settings = from_dict({"network": json.loads(about["network"])}).network
+    size, side = int(about["size"]), int(about["side"])
+    network = build(settings, size)
+    network.load_state_dict(weights)
+    return Encoder(network, settings, size, side).to(device).eval().requires_grad_(False)
+
+
+def _file(place: str | Path) -> Path:
     path = Path(place)
-    path = path / FILE if path.is_dir() else path
+    if path.is_dir():
+        path = path / FILE
+    elif isinstance(place, str) and not path.exists():
+        path = shipped.find(place) or path
     if not path.is_file():
         raise FileNotFoundError(
             f"no encoder at {path}; give the folder of a run that has finished or saved, "
-            f"or its {FILE}"
+            f"or its {FILE}{shipped.hint()}"
         )
+    return path
+
+
+def _read(
+    path: Path, device: str | torch.device = "cpu"
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What a file of ours says of itself, and its weights."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = file.metadata() or {}
         weights = load_file(path, device=str(device))
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    if not {"network", "size", "side"} <= about.keys():
+    if not about.keys() >= _FACTS:
         raise ValueError(f"{path} does not say which network it is of; timm may load it")
-    settings = from_dict({"network": json.loads(about["network"])}).network
-    size, side = int(about["size"]), int(about["side"])
-    network = build(settings, size)
-    network.load_state_dict(weights)
-    return Encoder(network, settings, size, side).to(device).eval().requires_grad_(False)
+    return about, weights
+
+
+def _rounded(value: Tensor, name: str) -> Tensor:
+    if value.ndim < 2 or not value.is_floating_point():
+        return value
+    half, exact = value.half(), value.double()
+    # Float16 keeps 11 bits, so that half of 2^-10 is lost at most; more only where values are too
+    # large for it, or most of them too small. Not "greater": nan must be refused, too.
+    if not (half - exact).norm() <= 2**-10 * exact.norm():
+        largest = exact.abs().max().item()
+        raise ValueError(
+            f"{name} does not fit float16, which holds 6e-5 to 65504: "
+            f"its largest value is {largest:.3g}; keep the encoder in float32"
+        )
+    return half
 
 
 def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:

@@ -1,4 +1,4 @@
-"""What is evaluated: the encoder of a run, a file of weights, or a network of timm's."""
+"""What is evaluated: the encoder of a run or of the package, a file of weights, a timm network."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compressive import checkpoint, encoder, folder, networks
+from compressive import checkpoint, encoder, folder, networks, shipped
 from compressive.augment import MEAN, STD
 from compressive.config import Config
 from compressive.data.loaders import canvas_side
@@ -48,7 +48,10 @@ class Subject:
 
 
 def open_subject(place: str, device: torch.device, *, network: str = "", size: int = 0) -> Subject:
-    """A run's folder, a file of weights in our, timm's or torchvision's format, or a timm name."""
+    """A run's folder, a file of weights in our, timm's or torchvision's format, or a name.
+
+    A name is that of an encoder that comes with the package, or else timm's of a network.
+    """
     path = Path(place)
     if path.is_dir():
         if network or size:
@@ -56,10 +59,16 @@ def open_subject(place: str, device: torch.device, *, network: str = "", size: i
         subject = _of_run(path, device)
     elif path.is_file():
         subject = _of_file(path, network, size)
+    elif (inside := shipped.find(place)) is not None:
+        if network or size:
+            raise ValueError(
+                f"--network and --size are for weights of others; {place} knows its own"
+            )
+        subject = _of_ours(place, inside)
     elif "/" in place or path.suffix in (".pth", ".pt", ".safetensors"):
         raise FileNotFoundError(f"{place} is not there: neither the folder of a run nor a file")
     else:
-        subject = _of_others(place, published.pretrained(place, size), size)
+        subject = _of_name(place, size)
     for part in (subject.network, subject.method):
         if part is not None:
             part.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -98,24 +107,36 @@ def _method(path: Path, config: Config, device: torch.device) -> Contrastive | B
 def _of_file(path: Path, name: str, size: int) -> Subject:
     if path.suffix == ".safetensors" and not name:
         try:
-            ours = encoder.load(path)
-            if size:
-                raise ValueError("--size is for weights of others; these know their own")
-            has_config = (path.parent / folder.CONFIG).is_file()
-            antialias = has_config and folder.read_config(path.parent).views.antialias
-            return Subject(
-                name=str(path),
-                network=ours.network,
-                size=ours.size,
-                side=ours.side,
-                antialias=antialias,
-            )
+            ours = _of_ours(str(path), path)
         except ValueError as error:
             if "does not say which network" not in str(error):
                 raise
+        else:
+            if size:
+                raise ValueError("--size is for weights of others; these know their own")
+            return ours
     return _of_others(
         str(path), published.with_weights(published.read_weights(path), name, size), size
     )
+
+
+def _of_ours(name: str, path: Path) -> Subject:
+    ours = encoder.load(path)
+    has_config = (path.parent / folder.CONFIG).is_file()
+    return Subject(
+        name=name,
+        network=ours.network,
+        size=ours.size,
+        side=ours.side,
+        antialias=has_config and folder.read_config(path.parent).views.antialias,
+    )
+
+
+def _of_name(name: str, size: int) -> Subject:
+    try:
+        return _of_others(name, published.pretrained(name, size), size)
+    except ValueError as error:
+        raise ValueError(f"{error}{shipped.hint()}") from None
 
 
 def _of_others(place: str, found: published.Published, size: int) -> Subject:
