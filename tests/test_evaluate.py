@@ -1,6 +1,7 @@
 """A whole evaluation of a tiny run: every task, nothing chosen on test labels, nothing lost."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,20 @@ def test_nothing_is_chosen_by_test_labels(
         for results in (judged[0], poisoned)
     )
     assert after["logistic"] < before["logistic"] - 0.3, "the poison works"
+
+
+def test_by_held_out_images_nothing_is_known_of_test_images(
+    run: Path, data: Callable[[bool], Path], tmp_path: Path
+) -> None:
+    """Number for number what is found where there are none."""
+    alone = tmp_path / data(False).name
+    shutil.copytree(data(False) / "train", alone / "train")
+    common: dict[str, Any] = {"only": ("logistic", "knn"), "device": "cpu", "display": silent()}
+    results, place = evaluate(str(run), held_out=True, **common)
+    assert place == run / "held-out"
+    without, _ = evaluate(str(run), held_out=True, on=str(alone), out=tmp_path / "out", **common)
+    assert figures(results) == figures(without)
+    assert {(r.dataset, r.n) for r in results.records} == {("False held out", 24)}
 
 
 def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_for(

@@ -72,6 +72,18 @@ def test_one_file_is_not_both_train_and_test(tmp_path: Path) -> None:
     assert "a fifth of its images" in splits.notes[0]
 
 
+def test_held_out_images_are_of_train_whatever_else_there_is(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"a": 10, "b": 10})
+    pictures(tmp_path / "test", {"a": 4, "b": 4}, seed=50)
+    splits = open_splits(str(tmp_path), seed=0, held_out=True)
+    parts = [{s.origin(i) for i in range(len(s))} for s in (splits.train, splits.test)]
+    assert [len(part) for part in parts] == [16, 4]
+    assert not parts[0] & parts[1]
+    assert all("/train/" in place for part in parts for place in part)
+    assert splits.name == f"{tmp_path.name} held out"
+    assert splits.notes[0].startswith("held out of")
+
+
 def test_a_split_that_hides_its_labels_is_passed_over(tmp_path: Path) -> None:
     pictures(tmp_path / "train", {"a": 5, "b": 5})
     pictures(tmp_path / "test", {"": 4})

@@ -331,6 +331,33 @@ def test_a_sweep_without_a_suite_trains_and_opens_no_test_image(
         sweep("builtin", tmp_path / "b", only="knn", **given)
 
 
+def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "stand_in"
+    program.write_text(
+        f"#!{sys.executable} -SE\n"
+        "import pathlib, sys\n"
+        "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
+        "out.mkdir()\n"
+        "name = 'config.json' if sys.argv[3] == 'pretrain' else 'results.json'\n"
+        "(out / name).write_text('{}')\n"
+        "(out / 'words').write_text(' '.join(sys.argv[3:]))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    for held_out in (True, False):
+        out = tmp_path / str(held_out)
+        sweep("builtin", out, held_out=held_out, display=silent())
+        words = (out / "seed0" / "evaluation" / "words").read_text().split()
+        assert words[0] == "evaluate"
+        assert ("--held-out" in words) == held_out
+        with pytest.raises(ValueError, match=f"holds a sweep with held out {held_out}, not"):
+            sweep("builtin", out, held_out=not held_out, display=silent())
+    with pytest.raises(ValueError, match="--suite none measures nothing: leave out --only"):
+        sweep("builtin", tmp_path / "b", suite="none", held_out=True, display=silent())
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="is not empty and holds no sweep"):

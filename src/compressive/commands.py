@@ -59,7 +59,8 @@ def evaluate(
         str, typer.Option(help="Images with labels, as for pretrain; else the run's.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Where results.json goes; else RUN/evaluation.")
+        Path | None,
+        typer.Option(help="Where results.json goes; else RUN/evaluation, or RUN/held-out."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     network: Annotated[
@@ -68,6 +69,13 @@ def evaluate(
     size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
     images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
     epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="Judge by a fifth of the training images, to choose by; opens no test image.",
+        ),
+    ] = False,
     sets: Annotated[
         Path | None,
         typer.Option(help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."),
@@ -103,6 +111,7 @@ def evaluate(
                 size=size,
                 images=images,
                 epochs=epochs,
+                held_out=held_out,
                 sets=sets,
                 frost=frost,
             )
@@ -220,6 +229,12 @@ def sweep(
     images: Annotated[
         int, typer.Option(help="At most so many of a split to evaluate on; 0: all.")
     ] = 0,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out", help="Evaluate on a fifth of the training images; opens no test image."
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
@@ -245,6 +260,7 @@ def sweep(
             suite=suite,
             only=only,
             images=images,
+            held_out=held_out,
             at_once=jobs,
         )
         Console().print(summary_table(found))

@@ -47,19 +47,21 @@ def sweep(
     suite: str = "quick",
     only: str = "",
     images: int = 0,
+    held_out: bool = False,
     at_once: int = 1,
     display: Display | None = None,
 ) -> Summary:
     """Train and evaluate every run of the plan; none that fails ends the others.
 
-    With the suite "none" no test image is opened: to choose by labels held out of train. Runs
-    that are finished are not repeated, others go on where they stopped. More values and
-    seeds may be given later; all else must stay. Ctrl-C stops the runs, which save themselves.
+    With `held_out`, and with the suite "none", no test image is opened: to choose by labels held
+    out of train. Runs that are finished are not repeated, others go on where they stopped. More
+    values and seeds may be given later; all else must stay. Ctrl-C stops the runs, which save
+    themselves.
     """
     if at_once < 1:
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
     if not (out / FILE).exists():  # later ones must be the same
-        _require_tasks(suite, only, images)
+        _require_tasks(suite, only, images, held_out)
     jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)
     if not (out / FILE).exists():
         _require_images(data, recipe, [*changes, *jobs[0].changes])
@@ -71,11 +73,12 @@ def sweep(
         "suite": suite,
         "only": only,
         "images": images,
+        "held out": held_out,
     }
     train = ["pretrain", data, "--recipe", recipe]
     train += [word for change in changes for word in ("--set", change)]
     judge = ["evaluate", "--suite", suite, "--only", only, "--images", str(images)]
-    judge = [] if suite == NONE else judge
+    judge = [] if suite == NONE else [*judge, *(["--held-out"] if held_out else [])]
     state = _State(out, about, jobs)
     work = _Work(state, train, judge, display or Display())
     with _requests_to_stop(work.stop):
@@ -84,14 +87,14 @@ def sweep(
     return Summary(out, state.write(), failed, work.stopping > 0)
 
 
-def _require_tasks(suite: str, only: str, images: int) -> None:
+def _require_tasks(suite: str, only: str, images: int, held_out: bool) -> None:
     """Refuse now what `evaluate` would refuse after the first run."""
     from compressive.evaluation.suite import SUITES, TASKS
 
     if suite not in (*SUITES, NONE):
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NONE}, got {suite!r}")
-    if suite == NONE and (only or images):
-        raise ValueError("--suite none measures nothing: leave out --only and --images")
+    if suite == NONE and (only or images or held_out):
+        raise ValueError("--suite none measures nothing: leave out --only, --images and --held-out")
     for name in filter(None, only.split(",")):
         if name.strip() not in TASKS:
             raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {name.strip()!r}")
@@ -126,7 +129,7 @@ class _State:
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}; choose another --out") from None
         for name, value in about.items():
-            if before.get(name) != value:
+            if before.get(name, False) != value:
                 raise ValueError(
                     f"{out} holds a sweep with {name} {before.get(name)!r}, not {value!r}; "
                     "give the same to go on with it, or choose another --out"
@@ -199,7 +202,8 @@ class _Work:
         changes = [word for change in job.changes for word in ("--set", change)]
         commands = [[*self.train, *changes, "--out", str(folder)]]
         if self.judge:
-            commands.append([*self.judge, "--device", job.device, str(folder)])
+            place = ["--device", job.device, "--out", str(folder / "evaluation")]
+            commands.append([*self.judge, *place, str(folder)])
         for words in commands:
             if code := self._call(words, log):
                 self.state.note(job, "stopped" if self.stopping else "failed")

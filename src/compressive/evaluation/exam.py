@@ -54,22 +54,25 @@ class Splits(NamedTuple):
         return max([named, *(int(labels.max()) + 1 for labels in known)]) if known else 0
 
 
-def open_splits(place: str, *, seed: int, most: int = 0) -> Splits:
+def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False) -> Splits:
     """Train and test images of a place; without a test split a seeded fifth of it is one.
 
-    most: images of each split, if there are more, drawn by the seed.
+    most: images of each split, if there are more, drawn by the seed. held_out: as if there were no
+    test split, so that settings can be chosen by the results.
     """
     train, notes = open_source(place, "train"), []
-    test = _test_split(place, train)
+    name = f"{train.name} held out" if held_out else train.name
+    test = None if held_out else _test_split(place, train)
     if test is None:
         labels = torch.zeros(len(train)) if train.labels is None else train.labels
         kept, held = stratified(labels.long(), 0.2, seed=seed)
         test, train = subset(train, held), subset(train, kept)
-        notes.append(f"no test split in {place}: a fifth of its images, drawn by seed {seed}")
+        why = f"held out of {place}" if held_out else f"no test split in {place}"
+        notes.append(f"{why}: a fifth of its images, drawn by seed {seed}")
     if most:
         train, test = _some(train, most, seed), _some(test, most, seed + 1)
         notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
-    return Splits(train.name, train, test, tuple(notes))
+    return Splits(name, train, test, tuple(notes))
 
 
 def _test_split(place: str, train: Source) -> Source | None:

@@ -50,6 +50,7 @@ def evaluate(
     size: int = 0,
     images: int = 0,
     epochs: int = 0,
+    held_out: bool = False,
     sets: Path | None = None,
     frost: Path | None = None,
     display: Display | None = None,
@@ -59,6 +60,7 @@ def evaluate(
 
     A task that cannot be done here is left out and listed, and the others go on. What is done is
     written after every task. `more` are tasks of your own, after the suite's or named in `only`.
+    `held_out` judges by a fifth of the training images and opens no test image: to choose by.
     """
     more = more or {}
     chosen = _chosen(suite, only, tuple(more))
@@ -68,8 +70,8 @@ def evaluate(
     photographs = None if frost is None else load_frost(frost)
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
-    splits = open_splits(_place(subject, on), seed=seed, most=images)
-    out = out or _default_out(place)
+    splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
+    out = out or _default_out(place, "held-out" if held_out else "evaluation")
     results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
     display = display or Display(quiet=rank() > 0)
     with display:
@@ -150,14 +152,14 @@ def _place(subject: Subject, on: str) -> str:
     return subject.config.data.source
 
 
-def _default_out(place: str) -> Path:
+def _default_out(place: str, kind: str) -> Path:
     path = Path(place)
     if path.is_dir():
-        return path / "evaluation"
+        return path / kind
     name = path.name
     if path.is_file():  # there may be many of that name
         name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
-    return Path("runs") / "evaluation" / name
+    return Path("runs") / kind / name
 
 
 def _about(exam: Exam) -> dict[str, object]:
