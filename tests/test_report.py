@@ -14,9 +14,12 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from compressive import paper
+from compressive.evaluation import results
 from compressive.report import write_report
 from compressive.report.figures import MOST, thinned, ticks
 from compressive.report.gallery import png
+from compressive.report.reading import Figure
+from compressive.report.tables import HIGHER, LOWER, cell
 
 SECTIONS = [
     *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
@@ -201,7 +204,7 @@ def test_numbers_in_tables_are_those_of_the_files(tmp_path: Path) -> None:
     one, two = records(0.0), records(0.01)
     pairs = zip(one[:8], two[:8], strict=True)
     assert page.numbers["figures"] == [record["value"] for pair in pairs for record in pair]
-    for printed in ("70.0 % [68.0, 72.0]", "71.0 % [69.0, 73.0]", "32.4", "1.51"):
+    for printed in ("70.0 % [68.0, 72.0]", "71.0 % [69.0, 73.0]", "32.40", "1.510"):
         assert printed in page.text
     cells = [[r["protocol"]["by severity"] for r in run[8:10]] for run in (one, two)]
     difference = np.subtract(cells[1], cells[0])
@@ -442,6 +445,142 @@ def test_long_lines_are_thinned_by_means() -> None:
     assert len(found) == MOST
     np.testing.assert_allclose(np.array(found)[:, 1], 0.5)
     np.testing.assert_allclose(np.array(found)[:, 0], np.arange(MOST) * 10 + 4.5)
+
+
+def test_a_speed_is_thinned_by_medians_and_drawn_from_zero(tmp_path: Path) -> None:
+    """A few readings that are three times too fast leave a flat line."""
+    run = write_run(tmp_path / "run")
+    rates = [2100.0 if step % 10 < 2 else 700.0 for step in range(10 * MOST)]
+    lines = [{"step": step, "images_per_second": rate} for step, rate in enumerate(rates)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (drawing,) = [d for d in drawings(report(tmp_path, run)) if "images per second" in d]
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0].split("L")
+    assert len(path) == MOST
+    assert len({point.split()[1] for point in path}) == 1
+    assert '>0</text><line class="grid"' in drawing
+
+
+def add_records(run: Path, *more: dict[str, Any]) -> Path:
+    results = run / "evaluation/results.json"
+    content = json.loads(results.read_text())
+    content["records"] += more
+    results.write_text(json.dumps(content))
+    return run
+
+
+def part(page: Page, section: str) -> str:
+    """The source of a section."""
+    return page.source.split(f'<section id="{section}"')[1].split("</section>")[0]
+
+
+def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("plain-run", "rich-run")]
+    lines = [line for line in journal(30, 0.0) if "loss" in line]
+    kept = [{"step": line["step"], "loss": line["loss"]} for line in lines]
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    page = report(tmp_path, *runs)
+    legends = {
+        name: re.findall(r'<p class="legend">.*?</p>', part(page, name), re.DOTALL)[0]
+        for name in ("curves", "plane", "reliability", "smoothness")
+    }
+    assert "rich-run" in legends["plane"]
+    assert "plain-run" not in legends["plane"]
+    for name in ("curves", "reliability", "smoothness"):
+        assert "plain-run" in legends[name]
+        assert "rich-run" in legends[name]
+
+
+def test_what_the_mean_of_corruptions_is_of_and_what_judged_is_said(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    for run, rate in zip(runs, (3.2, 0.4), strict=True):
+        head = {"head": "linear, 40 epochs", "chosen": {"learning rate for 256": rate}}
+        mean = {**head, "types": 14, "left out": ["frost"]}
+        extra = {**head, "by severity": [0.5] * 5}
+        add_records(
+            run,
+            record("corruptions", "set-C", "top-1", 0.4, protocol=mean),
+            record("extra corruption", "set-C spatter", "top-1", 0.5, protocol=extra),
+        )
+    text = report(tmp_path, *runs).text
+    words = "The mean of set-C is of 14 types \N{MULTIPLICATION SIGN} 5 severities, without frost;"
+    assert text.count(f"{words} spatter are shown, but not in it.") == 1
+    assert "Judged by: linear, 40 epochs, learning rate for 256: 3.2 (a)." in text
+    assert "Judged by: linear, 40 epochs, learning rate for 256: 0.4 (b)." in text
+    page = report(tmp_path, runs[0])
+    assert "learning rate for 256: 3.2." in page.text
+
+
+def test_bins_of_hardly_any_images_are_not_drawn(tmp_path: Path) -> None:
+    bins = [[0.1, 0.9, 1], [0.3, 0.25, 2], [0.6, 0.7, 900], [0.95, 0.91, 1097]]
+    protocol = {"reliability": bins}
+    run = add_records(
+        write_run(tmp_path / "run"), record("linear", "set", "ece", 0.1, protocol=protocol)
+    )
+    drawing = drawings_in(report(tmp_path, run), "reliability")[1]
+    assert drawing.count("<circle") == 3
+
+
+def drawings_in(page: Page, section: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", part(page, section), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "printed"),
+    [
+        ("brier", 0.145, "0.1450"),
+        ("brier", 2.0, "2.000"),
+        ("uniformity", -3.05, "\N{MINUS SIGN}3.050"),
+        ("RankMe", 357.6435, "357.64"),
+        ("RankMe", 1357.6, "1,357.60"),
+        ("top-1", 0.902, "90.2\N{NO-BREAK SPACE}%"),
+    ],
+)
+def test_numbers_keep_their_zeros_their_sign_and_their_unit(
+    metric: str, value: float, printed: str
+) -> None:
+    assert cell(Figure("linear", "set", metric, value)).text == printed
+
+
+def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    page = report(tmp_path, a, b)
+    interval = "[68.0,\N{NO-BREAK SPACE}72.0]"
+    assert f"top-1 70.0\N{NO-BREAK SPACE}% {interval}" in part(page, "summary")
+    assert "last loss 0.3333" in page.text
+    assert ">\N{MINUS SIGN}1.0</data>" in part(page, "corruptions")
+    assert not re.search(r">-\d", page.source)
+
+
+def test_differences_say_what_their_full_color_stands_for(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    assert "set-C: minus a, points; largest gap 1.0" in report(tmp_path, a, b).text
+
+
+def test_the_figures_say_which_way_is_better_and_what_they_are(tmp_path: Path) -> None:
+    assert (set(results.HIGHER), set(results.LOWER)) == (HIGHER, LOWER)
+    on = {"on": "h, centered; exp of the entropy"}
+    run = add_records(
+        write_run(tmp_path / "run"), record("geometry", "set", "effective rank", 9.0, protocol=on)
+    )
+    text = report(tmp_path, run).text.split("In brackets")[1]
+    for words in ("top-1 \N{UPWARDS ARROW}", "brier \N{DOWNWARDS ARROW}", "RankMe 32.40"):
+        assert words in text
+    assert "effective rank of h, centered 9.000" in text
+    for words in ("Brier score", "expected calibration error", "which is of the projections r"):
+        assert text.count(words) == 1 + (words == "expected calibration error")  # also a section's
+    assert "negative log-likelihood" not in text  # there is no nll in it
+
+
+def test_origins_have_no_empty_row_and_commands_as_code(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["about"]["commit"] = ""
+    (run / "config.json").write_text(json.dumps(config))
+    origins = part(report(tmp_path, run), "origins")
+    assert "commit" not in origins
+    for command in ("compressive train x", "compressive e"):
+        assert f"<code>{command}</code>" in origins
+    assert "<code>a CPU" not in origins
 
 
 def test_the_report_needs_no_torch(tmp_path: Path) -> None:

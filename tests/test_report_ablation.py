@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_report import Page, drawings, record, report, write_run
 
-from compressive.report.figures import HEIGHT, WIDTH, Line, chart
+from compressive.report.figures import HEIGHT, WIDTH, Line, chart, labels
 from compressive.report.outcome import failure, outcome
 from compressive.report.reading import read_runs
 
@@ -260,12 +260,35 @@ def test_a_line_that_leaves_the_axes_ends_at_them_on_its_way(tmp_path: Path) -> 
 
 
 def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path) -> None:
+    """The spike is an early one: curves lose it, the plane shows it."""
     run = write_run(tmp_path / "run")
     before = drawings(report(tmp_path, run))
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    spike = json.dumps({**json.loads(lines[0]), "step": 0, "movable": 4e4, "residual": 4e4})
+    spike = json.dumps({**json.loads(lines[0]), "step": 0, "loss": 4e4, "movable": 4e4})
     (run / "metrics.jsonl").write_text("\n".join([spike, *lines]))
     after = drawings(report(tmp_path, run))
-    (plane,) = [d for d in after if "against movable" in d]
-    (same,) = [d for d in before if "against movable" in d]
-    np.testing.assert_allclose(dots(plane), dots(same), atol=0.11)
+
+    def highest(found: list[str], words: str) -> float:
+        (drawing,) = [d for d in found if words in d]
+        texts = re.findall(r'text-anchor="(?:end|middle)">([\d.]+k?)<', drawing)
+        return max(float(text.replace("k", "e3")) for text in texts)
+
+    assert highest(after, '"loss against step') == highest(before, '"loss against step')
+    assert highest(before, "against movable") < 10
+    assert highest(after, "against movable") == 4e4
+
+
+def test_an_axis_has_one_unit() -> None:
+    assert labels([0.0, 5e3, 1e4, 1.5e4]) == ["0", "5k", "10k", "15k"]
+    assert labels([0.0, 2e3, 4e3]) == ["0", "2000", "4000"]
+    assert labels([-5e5, 0.0, 1e6]) == ["\N{MINUS SIGN}0.5M", "0", "1M"]
+    assert labels([-2e-5, 0.0]) == ["\N{MINUS SIGN}2e\N{MINUS SIGN}5", "0"]
+
+
+def test_lines_that_later_ones_cover_are_wider() -> None:
+    lines = [Line([(0.0, 1.0), (1.0, 2.0)], run, f"r{run}") for run in range(3)]
+    widths = [float(w) for w in re.findall(r"--w:([\d.]+)", chart(lines, "x", "y"))]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[1] - widths[2] >= 0.5
+    assert widths[0] <= 4
+    assert re.findall(r"--w:([\d.]+)", chart(lines[:1], "x", "y")) == [f"{widths[2]:.2f}"]

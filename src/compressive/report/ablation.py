@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from compressive.report.figures import Line, Picture, chart
+from compressive.report.figures import Line, Picture, chart, minus
 from compressive.report.outcome import FIGURES, NATS, Spread, failure, outcome, spread
 from compressive.report.reading import Run, number
 
@@ -126,7 +126,7 @@ def _curve(
     if not any(line.points for line in lines):
         return None
     title, axis = _WORDS[name]
-    return Picture(title, chart(lines, setting, axis, names=[f"{v:g}" for v in values]))
+    return Picture(title, chart(lines, setting, axis, names=[minus(f"{v:g}") for v in values]))
 
 
 def _bars(found: Sequence[Spread], by: float) -> list[float]:
@@ -156,7 +156,7 @@ def _rate(groups: Sequence[_Group], name: str) -> Picture | None:
                 group.name or "runs",
                 weights=[0.15] * len(there),
                 bars=_bars([one for _, _, one in there], by),
-                words=[f"{v:g}" for v, _, _ in there],
+                words=[minus(f"{v:g}") for v, _, _ in there],
             )
         )
     lines = [line for line in lines if line.points]
@@ -175,7 +175,7 @@ def _notes(groups: Sequence[_Group], values: Sequence[float], setting: str) -> l
     else:
         notes.append("One run of each: small differences may be chance.")
     ends = [
-        (end, f"{value:g}")
+        (end, minus(f"{value:g}"))
         for value in values
         for end in dict.fromkeys(failure(r) for g in groups for r in g.runs.get(value, ()))
         if end

@@ -5,7 +5,7 @@ picture serves light and dark.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ class Picture(NamedTuple):
     title: str
     svg: Markup
     numbers: Sequence[tuple[int, Any]] = ()  # of a run, in a cell of a table
+    runs: Sequence[int | None] = ()  # those drawn
 
 
 def style(run: int | None) -> str:
@@ -60,20 +61,26 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [round(i * step, 12) or 0.0 for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def short(value: float) -> str:
-    """A number for an axis."""
-    for least, size, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= least:
-            return f"{value / size:.4g}{letter}".replace("-", "\N{MINUS SIGN}")
-    return f"{value:.4g}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
+def minus(text: str) -> str:
+    """A number with a true minus sign, which is as wide as a plus."""
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most MOST points: means of as many neighbors as it takes."""
+def labels(values: Sequence[float]) -> list[str]:
+    """Numbers for an axis, all in the unit of the largest."""
+    units = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, ""))
+    most = max(map(abs, values), default=0.0)
+    size, letter = next((size, letter) for least, size, letter in units if most >= least)
+    texts = (f"{value / size:.4g}{letter if value else ''}" for value in values)
+    return [minus(text.replace("e-0", "e-")) for text in texts]
+
+
+def thinned(points: Sequence[Point], middle: Callable[..., Any] = np.mean) -> list[Point]:
+    """At most MOST points: means, or another middle, of as many neighbors as it takes."""
     if len(points) <= MOST:
         return list(points)
     parts = np.array_split(np.asarray(points, dtype=np.float64), MOST)
-    return [(float(x), float(y)) for x, y in (part.mean(0) for part in parts)]
+    return [(float(x), float(y)) for x, y in (middle(part, axis=0) for part in parts)]
 
 
 def chart(
@@ -95,7 +102,7 @@ def chart(
     """
     xs = [p[0] for line in lines for p in line.points]
     xs += [line.mark for line in lines if line.mark is not None]
-    ys = [p[1] for line in lines for p in line.points] + ([0.0] if zero else [])
+    ys = [p[1] for line in lines for p in line.points]
     ys += [p[1] + s * h for li in lines for p, h in _both(li.points, li.bars) for s in (-1, 1)]
     if clip:
         usual = Frame(_usual(xs), _usual(ys))
@@ -110,9 +117,13 @@ def chart(
     parts = [*_axes(frame, x, y, names)]
     if square:
         parts.append(f'<path class="grid" d="{_path([(0, 0), (1, 1)], frame)}"/>')
-    for line in lines:
+    for after, line in zip(reversed(range(len(lines))), lines, strict=True):
         inside = "".join(_drawn(line, frame, ends))
-        parts.append(f"<g {style(line.run)}>{inside}<title>{escape(line.name)}</title></g>")
+        wide = 1.8 + 1.4 * after / max(1, len(lines) - 1)  # to be seen where later ones cover it
+        parts.append(
+            f'<g {style(line.run)} style="--w:{wide:.2f}">{inside}'
+            f"<title>{escape(line.name)}</title></g>"
+        )
     parts += _words(lines, frame)
     return svg(parts, f"{y} against {x}: {', '.join(line.name for line in lines)}")
 
@@ -252,14 +263,12 @@ def _within(one: Point, two: Point, frame: Frame) -> tuple[Point, Point] | None:
 def _axes(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     parts = []
-    for value in ticks(*frame.upright):
+    heights, places = ticks(*frame.upright), ticks(*frame.across)
+    for value, word in zip(heights, labels(heights), strict=True):
         at = f"{frame.place((0, value))[1]:.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text x="{_LEFT - 5}" y="{at}" dy=".32em" text-anchor="end">{short(value)}</text>'
-        )
-    marks = _spaced(names, frame) or [(v, short(v)) for v in ticks(*frame.across)]
-    for value, word in marks:
+        parts.append(f'<text x="{_LEFT - 5}" y="{at}" dy=".32em" text-anchor="end">{word}</text>')
+    for value, word in _spaced(names, frame) or zip(places, labels(places), strict=True):
         at = f"{frame.place((value, 0))[0]:.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 4}"/>')
         parts.append(f'<text x="{at}" y="{bottom + 15}" text-anchor="middle">{escape(word)}</text>')

@@ -8,6 +8,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compressive.report import gallery
 from compressive.report.ablation import studies
 from compressive.report.figures import COLORS, Line, Picture, Point, chart, thinned
@@ -15,11 +17,14 @@ from compressive.report.reading import Figure, Run, flat, read_runs
 from compressive.report.tables import (
     beside_paper,
     cell,
+    corruptions,
     differences,
+    digits,
     headline,
     heat,
     numbers,
     tables,
+    terms,
 )
 
 _CURVES = {  # key of a journal line: title, words at the axis
@@ -30,6 +35,7 @@ _CURVES = {  # key of a journal line: title, words at the axis
     "probe_accuracy": ("Linear probe, held-out images", "accuracy"),
     "knn_accuracy": ("Nearest neighbors, held-out images", "accuracy"),
 }
+_FEW = 0.001  # share of the images below which the accuracy of a bin is chance
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -63,8 +69,10 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
         "neighbors": gallery.neighbors(runs),
         "maps": gallery.maps(runs),
         "tables": tables(runs),
+        "terms": terms(runs),
         "reliability": _reliability(runs),
         "heat": heat(runs),
+        "corruptions": corruptions(runs),
         "smoothness": _smoothness(runs),
         "studies": studies(runs),
         "paper": beside_paper(runs),
@@ -82,41 +90,47 @@ def _summary(run: Run) -> str:
     steps = run.series()
     words.append(f"{int(steps[-1][0]):,} steps" if steps else "")
     loss = run.last("loss")
-    words.append("" if loss is None else f"last loss {loss:.4g}")
+    words.append("" if loss is None else f"last loss {digits(loss)}")
     best = headline(run, "top-1")
     words.append(f"{best.task} top-1 {cell(best).text} {cell(best).note}" if best else "")
     return ", ".join(word.strip() for word in words if word) or "nothing measured yet"
 
 
+def _picture(
+    title: str, lines: Sequence[Line], x: str, y: str, numbers: Sequence[Any] = (), **how: Any
+) -> Picture:
+    return Picture(title, chart(lines, x, y, **how), numbers, [line.run for line in lines])
+
+
 def _lines(runs: Sequence[Run], x: str, y: str) -> list[Line]:
     """A line for each run that has both along its training; "step" is always there."""
     lines = []
+    is_speed = y == "images_per_second"
     for place, run in enumerate(runs):
         rows = run.series(*(key for key in (x, y) if key != "step"))
-        if y == "images_per_second":
+        if is_speed:
             rows = [row for row in rows if row[-1] > 0]  # the first line has had no time yet
         if rows:
-            points = thinned([(row[0] if x == "step" else row[1], row[-1]) for row in rows])
+            points = [(row[0] if x == "step" else row[1], row[-1]) for row in rows]
+            # A speed jumps while another run on the same device rests.
+            points = thinned(points, np.median if is_speed else np.mean)
             lines.append(Line(points, place, run.name))
     return lines
 
 
 def _curves(runs: Sequence[Run]) -> list[Picture]:
-    found = [(title, axis, _lines(runs, "step", key)) for key, (title, axis) in _CURVES.items()]
     return [
-        Picture(title, chart(lines, "step", axis, clip=True))
-        for title, axis, lines in found
-        if lines
+        _picture(title, lines, "step", axis, clip=True, zero=key == "images_per_second")
+        for key, (title, axis) in _CURVES.items()
+        if (lines := _lines(runs, "step", key))
     ]
 
 
 def _plane(runs: Sequence[Run]) -> list[Picture]:
     pictures = []
     for key, title in (("movable", "Movable part"), ("residual", "Residual, floor and all")):
-        lines = _lines(runs, key, "predictive")
-        if lines:
-            drawing = chart(lines, f"{key} (nats)", "predictive (nats)", ends=True, clip=True)
-            pictures.append(Picture(title, drawing))
+        if lines := _lines(runs, key, "predictive"):
+            pictures.append(_picture(title, lines, f"{key} (nats)", "predictive (nats)", ends=True))
     return pictures
 
 
@@ -138,14 +152,14 @@ def _reliability(runs: Sequence[Run]) -> list[Picture]:
         for place, figure in found:
             bins = [numbers(row) for row in _rows(figure.protocol.get("reliability"))]
             bins = [row for row in bins if len(row) == 3 and row[2] > 0]
-            if bins:
-                points, images = [(row[0], row[1]) for row in bins], sum(row[2] for row in bins)
-                shares = [row[2] / images for row in bins]
+            images = sum(row[2] for row in bins)
+            if bins := [row for row in bins if row[2] >= _FEW * images]:
+                points, shares = [(row[0], row[1]) for row in bins], [r[2] / images for r in bins]
                 lines.append(Line(points, place, runs[place].name, weights=shares))
                 errors.append((place, cell(figure)))
         if lines:
-            drawing = chart(lines, "confidence", "accuracy", square=True)
-            pictures.append(Picture(f"{task}, {dataset}", drawing, errors))
+            title, axes = f"{task}, {dataset}", ("confidence", "accuracy")
+            pictures.append(_picture(title, lines, *axes, square=True, numbers=errors))
     return pictures
 
 
@@ -162,9 +176,9 @@ def _smoothness(runs: Sequence[Run]) -> dict[str, list[Picture]]:
         ]
         means = [(place, cell(figure)) for place, figure, _ in shapes]
         if lines:
-            drawing = chart(lines, "local Lipschitz estimate", "density", zero=True)
-            title = task.removeprefix("smoothness ")
-            pictures.setdefault(dataset, []).append(Picture(title, drawing, means))
+            title, axes = task.removeprefix("smoothness "), ("local Lipschitz estimate", "density")
+            drawing = _picture(title, lines, *axes, zero=True, numbers=means)
+            pictures.setdefault(dataset, []).append(drawing)
     return pictures
 
 
@@ -193,7 +207,7 @@ def _origin(run: Run) -> list[tuple[str, str]]:
     judged = {f"evaluation: {key}": value for key, value in flat(run.evaluated).items()}
     commands = dict.fromkeys(figure.command for figure in run.figures if figure.command)
     return [
-        *((key.removeprefix("versions."), str(value)) for key, value in (about | judged).items()),
+        *((k.removeprefix("versions."), str(v)) for k, v in (about | judged).items() if v != ""),
         *(("evaluation: command", command) for command in commands),
     ]
 

@@ -6,9 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from compressive import paper
+from compressive.corruptions.tables import EXTRAS, NAMES
+from compressive.report.figures import minus
 from compressive.report.reading import Figure, Run, number
 
 _PERCENT = {"top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames"}
+# Of these more or less is better, as in `evaluation.results`, which needs torch; of others neither.
+HIGHER = _PERCENT | {"predictive"}
+LOWER = {"nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl"}
+_TERMS = {  # words for what a metric does not say by its name
+    "nll": "negative log-likelihood of the right class, in nats",
+    "brier": "Brier score, the squared distance from the probabilities to the right class, 0 to 2",
+    "ece": "expected calibration error, how far confidence lies from accuracy, 0 to 1",
+    "mce": "mean corruption error, of AlexNet's",
+    "RankMe": "how many dimensions the features h fill, by the entropy of their singular values; "
+    "not the rank in a run's summary, which is of the projections r",
+}
 _ORDER = ("linear", "logistic", "few labels", "kNN", "geometry", "information", "corruptions")
 
 
@@ -47,18 +60,22 @@ def headline(run: Run, metric: str) -> Figure | None:
     return found.get("linear") or found.get("logistic")
 
 
+def digits(value: float) -> str:
+    """Four digits, zeros at the end too; more before the point than that, and two behind it."""
+    return minus(f"{value:#.4g}" if abs(value) < 100 else f"{value:,.2f}")
+
+
 def cell(figure: Figure) -> Cell:
     """A figure as it stands in a table, accuracies in percent."""
     percent = figure.metric in _PERCENT
 
     def text(value: float) -> str:
-        if percent:
-            return f"{value:.1%}".replace("%", " %")
-        return f"{value:.4g}" if abs(value) < 100 else f"{value:,.2f}"
+        return minus(f"{100 * value:.1f}") if percent else digits(value)
 
     low, high = figure.low, figure.high
-    note = "" if low is None or high is None else f"[{text(low)}, {text(high)}]".replace(" %", "")
-    return Cell(text(figure.value), figure.value, note)
+    note = "" if low is None or high is None else f"[{text(low)},\N{NO-BREAK SPACE}{text(high)}]"
+    unit = "\N{NO-BREAK SPACE}%" if percent else ""
+    return Cell(text(figure.value) + unit, figure.value, note)
 
 
 def tables(runs: Sequence[Run]) -> list[Table]:
@@ -81,6 +98,12 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     return found
 
 
+def terms(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Metrics of the tables, and what they are."""
+    there = {figure.metric for run in runs for figure in run.figures}
+    return [(metric, words) for metric, words in _TERMS.items() if metric in there]
+
+
 def _row(family: str, key: tuple[str, str, str], figures: Sequence[Figure | None]) -> Row:
     there = [figure for figure in figures if figure]
     counts = {figure.n for figure in there if figure.n}
@@ -89,7 +112,11 @@ def _row(family: str, key: tuple[str, str, str], figures: Sequence[Figure | None
         note += "; not the same images, so not to be compared"
     cells = [cell(figure) if figure else None for figure in figures]
     which = key[0].removeprefix(family).strip()  # how many labels, or neighbors
-    return Row(f"{which}, {key[2]}" if which else key[2], note, cells)
+    name = f"{which}, {key[2]}" if which else key[2]
+    if isinstance(on := there[0].protocol.get("on"), str):  # "h, centered; by ..."
+        name += f" of {on.partition(';')[0]}"
+    way = "\N{UPWARDS ARROW}" * (key[2] in HIGHER) + "\N{DOWNWARDS ARROW}" * (key[2] in LOWER)
+    return Row(f"{name}\N{NO-BREAK SPACE}{way}" if way else name, note, cells)
 
 
 def numbers(values: object) -> list[float]:
@@ -115,10 +142,44 @@ def heat(runs: Sequence[Run]) -> list[Table]:
         for place in others:
             gap = _gap(by_run[first], by_run[place])
             most = max((abs(v) for cells in gap.values() for v in cells), default=0.0)
-            title = f"{dataset}: minus {runs[first].name}, points"
+            title = f"{dataset}: minus {runs[first].name}, points; largest gap {100 * most:.1f}"
             if gap:
                 tables.append(_heat_table(title, place, gap, most or 1.0, sign="+"))
     return tables
+
+
+def corruptions(runs: Sequence[Run]) -> list[str]:
+    """What the means over corruptions are of, and what judged; of which runs, if not of all."""
+    told: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for figure in run.figures:
+            if figure.metric == "top-1" and "left out" in figure.protocol:
+                for sentence in (_mean(figure, run), _judge(figure)):
+                    told.setdefault(sentence, {})[run.name] = None
+    every = {name for names in told.values() for name in names}
+    return [
+        f"{sentence}." if len(names) == len(every) else f"{sentence} ({', '.join(names)})."
+        for sentence, names in told.items()
+    ]
+
+
+def _mean(figure: Figure, run: Run) -> str:
+    left = figure.protocol["left out"]
+    left = list(map(str, left)) if isinstance(left, list) else []
+    shown = {f.dataset for f in run.figures if "by severity" in f.protocol}
+    extra = [kind for kind in EXTRAS if f"{figure.dataset} {kind}" in shown]
+    count = f"{len(NAMES) - len(left)} types \N{MULTIPLICATION SIGN} 5 severities"
+    words = f"The mean of {figure.dataset} is of {count}"
+    words += f", without {', '.join(left)}" if left else ""
+    words += f"; {', '.join(extra)} are shown, but not in it" if extra else ""
+    return words.replace("_", " ")
+
+
+def _judge(figure: Figure) -> str:
+    chosen = figure.protocol.get("chosen")
+    chosen = chosen.items() if isinstance(chosen, dict) else ()
+    words = [str(figure.protocol.get("head", "?")), *(f"{name}: {value}" for name, value in chosen)]
+    return f"Judged by: {', '.join(words)}"
 
 
 def _gap(one: Mapping[str, list[float]], two: Mapping[str, list[float]]) -> dict[str, list[float]]:
@@ -131,7 +192,7 @@ def _heat_table(
     title: str, run: int, grid: Mapping[str, list[float]], most: float, *, sign: str = ""
 ) -> Table:
     rows = [
-        Row(kind, "", [Cell(f"{100 * v:{sign}z.1f}", v, "", v / most) for v in cells])
+        Row(kind, "", [Cell(minus(f"{100 * v:{sign}z.1f}"), v, "", v / most) for v in cells])
         for kind, cells in grid.items()
     ]
     heads = [str(place + 1) for place in range(max(len(row.cells) for row in rows))]
