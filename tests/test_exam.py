@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from tiny import noise
 from torch import Tensor, nn
 
@@ -15,6 +19,7 @@ from compressive.evaluation.exam import Exam, open_splits
 from compressive.evaluation.features import Features
 from compressive.evaluation.results import Results
 from compressive.evaluation.subject import Subject
+from compressive.logistic import PENALTIES, Selection
 
 
 def pictures(folder: Path, classes: dict[str, int], seed: int = 0) -> None:
@@ -124,9 +129,30 @@ def test_a_penalty_is_chosen_on_classes_that_can_spare_an_image(
     some = Features(feats + 3 * labels[:, None], labels, torch.arange(2 * each))
     _, penalty, how = _folds(some, exam_of(tmp_path))
     if held:
-        assert how.startswith("a fifth")
+        assert how.startswith("the log-loss of a fifth")
     else:
         assert (penalty, how) == (1.0, "not chosen: each class has one image")
+
+
+def test_the_penalty_of_few_labels_has_the_least_log_loss_by_scikit_learn(tmp_path: Path) -> None:
+    """Every fifth of each class is held out; by accuracy another penalty would be chosen."""
+    pictures(tmp_path / "train", {"a": 5, "b": 5, "c": 5})
+    labels = torch.arange(3).repeat_interleave(20)
+    feats = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
+    feats[:, :3] += F.one_hot(labels, 3)
+    found, penalty, _ = _folds(Features(feats, labels, torch.arange(60)), exam_of(tmp_path))
+    held = torch.arange(60) % 5 == 0
+    losses, hits = [], []
+    for l2 in PENALTIES:
+        theirs = LogisticRegression(C=1 / l2, tol=1e-8, max_iter=10_000)
+        theirs.fit(feats[~held], labels[~held])
+        losses.append(log_loss(labels[held], theirs.predict_proba(feats[held])))
+        hits.append(theirs.score(feats[held], labels[held]))
+    assert penalty == PENALTIES[int(np.argmin(losses))]
+    best = max(hits)
+    assert penalty != max(l2 for l2, hit in zip(PENALTIES, hits, strict=True) if hit == best)
+    assert isinstance(found, Selection)
+    assert found.fit.penalties == (penalty,)
 
 
 def test_images_have_one_name_wherever_they_lie_and_others_another(tmp_path: Path) -> None:

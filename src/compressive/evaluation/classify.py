@@ -18,7 +18,7 @@ from compressive.evaluation.exam import Classifier, Exam
 from compressive.evaluation.features import Features, forward
 from compressive.evaluation.linear import LEARNING_RATES, WIDER, train_heads
 from compressive.evaluation.scores import add_scores, right
-from compressive.metrics import top_k_accuracy
+from compressive.metrics import nll, top_k_accuracy
 from compressive.online import nearest_neighbors
 from compressive.views import View, image_keys
 
@@ -110,7 +110,8 @@ def few_label(exam: Exam, lists: Path | None = None) -> None:
             warnings += [warning] if warning else []
         each = [float(hit.double().mean()) for hit in hits]
         protocol = exam.protocol(
-            classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
+            classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 "
+            "|W|^2, l2 by log-loss",
             augmentation="none",
             labels=sizes,
             chosen={"l2": penalties},
@@ -207,12 +208,16 @@ def _epochs(count: int, device: str) -> int:
 
 
 def _select(
-    train: Features, fit: Int[Tensor, " fit"], held: Int[Tensor, " held"], classes: int
+    train: Features,
+    fit: Int[Tensor, " fit"],
+    held: Int[Tensor, " held"],
+    classes: int,
+    metric: logistic.Metric = top_k_accuracy,
 ) -> logistic.Selection:
     return logistic.select(
         (train.feats[fit], train.labels[fit]),
         (train.feats[held], train.labels[held]),
-        top_k_accuracy,
+        metric,
         classes=classes,
     )
 
@@ -221,7 +226,10 @@ def _folds(some: Features, exam: Exam) -> tuple[logistic.Selection | logistic.Fi
     """A classifier of a few images, its penalty, and how that was chosen.
 
     On every fifth image of each class that has two or more: of a class with one image nothing can
-    be learned once it is held out.
+    be learned once it is held out. By the log-loss: a hundred images are right or wrong by chance,
+    and many penalties are right equally often. (CIFAR-10, 500 labels, six draws, two encoders: by
+    accuracy it is 2e-5 to 316 and costs 1.5 points against the best one, with a deviation of 1.3;
+    by the log-loss 0.2 to 0.6, 0.8 points and 0.4.)
     """
     order = some.labels.argsort(stable=True)
     sizes = some.labels.bincount()
@@ -232,5 +240,6 @@ def _folds(some: Features, exam: Exam) -> tuple[logistic.Selection | logistic.Fi
     if not held.any():
         fits = logistic.fit(some.feats, some.labels, classes=exam.classes, penalties=[DEFAULT])
         return fits, DEFAULT, "not chosen: each class has one image"
-    found = _select(some, (~held).nonzero()[:, 0], held.nonzero()[:, 0], exam.classes)
-    return found, found.penalty, "a fifth of the subset, then fitted on all of it"
+    fit, held = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+    found = _select(some, fit, held, exam.classes, lambda logits, labels: -nll(logits, labels))
+    return found, found.penalty, "the log-loss of a fifth of the subset, then fitted on all of it"
