@@ -5,15 +5,20 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import typer
 from tiny import last, photos, tiny, words
 from typer.testing import CliRunner, Result
 
 import compressive
 from compressive import recipes
 from compressive.cli import app
+from compressive.commands import one_line_errors
 from compressive.config import flat
 from compressive.folder import read_config
 
@@ -62,6 +67,35 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: st
     result = RUN.invoke(app, ["meter", *arguments])
     assert result.exit_code == 2
     assert result.output.strip() == f"error: {message}"
+
+
+@pytest.mark.parametrize(
+    ("ask", "size"),
+    [
+        (lambda: torch.empty(2**50, dtype=torch.uint8), "1125899906842624 bytes"),
+        (lambda: np.empty(2**50), "8.00 PiB"),
+        (lambda: exhausted(), "20.00 GiB"),
+    ],
+)
+def test_too_little_memory_is_one_line(
+    ask: Callable[[], object], size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as caught, one_line_errors():
+        ask()
+    assert caught.value.exit_code == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"error: not enough memory for {size} more; ")
+    assert text.count("\n") == 1
+
+
+def exhausted() -> None:
+    """As torch says it of a GPU."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a ...")
+
+
+def test_an_error_of_our_own_keeps_its_trace() -> None:
+    with pytest.raises(RuntimeError, match="a fault"), one_line_errors():
+        raise RuntimeError("a fault")
 
 
 def test_help_names_every_command() -> None:

@@ -1,6 +1,7 @@
 """Commands on runs: evaluate, embed, compare, report, sweep, watch; and one-line errors."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +20,28 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         complain(str(error) if isinstance(error, ValueError) else _words(error))
         raise typer.Exit(2) from None
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         from compressive.run import Ill
 
-        if not isinstance(error, Ill):
+        words = str(error) if isinstance(error, Ill) else _too_much(str(error))
+        if not words:
             raise
-        complain(str(error))
+        complain(words)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         complain("interrupted; what was saved before is kept, and the same command goes on")
         raise typer.Exit(130) from None
+
+
+def _too_much(text: str) -> str:
+    """What to do where memory ends, as torch says it of a GPU and of the host, and NumPy."""
+    asked = re.search(r"(?:tried|unable) to allocate ([\d.]+ \w+)", text, re.IGNORECASE)
+    if asked is None:
+        return ""
+    return (
+        f"not enough memory for {asked[1]} more; less is needed with a smaller train.batch, "
+        "views.size or --size, and on the device with data.resident=no"
+    )
 
 
 def _words(error: OSError) -> str:
