@@ -14,7 +14,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 # A module imports only from floors below its own, never from its own.
 FLOORS = [
-    "inputs special radial distributed views config paper checkpoint display pace shipped "
+    "inputs special radial distributed views config paper checkpoint display pace lock shipped "
     "data.answers data.builtin data.decode data.flow data.labelmaps "
     "corruptions.tables report.reading report.figures",
     "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "

@@ -21,6 +21,7 @@ from tiny import CHANGES, Written, journal, last, silent, sorted_photos
 from compressive import recipes
 from compressive.ablations import Job, ablation, plan
 from compressive.config import Config, override
+from compressive.lock import hold
 from compressive.report.outcome import Spread
 from compressive.sweep import Summary, summary_table, sweep
 from compressive.tally import Row, figures, rows
@@ -356,6 +357,16 @@ def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
             sweep("builtin", out, held_out=not held_out, display=silent())
     with pytest.raises(ValueError, match="--suite none measures nothing: leave out --only"):
         sweep("builtin", tmp_path / "b", suite="none", held_out=True, display=silent())
+
+
+def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
+    held = hold(tmp_path / "a")
+    try:
+        with pytest.raises(ValueError, match="another process is writing to"):
+            sweep("builtin", tmp_path / "a", display=silent())
+    finally:
+        os.close(held)
+    assert not list((tmp_path / "a").iterdir())
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

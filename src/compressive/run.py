@@ -3,6 +3,7 @@
 Longer than 300 lines, since it is one object: what a checkpoint must hold is in one place.
 """
 
+import os
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,7 @@ from compressive.learner import (
     precision,
     view_maker,
 )
+from compressive.lock import hold
 from compressive.methods import Builder, Step, build
 from compressive.monitor import Health, Reading, Readings, Verdict, pulse
 from compressive.online import Accuracy, accuracy, held_out
@@ -79,6 +81,7 @@ class Run:
         self.loader = self._load(source)
         self._schedule()
         self._assemble(method, 0 if source.labels is None else int(source.labels.max()) + 1)
+        self._hold = hold(out) if rank() == 0 else None
         if rank() == 0 and not going_on:
             folder.write_config(out, config, self.device)
         wait_for_all()  # none may look for a checkpoint before the folder is there
@@ -377,6 +380,9 @@ class Run:
         self.loader.close()
         if hasattr(self, "journal"):
             self.journal.close()
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
 
     def _parts(self) -> list[tuple[str, Any]]:
         """All that has a state."""

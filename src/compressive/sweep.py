@@ -19,6 +19,7 @@ from compressive import recipes
 from compressive.ablations import Job, plan
 from compressive.config import Config, override
 from compressive.display import Display
+from compressive.lock import hold
 from compressive.tally import Row, rows, table
 
 FILE = "sweep.json"
@@ -81,8 +82,12 @@ def sweep(
     judge = [] if suite == NONE else [*judge, *(["--held-out"] if held_out else [])]
     state = _State(out, about, jobs)
     work = _Work(state, train, judge, display or Display())
-    with _requests_to_stop(work.stop):
-        work.do(at_once)
+    held = hold(out)
+    try:
+        with _requests_to_stop(work.stop):
+            work.do(at_once)
+    finally:
+        os.close(held)
     failed = [out / f"{job.name}.log" for job in jobs if job.name in state.failed]
     return Summary(out, state.write(), failed, work.stopping > 0)
 
