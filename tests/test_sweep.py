@@ -359,7 +359,10 @@ def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
         sweep("builtin", tmp_path / "b", suite="none", held_out=True, display=silent())
 
 
-def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_two_sweeps_in_one_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "false")  # nothing is trained if it is not refused
     held = hold(tmp_path / "a")
     try:
         with pytest.raises(ValueError, match="another process is writing to"):
