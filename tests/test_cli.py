@@ -88,6 +88,25 @@ def test_too_little_memory_is_one_line(
     assert text.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to ..."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_memory_that_ends_without_a_number_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit), one_line_errors():
+        raise error
+    text = capsys.readouterr().err
+    assert text.startswith("error: not enough memory; pretrain needs less with ")
+    assert text.count("\n") == 1
+
+
 def exhausted() -> None:
     """As torch says it of a GPU."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a ...")

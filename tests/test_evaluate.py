@@ -125,15 +125,35 @@ def test_nothing_is_chosen_by_test_labels(
 def test_by_held_out_images_nothing_is_known_of_test_images(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
-    """Number for number what is found where there are none."""
-    alone = tmp_path / data(False).name
-    shutil.copytree(data(False) / "train", alone / "train")
+    """Number for number what is found where all their labels are wrong."""
     common: dict[str, Any] = {"only": ("logistic", "knn"), "device": "cpu", "display": silent()}
     results, place = evaluate(str(run), held_out=True, **common)
     assert place == run / "held-out"
-    without, _ = evaluate(str(run), held_out=True, on=str(alone), out=tmp_path / "out", **common)
-    assert figures(results) == figures(without)
+    poisoned = {"on": str(data(True)), "out": tmp_path}
+    other, _ = evaluate(str(run), held_out=True, **poisoned, **common)
+    assert {k.replace("True", "False"): v for k, v in figures(other).items()} == figures(results)
     assert {(r.dataset, r.n) for r in results.records} == {("False held out", 24)}
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_figures_of_test_and_of_held_out_images_are_not_mixed(
+    first: bool, run: Path, tmp_path: Path
+) -> None:
+    common: dict[str, Any] = {"only": ["knn"], "device": "cpu", "out": tmp_path}
+    evaluate(str(run), held_out=first, display=silent(), **common)
+    before = (tmp_path / "results.json").read_bytes()
+    words = f"has results of {'held-out' if first else 'test'} images, and these are of"
+    with pytest.raises(ValueError, match=words):
+        evaluate(str(run), held_out=not first, display=silent(), **common)
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_sets_of_test_images_are_not_opened_where_none_may_be(run: Path, tmp_path: Path) -> None:
+    """CIFAR-10-C is CIFAR-10's test images, and a list of ImageNet's names is of all of train."""
+    given: dict[str, Any] = {"sets": tmp_path / "sets", "out": tmp_path / "out", "device": "cpu"}
+    tasks = ["transfer", "robustness"]
+    results, _ = evaluate(str(run), held_out=True, only=tasks, display=silent(), **given)
+    assert results.skipped == [f"{name}, which is on test images" for name in tasks]
 
 
 def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_for(
@@ -258,6 +278,19 @@ def test_two_evaluations_are_compared_from_the_command_line(
     alone = CliRunner().invoke(app, ["compare", str(run)])
     assert alone.exit_code == 2
     assert "needs two runs" in alone.output
+
+
+def test_what_was_judged_by_held_out_images_alone_is_compared(run: Path, tmp_path: Path) -> None:
+    both = [tmp_path / "a", tmp_path / "b"]
+    for beta, copy in enumerate(both):
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("evaluation", "held-out"))
+        settings = json.loads((copy / "config.json").read_text())
+        settings["bottleneck"]["beta"] = float(beta)
+        (copy / "config.json").write_text(json.dumps(settings))
+        evaluate(str(copy), held_out=True, only=["knn"], device="cpu", display=silent())
+    done = CliRunner().invoke(app, ["compare", *map(str, both)])
+    assert done.exit_code == 0, done.output
+    assert "held out" in done.output
 
 
 @pytest.mark.parametrize(

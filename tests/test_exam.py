@@ -89,6 +89,18 @@ def test_held_out_images_are_of_train_whatever_else_there_is(tmp_path: Path) -> 
     assert splits.notes[0].startswith("held out of")
 
 
+def test_held_out_images_are_not_those_that_will_be_test_images(tmp_path: Path) -> None:
+    """Where a seeded fifth is the test split, a fifth of the rest is held out."""
+    pictures(tmp_path, {"a": 25, "b": 25})
+    plain, held = (open_splits(str(tmp_path), seed=0, held_out=each) for each in (False, True))
+    test, kept, chosen_by = (
+        {s.origin(i) for i in range(len(s))} for s in (plain.test, held.train, held.test)
+    )
+    assert (len(test), len(kept), len(chosen_by)) == (10, 32, 8)
+    assert not test & (kept | chosen_by)
+    assert not kept & chosen_by
+
+
 def test_a_split_that_hides_its_labels_is_passed_over(tmp_path: Path) -> None:
     pictures(tmp_path / "train", {"a": 5, "b": 5})
     pictures(tmp_path / "test", {"": 4})

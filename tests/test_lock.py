@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from tiny import silent, tiny
 
+from compressive import run
+from compressive.config import Config
+from compressive.data.pictures import Source
+from compressive.folder import read_config
 from compressive.lock import hold
 from compressive.train import pretrain
 
@@ -38,9 +42,24 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None
     try:
         with pytest.raises(ValueError, match="another process is writing to"):
             pretrain(tiny("train.steps=2"), out, display=silent())
-        with pytest.raises(ValueError, match="another process is writing to"):
-            pretrain(tiny("train.steps=2"), out, display=silent())
     finally:
         os.close(held)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     pretrain(tiny("train.steps=2"), out, display=silent())
+
+
+def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a"
+    read = run.load_source
+
+    def slowly(config: Config) -> Source:
+        monkeypatch.setattr(run, "load_source", read)
+        pretrain(tiny("train.steps=2", "seed=1"), out, display=silent())
+        return read(config)
+
+    monkeypatch.setattr(run, "load_source", slowly)
+    with pytest.raises(ValueError, match="holds a run with seed = 1, not 2"):
+        pretrain(tiny("train.steps=2", "seed=2"), out, display=silent())
+    assert read_config(out).seed == 1

@@ -22,6 +22,7 @@ from compressive import recipes
 from compressive.ablations import Job, ablation, plan
 from compressive.config import Config, override
 from compressive.lock import hold
+from compressive.report import write_report
 from compressive.report.outcome import Spread
 from compressive.sweep import Summary, summary_table, sweep
 from compressive.tally import Row, figures, rows
@@ -350,7 +351,8 @@ def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
     for held_out in (True, False):
         out = tmp_path / str(held_out)
         sweep("builtin", out, held_out=held_out, display=silent())
-        words = (out / "seed0" / "evaluation" / "words").read_text().split()
+        kind = "held-out" if held_out else "evaluation"
+        words = (out / "seed0" / kind / "words").read_text().split()
         assert words[0] == "evaluate"
         assert ("--held-out" in words) == held_out
         with pytest.raises(ValueError, match=f"holds a sweep with held out {held_out}, not"):
@@ -441,6 +443,20 @@ def test_figures_over_seeds_are_numpys(tmp_path: Path) -> None:
     assert f"{100 * np.mean(values[:, 0]):.1f} ± {100 * np.std(values[:, 0], ddof=1):.1f}" in text
     assert f"{np.mean(nats):.2f} ± {np.std(nats, ddof=1):.2f}" in text
     assert "Brier" not in text  # there is no room: it is in the report
+
+
+def test_figures_of_held_out_images_stay_when_test_images_are_looked_at(tmp_path: Path) -> None:
+    """`evaluate` of the best run of a sweep must not change what it was chosen by."""
+    run = evaluated(tmp_path / "a", {("kNN 20", "top-1"): 0.5}, [])
+    (run / "evaluation").rename(run / "held-out")
+    assert figures(run) == figures(run, held_out=True) == {"kNN": 0.5}
+    (run / "evaluation").mkdir()
+    text = (run / "held-out" / "results.json").read_text().replace("0.5", "0.75")
+    (run / "evaluation" / "results.json").write_text(text)
+    assert (figures(run), figures(run, held_out=True)) == ({"kNN": 0.75}, {"kNN": 0.5})
+    page = write_report([run], tmp_path / "report.html", held_out=True).read_text()
+    assert "50.0" in page
+    assert "75.0" not in page
 
 
 def test_measured_nats_come_before_those_of_training(tmp_path: Path) -> None:

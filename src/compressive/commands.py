@@ -23,7 +23,8 @@ def one_line_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         from compressive.run import Ill
 
-        words = str(error) if isinstance(error, Ill) else _too_much(str(error))
+        text = str(error) or ("out of memory" if isinstance(error, MemoryError) else "")
+        words = text if isinstance(error, Ill) else _too_much(text)
         if not words:
             raise
         complain(words)
@@ -35,12 +36,13 @@ def one_line_errors() -> Iterator[None]:
 
 def _too_much(text: str) -> str:
     """What to do where memory ends, as torch says it of a GPU and of the host, and NumPy."""
-    asked = re.search(r"(?:tried|unable) to allocate ([\d.]+ \w+)", text, re.IGNORECASE)
-    if asked is None:
+    if not re.search(r"out of memory|to allocate|alloc_failed|bad_alloc", text, re.IGNORECASE):
         return ""
+    asked = re.search(r"to allocate ([\d.]+ \w+)", text)
     return (
-        f"not enough memory for {asked[1]} more; less is needed with a smaller train.batch, "
-        "views.size or --size, and on the device with data.resident=no"
+        f"not enough memory{f' for {asked[1]} more' if asked else ''}; pretrain needs less with a "
+        "smaller train.batch or views.size, and on the device with data.resident=no; evaluate "
+        "with --images"
     )
 
 
@@ -174,7 +176,7 @@ def embed(
 
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(help="Two or more evaluated runs, or their results.json.")
+        list[Path], typer.Argument(help="Two or more evaluated runs, or their results.json.")
     ],
 ) -> None:
     """Runs side by side: every figure, its difference with an interval, and a verdict.
@@ -187,7 +189,7 @@ def compare(
     from compressive.evaluation.tables import differences_table
 
     with one_line_errors():
-        first, *others = open_groups([_evaluated(run) for run in runs])
+        first, *others = open_groups([str(_evaluated(run)) for run in runs])
         if not others:
             raise ValueError("compare needs two runs that differ in more than their seed")
         for other in others:
@@ -197,10 +199,12 @@ def compare(
             Console().print(differences_table(first, other, found))
 
 
-def _evaluated(run: str) -> str:
+def _evaluated(run: Path) -> Path:
     """Where the results of a run are."""
-    inside = Path(run) / "evaluation"
-    return str(inside) if inside.is_dir() else run
+    from compressive.report.reading import results_of
+
+    inside = results_of(run)
+    return inside if inside.is_dir() else run
 
 
 def report(
@@ -281,7 +285,7 @@ def sweep(
         console.print(LEGEND, highlight=False, markup=False)
         done = sorted(path.parent for path in out.glob("*/config.json"))
         if done:
-            page = write_report(done, out / "report.html")
+            page = write_report(done, out / "report.html", held_out=held_out)
             console.print(f"report: {page}", highlight=False, markup=False)
     for log in found.failed:
         complain(f"a run failed; its last words are in {log}")

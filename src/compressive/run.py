@@ -71,7 +71,8 @@ class Run:
     ) -> None:
         self.config, self.out, self.display = config, out, display
         self.device = pick_device(config.train.device)
-        going_on = rank() == 0 and folder.open_folder(out, config, resume=resume)
+        if rank() == 0:
+            folder.open_folder(out, config, resume=resume)
         source = load_source(config) if source is None else source
         self.count, self.labels = len(source), source.labels
         self.held = held_out(self.count, config.probe.holdout, config.seed)
@@ -82,6 +83,8 @@ class Run:
         self._schedule()
         self._assemble(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         self._hold = hold(out) if rank() == 0 else None
+        # Asked again: another process may have been there while images were read.
+        going_on = rank() == 0 and folder.open_folder(out, config, resume=resume)
         if rank() == 0 and not going_on:
             folder.write_config(out, config, self.device)
         wait_for_all()  # none may look for a checkpoint before the folder is there

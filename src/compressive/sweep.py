@@ -80,16 +80,16 @@ def sweep(
     train += [word for change in changes for word in ("--set", change)]
     judge = ["evaluate", "--suite", suite, "--only", only, "--images", str(images)]
     judge = [] if suite == NONE else [*judge, *(["--held-out"] if held_out else [])]
-    state = _State(out, about, jobs)
-    work = _Work(state, train, judge, display or Display())
     held = hold(out)
     try:
+        state = _State(out, about, jobs)
+        work = _Work(state, train, judge, display or Display())
         with _requests_to_stop(work.stop):
             work.do(at_once)
+        failed = [out / f"{job.name}.log" for job in jobs if job.name in state.failed]
+        return Summary(out, state.write(), failed, work.stopping > 0)
     finally:
         os.close(held)
-    failed = [out / f"{job.name}.log" for job in jobs if job.name in state.failed]
-    return Summary(out, state.write(), failed, work.stopping > 0)
 
 
 def _require_tasks(suite: str, only: str, images: int, held_out: bool) -> None:
@@ -136,7 +136,7 @@ class _State:
         for name, value in about.items():
             if before.get(name, False) != value:
                 raise ValueError(
-                    f"{out} holds a sweep with {name} {before.get(name)!r}, not {value!r}; "
+                    f"{out} holds a sweep with {name} {before.get(name, False)!r}, not {value!r}; "
                     "give the same to go on with it, or choose another --out"
                 )
 
@@ -145,8 +145,14 @@ class _State:
         return {job.name for job in self.jobs if self.runs.get(job.name) == "failed"}
 
     def is_done(self, job: Job) -> bool:
-        last = "encoder.safetensors" if self.about["suite"] == NONE else "evaluation/results.json"
-        return self.runs.get(job.name) == "done" and (self.out / job.name / last).is_file()
+        last = self.judged(job) / "results.json"
+        if self.about["suite"] == NONE:
+            last = self.out / job.name / "encoder.safetensors"
+        return self.runs.get(job.name) == "done" and last.is_file()
+
+    def judged(self, job: Job) -> Path:
+        """Where `evaluate` puts its results."""
+        return self.out / job.name / ("held-out" if self.about["held out"] else "evaluation")
 
     def note(self, job: Job, how: str) -> None:
         with self._one:
@@ -156,7 +162,7 @@ class _State:
     def write(self) -> list[Row]:
         """The file as it is now, the old one or the new one at any time; the table's lines."""
         done = {job.name for job in self.jobs if self.is_done(job)}
-        found = rows(self.out, self.jobs, done, self.failed)
+        found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held out"])
         lines = [
             row._asdict() | {"figures": {k: v._asdict() for k, v in row.figures.items()}}
             for row in found
@@ -207,7 +213,7 @@ class _Work:
         changes = [word for change in job.changes for word in ("--set", change)]
         commands = [[*self.train, *changes, "--out", str(folder)]]
         if self.judge:
-            place = ["--device", job.device, "--out", str(folder / "evaluation")]
+            place = ["--device", job.device, "--out", str(self.state.judged(job))]
             commands.append([*self.judge, *place, str(folder)])
         for words in commands:
             if code := self._call(words, log):

@@ -42,12 +42,14 @@ class Row(NamedTuple):
     failed: dict[str, int]  # how they ended: how many
 
 
-def rows(out: Path, jobs: Sequence[Job], done: set[str], failed: set[str]) -> list[Row]:
+def rows(
+    out: Path, jobs: Sequence[Job], done: set[str], failed: set[str], *, held_out: bool = False
+) -> list[Row]:
     """Figures of the runs that are done, by setting; jobs of one setting stand together."""
     found = []
     for setting, group in itertools.groupby(jobs, lambda job: job.setting):
         of = list(group)
-        each = [figures(out / job.name) for job in of if job.name in done]
+        each = [figures(out / job.name, held_out=held_out) for job in of if job.name in done]
         names = [name for name in FIGURES if any(name in one for one in each)]
         spreads = {name: spread([one[name] for one in each if name in one]) for name in names}
         ends = Counter(_end(out / job.name) for job in of if job.name in failed)
@@ -55,9 +57,9 @@ def rows(out: Path, jobs: Sequence[Job], done: set[str], failed: set[str]) -> li
     return found
 
 
-def figures(folder: Path) -> dict[str, float]:
-    """What the run in this folder came to."""
-    (run,) = read_runs([folder])
+def figures(folder: Path, *, held_out: bool = False) -> dict[str, float]:
+    """What the run in this folder came to, on test images or on held-out ones."""
+    (run,) = read_runs([folder], held_out=held_out)
     return outcome(run)
 
 

@@ -33,6 +33,7 @@ from compressive.evaluation.subject import Subject
 from compressive.learner import precision
 
 _LOOKED_AT = 64  # images whose pixels stand for those of their set
+HELD_OUT = " held out"  # ends the name of a set whose training images stand for its test images
 HELD = 10_000  # training images on which things are chosen, at ImageNet's size; else a tenth
 
 Classifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
@@ -45,6 +46,7 @@ class Splits(NamedTuple):
     train: Source
     test: Source
     notes: tuple[str, ...] = ()
+    held_out: bool = False  # test is a part of train, to choose by
 
     @property
     def classes(self) -> int:
@@ -57,22 +59,28 @@ class Splits(NamedTuple):
 def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False) -> Splits:
     """Train and test images of a place; without a test split a seeded fifth of it is one.
 
-    most: images of each split, if there are more, drawn by the seed. held_out: as if there were no
-    test split, so that settings can be chosen by the results.
+    most: images of each split, if there are more, drawn by the seed. held_out: a fifth of train is
+    in the place of test, so that settings can be chosen by the results.
     """
     train, notes = open_source(place, "train"), []
-    name = f"{train.name} held out" if held_out else train.name
-    test = None if held_out else _test_split(place, train)
+    name = f"{train.name}{HELD_OUT}" if held_out else train.name
+    test = _test_split(place, train)
     if test is None:
-        labels = torch.zeros(len(train)) if train.labels is None else train.labels
-        kept, held = stratified(labels.long(), 0.2, seed=seed)
-        test, train = subset(train, held), subset(train, kept)
-        why = f"held out of {place}" if held_out else f"no test split in {place}"
-        notes.append(f"{why}: a fifth of its images, drawn by seed {seed}")
+        train, test = _without_a_fifth(train, seed)
+        notes.append(f"no test split in {place}: a fifth of its images, drawn by seed {seed}")
+    if held_out:
+        train, test = _without_a_fifth(train, seed)
+        notes.append(f"held out of {place}: a fifth of its training images, drawn by seed {seed}")
     if most:
         train, test = _some(train, most, seed), _some(test, most, seed + 1)
         notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
-    return Splits(name, train, test, tuple(notes))
+    return Splits(name, train, test, tuple(notes), held_out)
+
+
+def _without_a_fifth(source: Source, seed: int) -> tuple[Source, Source]:
+    labels = torch.zeros(len(source)) if source.labels is None else source.labels
+    kept, held = stratified(labels.long(), 0.2, seed=seed)
+    return subset(source, kept), subset(source, held)
 
 
 def _test_split(place: str, train: Source) -> Source | None:

@@ -13,7 +13,7 @@ from compressive.corruptions.catalog import load_frost
 from compressive.display import Display
 from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
-from compressive.evaluation.exam import Exam, open_splits
+from compressive.evaluation.exam import HELD_OUT, Exam, open_splits
 from compressive.evaluation.features import fingerprint as content_of_weights
 from compressive.evaluation.gallery import gallery
 from compressive.evaluation.results import FILE, Results, read
@@ -34,6 +34,7 @@ SUITES = {
 }
 TASKS = SUITES["paper"]
 Task = Callable[[Exam], object]
+_ELSEWHERE = ("transfer", "robustness")  # on sets of their own
 _UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
 
@@ -86,7 +87,7 @@ def evaluate(
         )
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / FILE).is_file():
-            results.begin_with(read(out))
+            results.begin_with(_of_the_same_kind(read(out), out, held_out))
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -100,7 +101,7 @@ def evaluate(
             "linear": lambda: classify.linear(exam, epochs=epochs),
             "logistic": lambda: classify.logistic_regression(exam),
             "knn": lambda: classify.knn(exam),
-            "few-label": lambda: classify.few_label(exam, sets),
+            "few-label": lambda: classify.few_label(exam, None if held_out else sets),
             "geometry": lambda: probing.geometry(exam),
             "corruptions": lambda: probing.corruptions(exam, frost=photographs, epochs=epochs),
             "smoothness": lambda: probing.smoothness(exam),
@@ -121,7 +122,22 @@ def evaluate(
     return results, out
 
 
+def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
+    """What is there already, if it may stand beside what is asked for."""
+    was = str(old.about.get("data", "")).endswith(HELD_OUT)
+    if was != held_out:
+        there, here = ("held-out", "test") if was else ("test", "held-out")
+        raise ValueError(
+            f"{out} has results of {there} images, and these are of {here} images; choose another "
+            "--out"
+        )
+    return old
+
+
 def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
+    if exam.splits.held_out and name in _ELSEWHERE:
+        exam.skip(f"{name}, which is on test images")
+        return
     if exam.classes < 2 and name in TASKS and name not in _UNLABELED:
         exam.skip(f"{name}, which needs labels of two classes: {exam.splits.name} has none")
         return

@@ -38,14 +38,17 @@ _CURVES = {  # key of a journal line: title, words at the axis
 _FEW = 0.001  # share of the images below which the accuracy of a bin is chance
 
 
-def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write one HTML file that shows these runs and needs nothing else; its path."""
+def write_report(runs: Sequence[Path], out: Path, *, held_out: bool = False) -> Path:
+    """Write one HTML file that shows these runs and needs nothing else; its path.
+
+    held_out: with their results on held-out images, where there are others as well.
+    """
     from jinja2 import Environment, StrictUndefined
 
     out = Path(out)
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
-    content = _content(read_runs(runs))
+    content = _content(read_runs(runs, held_out=held_out))
     source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     text = room.from_string(source).render(content)

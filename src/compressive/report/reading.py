@@ -86,7 +86,7 @@ class Run:
         return found[-1][1] if found else None
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path], *, held_out: bool = False) -> list[Run]:
     """Runs in the order given, each under the shortest end of its path that no other has."""
     if not paths:
         raise ValueError("no run to report; name one or more run folders")
@@ -94,7 +94,18 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     if len(set(folders)) < len(folders):
         twice = next(f for f in folders if folders.count(f) > 1)
         raise ValueError(f"{twice} is named twice; name each run once")
-    return [_read(given, _name(path, folders)) for given, path in zip(paths, folders, strict=True)]
+    named = zip(paths, folders, strict=True)
+    return [_read(given, _name(path, folders), held_out) for given, path in named]
+
+
+def results_of(run: Path, *, held_out: bool = False) -> Path:
+    """The folder with a run's results: on test images, else on held-out ones; or these alone.
+
+    Results that were written elsewhere are a folder of their own.
+    """
+    kinds = ("held-out",) if held_out else ("evaluation", "held-out")
+    there = [run / kind for kind in kinds if (run / kind).is_dir()]
+    return there[0] if there else run if (run / "results.json").is_file() else run / kinds[0]
 
 
 def number(value: object) -> float | None:
@@ -123,14 +134,13 @@ def _name(path: Path, others: Sequence[Path]) -> str:
     return str(path)
 
 
-def _read(given: Path, name: str) -> Run:
+def _read(given: Path, name: str, held_out: bool) -> Run:
     path = Path(given)
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; give the folder of a run")
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; give the folder of a run")
-    inside = path / "evaluation"
-    inside = inside if inside.is_dir() or not (path / "results.json").is_file() else path
+    inside = results_of(path, held_out=held_out)
     marks = [path / "config.json", path / "metrics.jsonl", inside / "results.json"]
     if not any(mark.is_file() for mark in marks):
         raise ValueError(

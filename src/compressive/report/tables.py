@@ -170,9 +170,12 @@ def _mean(figure: Figure, run: Run) -> str:
     extra = [kind for kind in EXTRAS if f"{figure.dataset} {kind}" in shown]
     count = f"{len(NAMES) - len(left)} types \N{MULTIPLICATION SIGN} 5 severities"
     words = f"The mean of {figure.dataset} is of {count}"
-    words += f", without {', '.join(left)}" if left else ""
-    words += f"; {', '.join(extra)} are shown, but not in it" if extra else ""
-    return words.replace("_", " ")
+    words += f", without {_listed(left)}" if left else ""
+    return words + (f"; {_listed(extra)} are shown, but not in it" if extra else "")
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return ", ".join(kinds).replace("_", " ")
 
 
 def _judge(figure: Figure) -> str:
