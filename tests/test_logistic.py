@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
@@ -71,6 +72,39 @@ def test_the_fit_is_sklearns_at_every_penalty(noise: float, count: int, dtype: t
         same = found.logits(new, i).argmax(1) == logits.argmax(1)
         assert same[clear].all()
         assert clear.double().mean() > 0.99
+
+
+@pytest.mark.parametrize(("l2", "room"), [(1e-2, newton._ROOM), (1e-4, newton._ROOM), (1e-2, 0)])
+def test_a_weak_penalty_takes_few_steps(
+    l2: float, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the examples is not clear, and has other axes than all of them together.
+
+    With the curvature within classes 110 and 187 steps; with a diagonal 2,519 and more than 3,000.
+    """
+    monkeypatch.setattr(newton, "_ROOM", room)
+    feats, labels = clear_and_not_clear()
+    found = fit(feats, labels, classes=4, penalties=[l2])
+    assert found.converged.all()
+    assert (found.steps < 400).all() == (room > 0)
+    expected = objective(feats, labels, *sklearns(feats, labels, l2), l2)
+    assert found.loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def clear_and_not_clear() -> tuple[Tensor, Tensor]:
+    """Clusters far apart, and in their middle what is told by directions of any size."""
+    generator = torch.Generator().manual_seed(0)
+    means = 12 * F.normalize(torch.randn(4, 64, generator=generator))
+    labels = torch.randint(4, (4000,), generator=generator)
+    feats = means[labels] + torch.randn(4000, 64, generator=generator)
+    turn = torch.linalg.qr(torch.randn(64, 64, generator=generator))[0]
+    middle = torch.randn(4000, 64, generator=generator) * 10 ** (-2.5 * torch.arange(64) / 64)
+    middle = middle @ turn
+    scores = middle @ torch.randn(64, 4, generator=generator) / 4
+    gumbel = -torch.log(-torch.log(torch.rand(4000, 4, generator=generator)))
+    is_middle = torch.arange(4000) % 4 == 0
+    feats = torch.where(is_middle[:, None], middle, feats)
+    return feats, torch.where(is_middle, (scores + gumbel).argmax(1), labels)
 
 
 def test_the_grid_is_the_papers() -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 _LEFT = 0.3  # of the residual, by the conjugate gradients; with 0.1 all takes half as long again
+_ROOM = 2**26  # numbers at most in the curvature within classes: 256 MB in float32
 _TRIALS = 12  # of a line search: bisection alone would have narrowed it 4,000 times
 
 # Shapes are checked at the doors alone: inside, where every step passes many times, the checks of
@@ -73,11 +74,11 @@ def minimize(
     if fallback is not None:
         other = _arrive(x, labels, ridge, fallback)
         here = _merge(here.loss <= other.loss, here, other)
-    length, taken = x.square().sum(0), 0
+    length, taken, blocks = x.square().sum(0), 0, None
     active = torch.arange(len(start), device=x.device)
     found = Minimum(start.clone(), torch.zeros_like(active), active < 0)
     while True:
-        ray, used = _newton(x, labels, here, length, steps - taken)
+        ray, used, blocks = _newton(x, labels, here, length, blocks, steps - taken)
         taken += used
         is_done = -ray.slope / 2 <= tolerance * here.loss
         here, is_stuck = _search(x, labels, here, ray)
@@ -87,6 +88,7 @@ def minimize(
         if ends.all():
             return found
         active, here = active[~ends], _part(~ends, here)
+        blocks = None if blocks is None else _Blocks(*(each[~ends] for each in blocks))
 
 
 def cross_entropy(
@@ -134,11 +136,42 @@ def _part(kept: Tensor, here: _Point) -> _Point:
     return _Point(w[kept], ridge[kept], z[:, kept], residual[:, kept], loss[kept], gradient[kept])
 
 
-def _newton(x: Tensor, labels: Labels, here: _Point, length: Tensor, most: int) -> tuple[_Ray, int]:
+class _Blocks(NamedTuple):
+    """Curvature within each class, whole: what to divide by where a diagonal will not do."""
+
+    scale: Weights  # to a diagonal of ones
+    factor: Tensor  # problems, classes, axes, axes: Cholesky's
+
+    @classmethod
+    def of(cls, x: Tensor, bend: Logits, ridge: Tensor) -> "_Blocks":
+        """`bend` is p (1 - p)."""
+        _, problems, classes = bend.shape
+        found = x.new_empty(problems, classes, x.shape[1], x.shape[1])
+        for problem in range(problems):
+            for one in range(classes):
+                found[problem, one] = x.T @ (bend[:, problem, one, None] * x)
+        diagonal = found.diagonal(dim1=2, dim2=3)
+        diagonal += ridge.mT
+        scale = diagonal.clamp(min=torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
+        found.mul_(scale[..., None]).mul_(scale[..., None, :])
+        # Rounding may have left it with no square root.
+        diagonal += 30 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5
+        return cls(scale.mT, torch.linalg.cholesky(found))
+
+    def divide(self, rest: Weights) -> Weights:
+        scaled = (self.scale * rest).mT[..., None]
+        return self.scale * torch.cholesky_solve(scaled, self.factor)[..., 0].mT
+
+
+def _newton(
+    x: Tensor, labels: Labels, here: _Point, length: Tensor, blocks: _Blocks | None, most: int
+) -> tuple[_Ray, int, _Blocks | None]:
     """Minimize the quadratic model by conjugate gradients, as far as it is worth.
 
     The preconditioner takes the curvature to be diagonal: of a column of x its squared length
-    times the mean of p (1 - p). That is near the truth where the columns are orthogonal.
+    times the mean of p (1 - p). That is near the truth where the columns are orthogonal. Where it
+    is not, after a number of steps that cost about as much, `blocks` take its place; they serve
+    the next call as well.
     """
     own = labels[:, None, None].expand(-1, here.z.shape[1], 1)
     sure = here.residual.abs()  # p, or 1 - p at the label
@@ -146,11 +179,17 @@ def _newton(x: Tensor, labels: Labels, here: _Point, length: Tensor, most: int) 
     # A class that is certain everywhere has none, and then no gradient either.
     inverse = 1 / curvature.clamp(min=torch.finfo(sure.dtype).tiny ** 0.5)
     p = sure.scatter(2, own, 1 - sure.gather(2, own))
+
+    def divide(rest: Weights) -> Weights:
+        found = inverse * rest if blocks is None else blocks.divide(rest)
+        return found - found.mean(2, keepdim=True)  # softmax does not see a shift of all classes
+
     direction, dz = torch.zeros_like(here.w), torch.zeros_like(here.z)
     rest = -here.gradient
-    q = inverse * rest
+    q = divide(rest)
     size = _dot(rest, q)
     first, is_running = size, size > 0
+    patience = x.shape[1] // 8 if q.numel() * x.shape[1] <= _ROOM else most
     used = 0
     while used < most:
         used += 1
@@ -164,15 +203,20 @@ def _newton(x: Tensor, labels: Labels, here: _Point, length: Tensor, most: int) 
         direction += along[:, None, None] * q
         dz += along[:, None] * qz
         rest = rest - along[:, None, None] * product
-        s = inverse * rest
+        is_slow = used == patience
+        if is_slow:
+            blocks = _Blocks.of(x, sure * (1 - sure), here.ridge)
+            first = _dot(here.gradient, divide(here.gradient))
+        s = divide(rest)
         size, before = _dot(rest, s), size
         is_running = is_running & (size > _LEFT**2 * first)
         if not is_running.any():
             break
-        q = s + torch.where(is_running, size / before, 0)[:, None, None] * q
+        again = is_running & (not is_slow)
+        q = s + torch.where(again, size / before, 0)[:, None, None] * q
     pulled = here.ridge * direction
     linear, quadratic = _dot(pulled, here.w), _dot(pulled, direction)
-    return _Ray(direction, dz, _dot(here.gradient, direction), linear, quadratic), used
+    return _Ray(direction, dz, _dot(here.gradient, direction), linear, quadratic), used, blocks
 
 
 def _search(x: Tensor, labels: Labels, here: _Point, ray: _Ray) -> tuple[_Point, Tensor]:
