@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from compressive.cli import app
 from compressive.data.sources import open_source
+from compressive.evaluation import classify
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import SUITES, evaluate
@@ -148,12 +149,20 @@ def test_figures_of_test_and_of_held_out_images_are_not_mixed(
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-def test_sets_of_test_images_are_not_opened_where_none_may_be(run: Path, tmp_path: Path) -> None:
+def test_sets_of_test_images_are_not_opened_where_none_may_be(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CIFAR-10-C is CIFAR-10's test images, and a list of ImageNet's names is of all of train."""
-    given: dict[str, Any] = {"sets": tmp_path / "sets", "out": tmp_path / "out", "device": "cpu"}
-    tasks = ["transfer", "robustness"]
-    results, _ = evaluate(str(run), held_out=True, only=tasks, display=silent(), **given)
-    assert results.skipped == [f"{name}, which is on test images" for name in tasks]
+    asked: list[Path | None] = []
+    monkeypatch.setattr(classify, "few_label", lambda _, sets: asked.append(sets))
+    given: dict[str, Any] = {"sets": tmp_path / "sets", "device": "cpu", "display": silent()}
+    elsewhere = ["transfer", "robustness"]
+    tasks = ["few-label", *elsewhere]
+    out = tmp_path / "out"
+    results, _ = evaluate(str(run), held_out=True, only=tasks, out=out, **given)
+    assert results.skipped == [f"{name}, which is on test images" for name in elsewhere]
+    evaluate(str(run), only=["few-label"], out=tmp_path / "test", **given)
+    assert asked == [None, tmp_path / "sets"]
 
 
 def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_for(

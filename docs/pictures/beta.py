@@ -12,8 +12,6 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "2026-11-15-cifar10"
 BETAS = ("0", "0.1", "0.3", "1")
-MOVABLE = (0.428, 0.413, 0.395, 0.347)  # last readings of training: not all were evaluated
-PREDICTIVE = (3.751, 3.748, 3.733, 3.662)
 INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8b949e"
 LINES = {
     "logistic": ("logistic regression, all labels", BLUE),
@@ -39,6 +37,10 @@ def main() -> None:
         {"font.family": "sans-serif", "font.size": 10.5, "svg.hashsalt": "0"}
     )
     matplotlib.rcParams.update({"text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": INK})
+    last = json.loads((RESULTS / "last-readings.json").read_text())["runs"]  # of training
+    nats = {
+        name: [last[f"beta{beta}"][name] for beta in BETAS] for name in ("movable", "predictive")
+    }
     runs, plain = [top1(f"beta{beta}") for beta in BETAS], top1("simclr")
     xs = range(len(BETAS))
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), width_ratios=(1.5, 1))
@@ -51,11 +53,11 @@ def main() -> None:
     left.set_ylim(83.4, 92)
     left.legend(frameon=False, fontsize=9, loc=(0.02, 0.3))
     left.text(3.28, plain["logistic"][0] + 0.1, "SimCLR", color=GRAY, ha="right", fontsize=9)
-    right.plot(xs, MOVABLE, "o-", color=BLUE, lw=1.8, ms=5)
+    right.plot(xs, nats["movable"], "o-", color=BLUE, lw=1.8, ms=5)
     right.set_ylabel("movable information, nats", color=BLUE)
     right.set_ylim(0.3, 0.45)
     other = right.twinx()
-    other.plot(xs, PREDICTIVE, "s--", color=ORANGE, lw=1.4, ms=4)
+    other.plot(xs, nats["predictive"], "s--", color=ORANGE, lw=1.4, ms=4)
     other.set_ylabel("predictive information, nats", color=ORANGE)
     other.set_ylim(3.3, 3.8)
     for axes in (left, right):

@@ -8,9 +8,9 @@ asked.
 What makes it quick: features are rotated to their principal axes, where the curvature is almost
 diagonal (and where it is not, that within each class is divided by whole); each penalty begins
 where the solutions for the stronger ones point to; and Newton's method is near the minimum in two
-or three steps from there. L-BFGS, the paper's method, has the
-same minimum: from the same starts it took up to 4 times as long, and where a few examples decide
-it was still 5e-6 of the loss above after 1,000 steps.
+or three steps from there. L-BFGS, the paper's method, has the same minimum: from the same starts
+it took up to 4 times as long, and where a few examples decide it was still 5e-6 of the loss above
+after 1,000 steps.
 """
 
 import math
