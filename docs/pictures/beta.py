@@ -1,4 +1,6 @@
-"""Draw beta at 200 epochs of CIFAR-10, judged by held-out labels, from the files of the results.
+"""Draw what beta does on CIFAR-10, judged by held-out labels, from the files of the results.
+
+beta.svg: 200 epochs, kappa_b = 5. temperature.svg: 100 epochs, kappa_b = 3, 5 and 10.
 
 uv run --group docs python docs/pictures/beta.py
 """
@@ -8,10 +10,12 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "2026-11-15-cifar10"
-BETAS = ("0", "0.1", "0.3", "1")
+SEARCH = RESULTS / "search"
 INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8b949e"
 LINES = {
     "logistic": ("logistic regression, all labels", BLUE),
@@ -19,40 +23,33 @@ LINES = {
     "few labels 10%": ("10 % of the labels", GRAY),
     "few labels 1%": ("1 % of the labels", GREEN),
 }
-
-
-def top1(name: str) -> dict[str, tuple[float, float, float]]:
-    """Accuracy of each task in per cent, with its interval."""
-    records = json.loads((RESULTS / f"held-out-{name}.json").read_text())["records"]
-    return {
-        r["task"]: (100 * r["value"], 100 * r["low"], 100 * r["high"])
-        for r in records
-        if r["metric"] == "top-1"
-    }
+Accuracies = dict[str, tuple[float, float, float]]  # task -> value, low, high, in per cent
 
 
 def main() -> None:
-    """Write beta.svg beside this file."""
+    """Write beta.svg and temperature.svg beside this file."""
     matplotlib.rcParams.update(
         {"font.family": "sans-serif", "font.size": 10.5, "svg.hashsalt": "0"}
     )
     matplotlib.rcParams.update({"text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": INK})
-    last = json.loads((RESULTS / "last-readings.json").read_text())["runs"]  # of training
-    nats = {
-        name: [last[f"beta{beta}"][name] for beta in BETAS] for name in ("movable", "predictive")
-    }
-    runs, plain = [top1(f"beta{beta}") for beta in BETAS], top1("simclr")
-    xs = range(len(BETAS))
+    save(long_runs(), "beta")
+    save(temperatures(), "temperature")
+
+
+def long_runs() -> Figure:
+    """Beta at 200 epochs, and what it does to the nats."""
+    betas = ("0", "0.1", "0.3", "1")
+    last = readings(RESULTS)
+    nats = {name: [last[f"beta{b}"][name] for b in betas] for name in ("movable", "predictive")}
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), width_ratios=(1.5, 1))
-    for task, (label, color) in LINES.items():
-        value, low, high = ([run[task][i] for run in runs] for i in range(3))
-        left.plot(xs, value, "o-", color=color, lw=1.8, ms=5, label=label)
-        left.fill_between(xs, low, high, color=color, alpha=0.13, lw=0)
+    plain = top1(RESULTS / "held-out-simclr.json")
+    curves(left, [top1(RESULTS / f"held-out-beta{b}.json") for b in betas])
+    for task, (_, color) in LINES.items():
         left.axhline(plain[task][0], color=color, lw=1, ls=(0, (4, 3)))
-    left.set_ylabel("top-1 accuracy, %")
     left.set_ylim(83.4, 92)
     left.legend(frameon=False, fontsize=9, loc=(0.02, 0.3))
     left.text(3.28, plain["logistic"][0] + 0.1, "SimCLR", color=GRAY, ha="right", fontsize=9)
+    xs = range(len(betas))
     right.plot(xs, nats["movable"], "o-", color=BLUE, lw=1.8, ms=5)
     right.set_ylabel("movable information, nats", color=BLUE)
     right.set_ylim(0.3, 0.45)
@@ -60,15 +57,93 @@ def main() -> None:
     other.plot(xs, nats["predictive"], "s--", color=ORANGE, lw=1.4, ms=4)
     other.set_ylabel("predictive information, nats", color=ORANGE)
     other.set_ylim(3.3, 3.8)
+    other.spines["top"].set_visible(False)
     for axes in (left, right):
-        axes.set_xticks(xs, BETAS)
-        axes.set_xlim(-0.3, len(BETAS) - 0.7)
+        axes.set_xticks(xs, betas)
+        axes.set_xlim(-0.3, len(betas) - 0.7)
         axes.set_xlabel("beta (evenly spaced)")
-    for axes in (left, right, other):
+    return figure
+
+
+def temperatures() -> Figure:
+    """Beta at the paper's temperature, and all runs by how well their two views agree."""
+    ticks = {
+        "SimCLR": "simclr-kappa_b10",
+        "0": "kappa_b10-beta0",
+        "1": "kappa_b10-beta1",
+        "3": "kappa_b10-beta3",
+    }
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), width_ratios=(1, 1))
+    curves(left, [top1(SEARCH / f"{name}.json") for name in ticks.values()])
+    left.set_xticks(range(len(ticks)), list(ticks))
+    left.set_xlabel("beta (evenly spaced)")
+    left.set_title("kappa_b = 10, the paper's temperature", fontsize=10.5)
+    left.legend(frameon=False, fontsize=8.5, loc=(0.42, 0.02))
+    last = readings(SEARCH)
+    for name, reading in last.items():
+        kappa_b = 10 if "kappa_b10" in name else 3 if "kappa_b3" in name else 5
+        color = {3: GREEN, 5: BLUE, 10: ORANGE}[kappa_b]
+        value, low, high = top1(SEARCH / f"{name}.json")["logistic"]
+        plain = name.startswith("simclr")
+        right.errorbar(
+            reading["agreement"],
+            value,
+            [[value - low], [high - value]],
+            fmt="o",
+            ms=7,
+            color=color,
+            mfc="white" if plain else color,
+            elinewidth=0.8,
+        )
+    for label, x, y, color in (
+        ("kappa_b = 10: SimCLR", 0.834, 85.1, ORANGE),
+        ("beta 0", 0.844, 86.2, ORANGE),
+        ("beta 1", 0.8875, 86.6, ORANGE),
+        ("beta 3", 0.93, 84.2, ORANGE),
+        ("kappa_b = 5", 0.89, 88.5, BLUE),
+        ("kappa_b = 3", 0.894, 87.6, GREEN),
+    ):
+        right.text(x, y, label, color=color, fontsize=9)
+    right.set_title("all runs: hollow SimCLR, filled compressed", fontsize=10.5)
+    right.set_xlabel("agreement: mean cosine of the two views")
+    right.set_ylabel("logistic regression, %")
+    return figure
+
+
+def curves(axes: Axes, runs: list[Accuracies]) -> None:
+    """Accuracy of each task over the runs, with its interval."""
+    xs = range(len(runs))
+    for task, (label, color) in LINES.items():
+        value, low, high = ([run[task][i] for run in runs] for i in range(3))
+        axes.plot(xs, value, "o-", color=color, lw=1.8, ms=5, label=label)
+        axes.fill_between(xs, low, high, color=color, alpha=0.13, lw=0)
+    axes.set_ylabel("top-1 accuracy, %")
+
+
+def top1(path: Path) -> Accuracies:
+    """Accuracy of each task in per cent, with its interval."""
+    records = json.loads(path.read_text())["records"]
+    return {
+        r["task"]: (100 * r["value"], 100 * r["low"], 100 * r["high"])
+        for r in records
+        if r["metric"] == "top-1"
+    }
+
+
+def readings(folder: Path) -> dict[str, dict[str, float]]:
+    """The last readings of training, by run."""
+    return json.loads((folder / "last-readings.json").read_text())["runs"]
+
+
+def save(figure: Figure, name: str) -> None:
+    """Without the frame's upper and right sides, and without a date."""
+    for axes in figure.axes:
         axes.spines["top"].set_visible(False)
-    left.spines["right"].set_visible(False)
+    figure.axes[0].spines["right"].set_visible(False)
+    if len(figure.axes) == 2:
+        figure.axes[1].spines["right"].set_visible(False)
     figure.tight_layout()
-    figure.savefig(HERE / "beta.svg", metadata={"Date": None})
+    figure.savefig(HERE / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
