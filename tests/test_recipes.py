@@ -321,11 +321,20 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
         recipes.get("zzz")
 
 
-def test_cifar_decay_lies_between_the_two_published_ones() -> None:
+def test_long_cifar_runs_have_a_decay_between_the_two_published_ones() -> None:
     """lr times decay at batch 512 of dkobak/simclr-cifar10: 0.06 and 0.12 times 5e-4."""
-    config = recipes.get("simclr/cifar10-r18-200").config
+    config = recipes.get("simclr/cifar10-r18-1000").config
     product = optim.scaled_lr(config.optim.lr, config.train.batch) * config.optim.weight_decay
     assert 0.06 * 5e-4 <= product <= 0.12 * 5e-4
+
+
+def test_what_is_not_compressed_is_offered_no_price() -> None:
+    for name in NAMES:
+        offered = any(".beta=" in change for pair in changes(recipes.get(name)) for change in pair)
+        if not name.startswith("c-"):
+            assert not offered, name
+        elif "cifar10" in name:
+            assert offered, name
 
 
 def test_compressed_and_plain_differ_only_in_what_the_plain_one_does_not_read() -> None:
