@@ -284,6 +284,10 @@ def test_two_evaluations_are_compared_from_the_command_line(
     done = CliRunner().invoke(app, ["compare", str(run), str(other)])
     assert done.exit_code == 0, done.output
     assert "images" in done.output
+    assert "other weights" not in done.output
+    shutil.copy(run / "encoder.safetensors", other)  # as if it had gone on
+    done = CliRunner().invoke(app, ["compare", str(run), str(other)])
+    assert f"{other}: results.json: of other weights than encoder.safetensors" in done.output
     alone = CliRunner().invoke(app, ["compare", str(run)])
     assert alone.exit_code == 2
     assert "needs two runs" in alone.output

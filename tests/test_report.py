@@ -1,4 +1,5 @@
 import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -264,6 +265,19 @@ def test_what_is_missing_is_said_and_its_sections_are_absent(
     page = report(tmp_path, run)
     assert said in page.text
     assert set(SECTIONS) - set(page.sections) == absent | COMPARED
+
+
+def test_results_of_other_weights_are_told_of(tmp_path: Path) -> None:
+    """As where a run was evaluated before its end, and not again."""
+    run = write_run(tmp_path / "run")
+    path = run / "evaluation" / "results.json"
+    results = json.loads(path.read_text())
+    said = "results.json: of other weights than encoder.safetensors has now"
+    content = (run / "encoder.safetensors").read_bytes()
+    for evaluated, told in ((content, False), (content + b"older", True)):
+        results["about"]["sha256"] = hashlib.sha256(evaluated).hexdigest()
+        path.write_text(json.dumps(results))
+        assert (said in report(tmp_path, run).text) is told
 
 
 @pytest.mark.parametrize(

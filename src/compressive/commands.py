@@ -186,7 +186,9 @@ def compare(
     """
     from compressive.evaluation.compare import compare as differences
     from compressive.evaluation.compare import open_groups
+    from compressive.evaluation.results import read
     from compressive.evaluation.tables import differences_table
+    from compressive.report.reading import of_other_weights
 
     with one_line_errors():
         first, *others = open_groups([str(_evaluated(run)) for run in runs])
@@ -197,6 +199,9 @@ def compare(
             if not found:
                 raise ValueError(f"{first.name} and {other.name} have no figure in common")
             Console().print(differences_table(first, other, found))
+        for run in runs:
+            if older := of_other_weights(run, read(_evaluated(run)).about):
+                Console(stderr=True, soft_wrap=True).print(f"{run}: {older}", markup=False)
 
 
 def _evaluated(run: Path) -> Path:

@@ -1,6 +1,7 @@
 """What is evaluated: the encoder of a run or of the package, a file of weights, a timm network."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Subject:
     std: tuple[float, ...] = STD
     method: Contrastive | Bootstrap | None = None  # of a run of ours: its heads, too
     config: Config | None = None
+    sha256: str = ""  # of its file; none where it is a name
 
     @property
     def feature_dim(self) -> int:
@@ -87,6 +89,7 @@ def _of_run(path: Path, device: torch.device) -> Subject:
         antialias=config.views.antialias,
         method=_method(path, config, device),
         config=config,
+        sha256=_sha256(path / encoder.FILE),
     )
 
 
@@ -115,9 +118,8 @@ def _of_file(path: Path, name: str, size: int) -> Subject:
             if size:
                 raise ValueError("--size is for weights of others; these know their own")
             return ours
-    return _of_others(
-        str(path), published.with_weights(published.read_weights(path), name, size), size
-    )
+    found = published.with_weights(published.read_weights(path), name, size)
+    return replace(_of_others(str(path), found, size), sha256=_sha256(path))
 
 
 def _of_ours(name: str, path: Path) -> Subject:
@@ -129,6 +131,7 @@ def _of_ours(name: str, path: Path) -> Subject:
         size=ours.size,
         side=ours.side,
         antialias=has_config and folder.read_config(path.parent).views.antialias,
+        sha256=_sha256(path),
     )
 
 
@@ -148,3 +151,8 @@ def _of_others(place: str, found: published.Published, size: int) -> Subject:
         std=found.std,
         antialias=True,  # as such networks are trained
     )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -184,6 +184,7 @@ def _about(exam: Exam) -> dict[str, object]:
     return {
         "encoder": exam.subject.name,
         "weights": content_of_weights(exam.subject.network),
+        "sha256": exam.subject.sha256,
         "data": exam.splits.name,
         "train images": len(exam.source("train")),
         "test images": len(exam.source("test")),

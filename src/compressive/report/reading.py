@@ -1,5 +1,6 @@
 """What the folder of a run holds so far, whole or not, read without torch."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,18 @@ def results_of(run: Path, *, held_out: bool = False) -> Path:
     return there[0] if there else run if (run / "results.json").is_file() else run / kinds[0]
 
 
+def of_other_weights(run: Path, about: object) -> str:
+    """A line where these results are not of the encoder that the run has now; else nothing."""
+    told = about.get("sha256") if isinstance(about, dict) else None
+    path = run / "encoder.safetensors"
+    if not told or not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == told:
+            return ""
+    return f"results.json: of other weights than {path.name} has now; evaluate the run again"
+
+
 def number(value: object) -> float | None:
     """A finite number, or none; what cannot be subtracted within floats is none either."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -163,6 +176,8 @@ def _read(given: Path, name: str, held_out: bool) -> Run:
     results = _json(marks[2], missing, hint)
     gallery, words = _gallery(inside / "gallery.safetensors", missing)
     skipped, evaluated = results.get("skipped"), results.get("about")
+    if older := of_other_weights(path, evaluated):
+        missing.append(older)
     return Run(
         path=path,
         name=name,
