@@ -15,12 +15,7 @@ import torch
 from compressive.checkpoint import write_text
 from compressive.config import Config, flat, from_dict
 
-CONFIG, CHECKPOINTS, JOURNAL, UNREADABLE = (
-    "config.json",
-    "checkpoints",
-    "metrics.jsonl",
-    "unreadable.txt",
-)
+CONFIG, CHECKPOINTS, UNREADABLE = "config.json", "checkpoints", "unreadable.txt"
 
 # Settings that do not change what is learned: a run may go on with other values of these.
 FREE = {
