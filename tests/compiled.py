@@ -51,11 +51,11 @@ def results(function: Callable[..., torch.Tensor], *further: float) -> list[torc
     return [value.detach(), *(grad for grad in grads if grad is not None)]
 
 
-def main(backend: str, names: list[str]) -> None:
-    """Compare each compiled function with the eager one."""
+def main(backends: dict[str, str]) -> None:
+    """Compare each compiled function with the eager one; `backends` has the backend of each."""
     # Inductor draws its own random numbers unless told otherwise.
     torch._inductor.config.fallback_random = True  # pyright: ignore
-    for name in names:
+    for name, backend in backends.items():
         function = globals()[name]
         compiled = torch.compile(function, fullgraph=True, backend=backend)
         for further in CALLS.get(name, [()]):
@@ -66,4 +66,4 @@ def main(backend: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(dict(word.split("=") for word in sys.argv[1:]))

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import permutations
 from typing import Any
@@ -591,32 +589,6 @@ def test_bad_inputs_are_refused() -> None:
         augment(images, keys, View(), 0)
     with pytest.raises(ValueError, match=r"seed must be from 0 to 2\*\*32 - 1, got -1"):
         image_keys(torch.arange(2), seed=-1)
-
-
-# Compiled, in a process of its own: jaxtyping's checks do not trace.
-
-SCRIPT = """
-import torch
-from compressive.augment import augment
-from compressive.views import image_keys, paper_views
-
-images = torch.randint(0, 256, (5, 3, 40, 52), dtype=torch.uint8)
-compiled = torch.compile(augment, fullgraph=True, backend="aot_eager")
-for seed, view in enumerate(paper_views()):
-    keys = image_keys(torch.arange(5), seed=seed)
-    eager, graph = (f(images, keys, view, 24) for f in (augment, compiled))
-    torch.testing.assert_close(graph, eager, rtol=0, atol=1e-5)
-    assert graph.is_contiguous(memory_format=torch.channels_last)
-print("one graph")
-"""
-
-
-def test_views_compile_into_one_graph() -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT], capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.strip() == "one graph"
 
 
 @pytest.mark.parametrize("pair", [paper_views(), simclr_views(), (View(jitter=0), View(gray=0))])

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from compressive.vmf import _known_while_compiling
@@ -15,13 +14,12 @@ from compressive.vmf import _known_while_compiling
 SCRIPT = Path(__file__).parent / "compiled.py"
 
 
-@pytest.mark.parametrize(
-    ("backend", "names"),
-    [("aot_eager", ["learned", "small"]), ("inductor", ["fixed", "objectives"])],
-)
-def test_everything_compiles_into_one_graph(backend: str, names: list[str]) -> None:
+def test_everything_compiles_into_one_graph() -> None:
+    names = {"learned": "aot_eager", "small": "aot_eager"}
+    names |= {"fixed": "inductor", "objectives": "inductor"}
+    words = [f"{name}={backend}" for name, backend in names.items()]
     run = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), backend, *names],
+        [sys.executable, "-W", "error", str(SCRIPT), *words],
         capture_output=True,
         text=True,
         timeout=600,

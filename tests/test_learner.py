@@ -150,12 +150,13 @@ for epoch in range(2):
     for x, y, z in zip(graph(batch), graph(batch, drawn), eager(batch), strict=True):
         torch.testing.assert_close(x, z, rtol=0, atol=1e-5)
         torch.testing.assert_close(y, z, rtol=0, atol=1e-5)
+        assert x.is_contiguous(memory_format=torch.channels_last)
 print("the same")
 """
 
 
 def test_compiled_views_are_the_eager_ones_drawn_ahead_or_not() -> None:
-    """In a process of its own: jaxtyping's checks do not trace."""
+    """One graph for what is drawn and one for what is done; in a process without shape checks."""
     words = [sys.executable, "-W", "error", "-c", COMPILED]
     run = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
