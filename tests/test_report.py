@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from compressive import paper
 from compressive.evaluation import results
 from compressive.report import write_report
-from compressive.report.figures import MOST, thinned, ticks
+from compressive.report.figures import MOST, Line, chart, thinned, ticks
 from compressive.report.gallery import png
 from compressive.report.reading import Figure
 from compressive.report.tables import HIGHER, LOWER, cell
@@ -334,6 +334,26 @@ def test_odd_values_in_whole_files_are_left_out(tmp_path: Path) -> None:
     assert "views of another shape" in page.text
     assert page.numbers["figures"] == [0.5, 0.5]
     assert page.sections == ["summary", "curves", "plane", "figures", "origins"]
+
+
+def test_far_readings_do_not_stretch_axes_but_the_end_is_shown() -> None:
+    """The first reading is ten times as far as all others together; then the last one is."""
+    usual = [(1 + 0.01 * i, 0.1 * i) for i in range(50)]
+    far = (9.0, 2.0)
+
+    def drawn(points: list[tuple[float, float]]) -> tuple[float, int]:
+        svg = chart([Line(points, 0, "a")], "x", "y", ends=True, clip=True)
+        path = re.search(r'class="line" d="(.*?)"', svg)
+        assert path is not None
+        xs = [float(x) for x in re.findall(r"[ML]([\d.]+) ", path[1])]
+        return sorted(xs)[len(xs) // 2], svg.count('class="dot"')
+
+    middle, dots = drawn([far, *usual])
+    assert middle > 150  # of 350; 67 where the first reading is within the axes
+    assert dots == 1
+    middle, dots = drawn([*usual, far])
+    assert middle < 100
+    assert dots == 1
 
 
 def test_numbers_of_other_images_are_marked(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_line_that_leaves_the_axes_ends_at_them_on_its_way(tmp_path: Path) -> 
 
 
 def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path) -> None:
-    """The spike is an early one: curves lose it, the plane shows it."""
+    """An early one, as the first reading of the plane may be."""
     run = write_run(tmp_path / "run")
     before = drawings(report(tmp_path, run))
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -274,8 +274,7 @@ def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path
         return max(float(text.replace("k", "e3")) for text in texts)
 
     assert highest(after, '"loss against step') == highest(before, '"loss against step')
-    assert highest(before, "against movable") < 10
-    assert highest(after, "against movable") == 4e4
+    assert highest(after, "against movable") == highest(before, "against movable") < 10
 
 
 def test_an_axis_has_one_unit() -> None:

@@ -107,6 +107,7 @@ def chart(
     if clip:
         usual = Frame(_usual(xs), _usual(ys))
         kept = [p for line in lines for p in line.points if usual.holds(p)]
+        kept += [p for line in lines for p in line.points[-1:] if ends]
         xs, ys = [p[0] for p in kept], [p[1] for p in kept]
     # Words beside points need room for themselves.
     across = (0.0, 1.0) if square else _extent(xs, 0.1 if any(li.words for li in lines) else 0.0)

@@ -133,7 +133,8 @@ def _plane(runs: Sequence[Run]) -> list[Picture]:
     pictures = []
     for key, title in (("movable", "Movable part"), ("residual", "Residual, floor and all")):
         if lines := _lines(runs, key, "predictive"):
-            pictures.append(_picture(title, lines, f"{key} (nats)", "predictive (nats)", ends=True))
+            axes = (f"{key} (nats)", "predictive (nats)")
+            pictures.append(_picture(title, lines, *axes, ends=True, clip=True))
     return pictures
 
 
