@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import islice
 
 import pytest
 import torch
@@ -12,19 +11,15 @@ from torch import Tensor, nn
 from compressive import optim
 from compressive.augment import augment
 from compressive.config import Optim, Views
-from compressive.data.decode import Unreadable
-from compressive.data.loaders import Batch, Resident, Streaming
-from compressive.data.plan import plan
+from compressive.data.loaders import Batch
 from compressive.learner import (
-    _AHEAD,
     Learner,
-    ViewMaker,
     autocast,
-    drawn_ahead,
     is_compiled,
     optimizer,
     pick_device,
     precision,
+    view_maker,
     view_pair,
 )
 from compressive.methods import build
@@ -62,7 +57,7 @@ def test_views_are_those_of_each_image_alone() -> None:
     """
     config = tiny("seed=11")
     whole = batch()
-    both = ViewMaker(config, torch.float32, compiled=False)(whole)
+    both = view_maker(config, torch.float32, compiled=False)(whole)
     for number, (view, found) in enumerate(zip(view_pair(config.views), both, strict=True)):
         assert found.shape == (6, 3, 16, 16)
         assert not found.requires_grad
@@ -74,7 +69,7 @@ def test_views_are_those_of_each_image_alone() -> None:
             alone = augment(whole.images[i : i + 1, :, :h, :w], keys, view, 16)
             torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-5, atol=1e-5)
     parts = [
-        ViewMaker(config, torch.float32, compiled=False)(some(whole, places))
+        view_maker(config, torch.float32, compiled=False)(some(whole, places))
         for places in (slice(0, 2), slice(2, 6))
     ]
     for found, again in zip(both, map(torch.cat, zip(*parts, strict=True)), strict=True):
@@ -83,58 +78,21 @@ def test_views_are_those_of_each_image_alone() -> None:
 
 def test_views_change_with_seed_and_epoch() -> None:
     whole = batch()
-    make = ViewMaker(tiny(), torch.float32, compiled=False)
+    make = view_maker(tiny(), torch.float32, compiled=False)
     first, again = make(whole), make(whole)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(*first)
     later = make(whole._replace(epoch=whole.epoch + 1))
-    other = ViewMaker(tiny("seed=1"), torch.float32, compiled=False)(whole)
+    other = view_maker(tiny("seed=1"), torch.float32, compiled=False)(whole)
     for changed in (later, other):
         assert not torch.equal(first[0], changed[0])
-
-
-class Ragged:
-    """Ten pictures of different sizes, of which one cannot be read."""
-
-    name, labels, classes = "ragged", None, None
-
-    def __len__(self) -> int:
-        return 10
-
-    def image(self, i: int) -> Tensor:
-        if i == 3:
-            raise Unreadable("cut off")
-        generator = torch.Generator().manual_seed(i)
-        shape = (3, 10 + i, 20 - i)
-        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-    def origin(self, i: int) -> str:
-        return str(i)
-
-
-@pytest.mark.parametrize("blur", ["true", "false"])
-def test_what_is_drawn_ahead_is_what_each_batch_would_draw(blur: str) -> None:
-    """Bit for bit, for more batches than are drawn at once, and where one image is another's."""
-    views = ViewMaker(tiny("seed=5", f"views.blur={blur}"), torch.float32, compiled=False)
-    portions = list(islice(plan(10, 4, seed=5), 2 * _AHEAD + 3))
-    with Streaming(Ragged(), side=20, device="cpu", workers=2) as streaming:
-        streamed = list(drawn_ahead(streaming, iter(portions), views))
-    resident = list(drawn_ahead(Resident(Ragged(), side=20, device="cpu"), portions, views))
-    assert len(resident) == len(streamed) == len(portions)
-    assert any(3 in portion.index for portion in portions[: _AHEAD - 1])
-    for ahead, (batch, none) in zip(resident, streamed, strict=True):
-        assert none is None
-        assert ahead.drawn is not None
-        assert all(torch.equal(a, b) for a, b in zip(ahead.batch, batch, strict=True))
-        for found, alone in zip(views(*ahead), views(batch), strict=True):
-            assert torch.equal(found, alone)
 
 
 COMPILED = """
 import torch
 from compressive.config import Config, override
 from compressive.data.loaders import Batch
-from compressive.learner import ViewMaker
+from compressive.learner import view_maker
 
 one = torch.ones(6, dtype=torch.long)
 images = torch.randint(0, 256, (6, 3, 20, 20), dtype=torch.uint8)
@@ -143,20 +101,18 @@ torch._dynamo.config.error_on_recompile = True
 compile = torch.compile
 torch.compile = lambda f, **how: compile(f, **how, fullgraph=True, backend="aot_eager")
 config = override(Config(), "views.size=16")
-graph, eager = (ViewMaker(config, torch.float32, compiled=c) for c in (True, False))
+graph, eager = (view_maker(config, torch.float32, compiled=c) for c in (True, False))
 for epoch in range(2):
     batch = batch._replace(epoch=epoch * one)
-    drawn = eager.draw(*batch[1:5])
-    for x, y, z in zip(graph(batch), graph(batch, drawn), eager(batch), strict=True):
-        torch.testing.assert_close(x, z, rtol=0, atol=1e-5)
-        torch.testing.assert_close(y, z, rtol=0, atol=1e-5)
+    for x, y in zip(graph(batch), eager(batch), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
         assert x.is_contiguous(memory_format=torch.channels_last)
 print("the same")
 """
 
 
-def test_compiled_views_are_the_eager_ones_drawn_ahead_or_not() -> None:
-    """One graph for what is drawn and one for what is done; in a process without shape checks."""
+def test_compiled_views_are_the_eager_ones() -> None:
+    """One graph for both views and all epochs; in a process without shape checks."""
     words = [sys.executable, "-W", "error", "-c", COMPILED]
     run = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -166,9 +122,9 @@ def test_compiled_views_are_the_eager_ones_drawn_ahead_or_not() -> None:
 def test_a_network_in_bfloat16_gets_views_in_bfloat16() -> None:
     """Close to float32's by the 8 bits of bfloat16, whose steps at 2 are 0.016."""
     whole = batch()
-    narrow = ViewMaker(tiny(), torch.bfloat16, compiled=False)(whole)
+    narrow = view_maker(tiny(), torch.bfloat16, compiled=False)(whole)
     for found, exact in zip(
-        narrow, ViewMaker(tiny(), torch.float32, compiled=False)(whole), strict=True
+        narrow, view_maker(tiny(), torch.float32, compiled=False)(whole), strict=True
     ):
         assert found.dtype == torch.bfloat16
         assert (found.float() - exact).abs().max() < 0.06

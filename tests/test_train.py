@@ -25,7 +25,7 @@ from compressive.data.loaders import Resident, canvas_side
 from compressive.data.plan import plan
 from compressive.display import Display
 from compressive.folder import read_config
-from compressive.learner import Learner, ViewMaker
+from compressive.learner import Learner, view_maker
 from compressive.methods import Bootstrap, Contrastive, build
 from compressive.monitor import Verdict
 from compressive.online import held_out
@@ -229,7 +229,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
     torch.manual_seed(config.seed)
     learner: Any = Learner(build(config), int(source.labels.max()) + 1)
     learner.to(memory_format=torch.channels_last)
-    views = ViewMaker(config, torch.float32, compiled=False)
+    views = view_maker(config, torch.float32, compiled=False)
     parts = config.train.accumulate
     portions = plan(len(source), config.train.batch, seed=config.seed, portions=parts)
     batches = loader.batches(portions)
@@ -461,7 +461,7 @@ def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) 
     for _ in range(2):
         one_step(run)
     run.save()
-    state, order = last(tmp_path), next(run.batches()).batch.index
+    state, order = last(tmp_path), next(run.batches()).index
     for _ in range(2):
         one_step(run)
     assert differences(run.inner.state_dict(), state["learner"])
@@ -469,7 +469,7 @@ def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) 
     assert (run.step, run.attempt) == (2, 1)
     for name, part in run._parts():
         assert differences(part.state_dict(), state[name]) == [], name
-    assert not torch.equal(next(run.batches()).batch.index, order)
+    assert not torch.equal(next(run.batches()).index, order)
     one_step(run)
     run.save()
     run.close()
@@ -514,7 +514,7 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
     run.restore()
     assert run.method is built[0]
     assert run.inner.probe is not None
-    batch = next(run.batches()).batch
+    batch = next(run.batches())
     levels = batch.images.flatten(1).float().mean(1)
     assert torch.equal(levels, 20.0 * batch.index)
     one_step(run)

@@ -291,23 +291,9 @@ def augment_pair(
     if len(keys) != 2 * len(images):
         raise ValueError(f"keys must be two for each of {len(images)} images, got {len(keys)}")
     drawn = draw_pair(keys, views, height, width)
-    antialias = views[0].antialias
-    return render_pair(images, drawn, size, antialias=antialias, dtype=dtype, products=products)
-
-
-def render_pair(
-    images: UInt8[Tensor, "batch 3 h w"],
-    drawn: Draw,
-    size: int,
-    *,
-    antialias: bool = False,
-    dtype: torch.dtype = torch.float32,
-    products: torch.dtype = torch.float32,
-) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"]]:
-    """Two views of each image, normalized, with parameters that `draw_pair` has drawn already."""
     both = torch.cat([images, images])
     with full_precision(images):
-        made = render(both, drawn, size, antialias=antialias, products=products)
+        made = render(both, drawn, size, antialias=views[0].antialias, products=products)
         x, y = normalize(made, dtype).chunk(2)
         return x, y
 

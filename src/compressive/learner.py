@@ -1,33 +1,22 @@
 """What a training step is made of: a method with its probe, the views it sees, its optimizer."""
 
-from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import islice
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from compressive import optim
-from compressive.augment import render_pair
+from compressive.augment import augment_pair
 from compressive.config import Config, Optim, Views, is_compressed
-from compressive.data.loaders import Batch, Resident, Streaming
-from compressive.data.plan import Portion
+from compressive.data.loaders import Batch
 from compressive.methods import Bootstrap, Contrastive, Step
 from compressive.networks import feature_dim
 from compressive.online import OnlineProbe
-from compressive.views import (
-    Draw,
-    View,
-    draw_pair,
-    image_keys,
-    paper_views,
-    simclr_views,
-    split_pair,
-)
+from compressive.views import View, image_keys, paper_views, simclr_views
 
-_AHEAD = 32  # batches whose random parameters are drawn together
+ViewMaker = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 class Learner(nn.Module):
@@ -95,77 +84,32 @@ def view_pair(settings: Views) -> tuple[View, View]:
     return x, y
 
 
-class ViewMaker:
+def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMaker:
     """Two views of every image of a batch, on its device.
 
     With a network in bfloat16 the resizing products are in float16: three more bits than the
     network sees.
     """
+    pair, size, seed = view_pair(config.views), config.views.size, config.seed
+    products = torch.float32 if dtype == torch.float32 else torch.float16
 
-    def __init__(self, config: Config, dtype: torch.dtype, *, compiled: bool) -> None:
-        self.pair, self.size, self.seed = view_pair(config.views), config.views.size, config.seed
-        self.dtype, self.products = dtype, torch.float16
-        if dtype == torch.float32:
-            self.products = torch.float32
-        self._render, self._draw = self._rendered, self.draw
-        if compiled:
-            self._render = torch.compile(self._rendered, dynamic=False)
-            self._draw = torch.compile(self.draw, dynamic=False)
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, drawn: Draw | None = None) -> tuple[Tensor, Tensor]:
-        """The views, with parameters that were drawn already if there are any."""
-        if drawn is None:
-            drawn = self._draw(batch.height, batch.width, batch.index, batch.epoch)
-        return self._render(batch.images, drawn)
-
-    def draw(self, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor) -> Draw:
-        """The random parameters of both views of each image."""
+    def views(
+        images: Tensor, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor
+    ) -> tuple[Tensor, Tensor]:
         number = torch.arange(2, device=index.device).repeat_interleave(len(index))
         index, epoch = torch.cat([index, index]), torch.cat([epoch, epoch])
-        keys = image_keys(index, seed=self.seed, epoch=epoch, view=number)
-        return draw_pair(keys, self.pair, height, width)
+        keys = image_keys(index, seed=seed, epoch=epoch, view=number)
+        sizes = {"height": height, "width": width}
+        return augment_pair(images, keys, pair, size, **sizes, dtype=dtype, products=products)
 
-    def _rendered(self, images: Tensor, drawn: Draw) -> tuple[Tensor, Tensor]:
-        return render_pair(
-            images,
-            drawn,
-            self.size,
-            antialias=self.pair[0].antialias,
-            dtype=self.dtype,
-            products=self.products,
-        )
+    made = torch.compile(views, dynamic=False) if compiled else views
 
+    @torch.no_grad()
+    def make(batch: Batch) -> tuple[Tensor, Tensor]:
+        x, y = made(batch.images, batch.height, batch.width, batch.index, batch.epoch)
+        return x, y
 
-class Seen(NamedTuple):
-    """A batch, and what is to happen to its images; None: to be drawn."""
-
-    batch: Batch
-    drawn: Draw | None
-
-
-def drawn_ahead(
-    loader: Resident | Streaming, plan: Iterable[Portion], views: ViewMaker
-) -> Generator[Seen]:
-    """The batches of a plan, of a resident set with the parameters of their views.
-
-    These are hundreds of operations on a few numbers each: many batches take a GPU hardly longer
-    than one, and what is not in the graph of the views need not be compiled.
-    """
-    if isinstance(loader, Streaming):  # which images can be read is not known before
-        with closing(loader.batches(plan)) as batches:
-            yield from (Seen(batch, None) for batch in batches)
-        return
-    plan = iter(plan)
-    while portions := list(islice(plan, _AHEAD)):
-        wanted = torch.stack([torch.stack(tuple(portion)) for portion in portions], 1)
-        if loader.device.type == "cuda":
-            wanted = wanted.pin_memory()
-        place, epoch = wanted.to(loader.device, non_blocking=True)
-        height, width, index, _, _ = loader.numbers[:, place].flatten(1)
-        drawn = views.draw(height, width, index, epoch.flatten())
-        parts = split_pair(drawn, len(portions))
-        yield from map(Seen, loader.batches(portions), parts)
+    return make
 
 
 def optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:

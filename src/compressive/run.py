@@ -19,7 +19,7 @@ from compressive import checkpoint, encoder, folder, optim
 from compressive.augment import colors
 from compressive.config import Config, is_compressed
 from compressive.controller import Controller
-from compressive.data.loaders import Resident, Streaming, canvas_side, open_loader
+from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
 from compressive.data.pictures import Source, subset
 from compressive.data.plan import Portion, plan
 from compressive.data.sources import open_source
@@ -28,14 +28,12 @@ from compressive.distributed import any_process, parallel, rank, wait_for_all, w
 from compressive.journal import Journal
 from compressive.learner import (
     Learner,
-    Seen,
-    ViewMaker,
     beta_at,
-    drawn_ahead,
     is_compiled,
     optimizer,
     pick_device,
     precision,
+    view_maker,
 )
 from compressive.lock import hold
 from compressive.methods import Builder, Step, build
@@ -119,7 +117,7 @@ class Run:
         if learner.probe is not None:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
         self.learner = parallel(learner)
-        self.views = ViewMaker(config, self.dtype, compiled=compiled)
+        self.views = view_maker(config, self.dtype, compiled=compiled)
         if compiled and world_size() == 1:
             # As CUDA graphs, since launching BYOL's kernels takes longer than running them
             # (ResNet-18, H200: 28 and 19 ms). Graphs overwrite gradients, so none may be added up.
@@ -165,20 +163,21 @@ class Run:
         self.saved_at = time.monotonic()
         self.pace = Pace()
 
-    def batches(self) -> Generator[Seen]:
+    def batches(self) -> Generator[Batch]:
         """This process's batches from the present step on."""
         train = self.config.train
-        portions = plan(
-            self.count,
-            train.batch,
-            seed=self.config.seed,
-            attempt=self.attempt,
-            step=self.step,
-            portions=train.accumulate,
-            rank=rank(),
-            world=world_size(),
+        return self.loader.batches(
+            plan(
+                self.count,
+                train.batch,
+                seed=self.config.seed,
+                attempt=self.attempt,
+                step=self.step,
+                portions=train.accumulate,
+                rank=rank(),
+                world=world_size(),
+            )
         )
-        return drawn_ahead(self.loader, portions, self.views)
 
     def set_rates(self) -> None:
         """Learning rate and price of a nat of this step."""
@@ -301,7 +300,7 @@ class Run:
         epoch = torch.full_like(some, self.step * self.config.train.batch // self.count)
         with self.pace.paused(lambda: self.loader.waited):
             batch = next(self.loader.batches(iter([Portion(some, epoch)])))
-            x, y = ViewMaker(self.config, self.dtype, compiled=False)(batch)
+            x, y = view_maker(self.config, self.dtype, compiled=False)(batch)
             self.journal.draw(self.step, colors(x), colors(y), step.r)
 
     def must_stop(self, asked: list[int]) -> bool:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from compressive.config import Config
+from compressive.data.loaders import Batch
 from compressive.data.pictures import Source
 from compressive.display import Display
 from compressive.distributed import rank
 from compressive.inputs import unseen
-from compressive.learner import Seen, autocast
+from compressive.learner import autocast
 from compressive.methods import Builder, Step, build
 from compressive.monitor import Verdict
 from compressive.run import Outcome, Run
@@ -62,8 +63,8 @@ def _train(run: Run, asked: list[int]) -> Verdict:
     while run.step < run.total:
         run.set_rates()
         seed_step(run.config.seed, run.attempt, run.step)
-        for seen in islice(batches, run.config.train.accumulate - 1):
-            gradients(run, seen, is_last=False)
+        for batch in islice(batches, run.config.train.accumulate - 1):
+            gradients(run, batch, is_last=False)
         step, probe_loss = gradients(run, next(batches), is_last=True)
         run.update(step, probe_loss)
         if run.is_time_to_look():
@@ -74,11 +75,11 @@ def _train(run: Run, asked: list[int]) -> Verdict:
     return verdict
 
 
-def gradients(run: Run, seen: Seen, *, is_last: bool) -> tuple[Step, Tensor]:
+def gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
     """Add the gradients of a portion to those that are there."""
-    x, y = run.views(*seen)
+    x, y = run.views(batch)
     with autocast(run.device, run.dtype), run.synchronized(is_last), unseen():
-        step, probe_loss = run.learner(x, y, run.beta, run.visible[seen.batch.index])
+        step, probe_loss = run.learner(x, y, run.beta, run.visible[batch.index])
         ((step.loss + probe_loss) / run.config.train.accumulate).backward()
     return step, probe_loss
 

@@ -185,21 +185,6 @@ def draw_pair(
     )
 
 
-def split_pair(drawn: Draw, parts: int) -> list[Draw]:
-    """What `draw_pair` drew for some batches one after the other, for each of them."""
-
-    def split(found: Any) -> list[Any]:
-        if found is None:
-            return [None] * parts
-        if isinstance(found, tuple):
-            fields = zip(*(split(each) for each in found), strict=True)
-            return [type(found)(*each) for each in fields]
-        by_view = found.view(2, parts, -1, *found.shape[1:])
-        return list(by_view.transpose(0, 1).flatten(1, 2).unbind())
-
-    return split(drawn)
-
-
 def _joined(first: Any, second: Any) -> Any:
     return type(first)(*(torch.cat(pair) for pair in zip(first, second, strict=True)))
 
