@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compressive.evaluation.linear import Heads, train_heads
+from compressive.evaluation.linear import Heads, choose, train_heads
 
 RATES = (0.8, 0.2, 0.05)
 STEPS = 12
@@ -57,3 +57,18 @@ def test_logits_are_those_of_each_head() -> None:
         expected = feats @ heads.weight[i] + heads.bias[i]
         torch.testing.assert_close(logits[i], expected, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(heads.only(i).logits(feats)[0], logits[i])
+
+
+def test_the_head_that_is_right_most_often_is_chosen_and_of_equals_the_least_log_loss() -> None:
+    """Three images, one of another class than its feature says; heads are scales of the truth."""
+    feats, labels = torch.eye(2)[[0, 1, 1]], torch.tensor([0, 1, 0])
+    scales = (-1.0, 8.0, 0.6, 2.0)  # wrong where the others are right; too sure; the best; surer
+    heads = Heads(torch.stack([scale * torch.eye(2) for scale in scales]), torch.zeros(4, 2))
+    best, accuracy = choose(heads, feats, labels)
+    losses = [F.cross_entropy(feats * scale, labels) for scale in scales]
+    assert accuracy == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
+    assert best == 2 == losses.index(min(losses))
+    assert choose(Heads(heads.weight[[3, 1]], heads.bias[:2]), feats, labels)[0] == 0
+    # A low log-loss does not make up for an error: the smallest scale, the other way around.
+    mixed = Heads(torch.stack([-0.01 * torch.eye(2), 8 * torch.eye(2)]), torch.zeros(2, 2))
+    assert choose(mixed, feats, labels)[0] == 1

@@ -16,7 +16,7 @@ from compressive.data.plan import Portion, plan
 from compressive.data.splits import few_labels, imagenet_list
 from compressive.evaluation.exam import Classifier, Exam
 from compressive.evaluation.features import Features, forward
-from compressive.evaluation.linear import LEARNING_RATES, WIDER, train_heads
+from compressive.evaluation.linear import LEARNING_RATES, WIDER, choose, train_heads
 from compressive.evaluation.scores import add_scores, right
 from compressive.metrics import nll, top_k_accuracy
 from compressive.online import nearest_neighbors
@@ -48,11 +48,7 @@ def linear(exam: Exam, *, epochs: int = 0) -> Classifier:
         learning_rates=[rate * batch / 256 for rate in rates],
         device=exam.device,
     )
-    scores = [
-        float(top_k_accuracy(logits, train.labels[held]))
-        for logits in heads.logits(train.feats[held])
-    ]
-    best = scores.index(max(scores))
+    best, scores = choose(heads, train.feats[held], train.labels[held])
     chosen = heads.only(best)
     exam.classifier = lambda feats: chosen.logits(feats)[0]
     protocol = exam.protocol(

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from compressive.metrics import nll, top_k_accuracy
+
 LEARNING_RATES = (0.4, 0.3, 0.2, 0.1, 0.05)  # for 256 images: the paper's
 WIDER = (25.6, 12.8, 6.4, 3.2, 1.6, 0.8, *LEARNING_RATES)  # small sets have few steps
 
@@ -56,6 +58,20 @@ def train_heads(
             speed.mul_(0.9).add_(gradient)
             part.sub_(rates.view(-1, *[1] * (part.ndim - 1)) * (gradient + 0.9 * speed))
     return heads
+
+
+def choose(
+    heads: Heads, feats: Float[Tensor, "held feat"], labels: Int[Tensor, " held"]
+) -> tuple[int, list[float]]:
+    """The head that is right most often, and how often each is; of equals that of least log-loss.
+
+    Equals are common: of 11 rates on 5,000 images of CIFAR-10 four were, from 0.1 to 6.4.
+    """
+    accuracy, loss = (
+        torch.stack([metric(logits, labels) for logits in heads.logits(feats)]).tolist()
+        for metric in (top_k_accuracy, nll)
+    )
+    return max(range(len(loss)), key=lambda i: (accuracy[i], -loss[i])), accuracy
 
 
 def _gradients(heads: Heads, feats: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
