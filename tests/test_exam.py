@@ -14,7 +14,7 @@ from tiny import noise
 from torch import Tensor, nn
 
 from compressive.augment import MEAN, STD, normalize
-from compressive.evaluation.classify import _folds
+from compressive.evaluation.classify import _folds, few_label, logistic_regression
 from compressive.evaluation.exam import Exam, open_splits
 from compressive.evaluation.features import Features
 from compressive.evaluation.results import Results
@@ -143,7 +143,61 @@ def test_a_penalty_is_chosen_on_classes_that_can_spare_an_image(
     if held:
         assert how.startswith("the log-loss of a fifth")
     else:
-        assert (penalty, how) == (1.0, "not chosen: each class has one image")
+        assert (penalty, how) == (1.0, "not chosen: half of the classes or more have one image")
+
+
+def test_a_penalty_is_not_chosen_where_most_classes_have_one_image(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", dict.fromkeys("abcde", 2))
+    exam, labels = exam_of(tmp_path), torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
+    feats = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    _, penalty, how = _folds(Features(feats[:7], labels[:7], torch.arange(7)), exam)
+    assert (penalty, how) == (1.0, "not chosen: half of the classes or more have one image")
+    _, _, how = _folds(Features(feats, labels, torch.arange(8)), exam)
+    assert how.startswith("the log-loss of a fifth")
+
+
+def test_a_share_of_labels_without_one_of_each_class_is_left_out(tmp_path: Path) -> None:
+    pictures(tmp_path / "train", {"a": 10, "b": 10})
+    pictures(tmp_path / "test", {"a": 3, "b": 3}, seed=50)
+    exam = exam_of(tmp_path)
+    few_label(exam)
+    assert exam.results.skipped == ["few labels 1%: 0 labels for 2 classes"]
+    (record,) = exam.results.records
+    assert record.task == "few labels 10%"
+    assert record.protocol["labels"] == [2, 2, 2]
+
+
+def test_of_few_held_out_images_the_log_loss_chooses_the_penalty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By scikit-learn; of many it is accuracy, and another penalty."""
+    pictures(tmp_path / "train", {"a": 20, "b": 20, "c": 20})
+    pictures(tmp_path / "test", {"a": 3, "b": 3, "c": 3}, seed=50)
+    exam = exam_of(tmp_path)
+    labels, (fit, held) = exam.features("train").labels, exam.parts
+    feats = torch.randn(69, 6, generator=torch.Generator().manual_seed(3))
+    feats[:60, :3] += F.one_hot(labels, 3)
+    known = {
+        split: exam.features(split)._replace(feats=some)
+        for split, some in (("train", feats[:60]), ("test", feats[60:]))
+    }
+    monkeypatch.setattr(exam, "features", known.__getitem__)
+    losses, hits = [], []
+    for l2 in PENALTIES:
+        theirs = LogisticRegression(C=1 / l2, tol=1e-8, max_iter=10_000)
+        theirs.fit(feats[fit], labels[fit])
+        losses.append(log_loss(labels[held], theirs.predict_proba(feats[held])))
+        hits.append(theirs.score(feats[held], labels[held]))
+    right = [i for i, hit in enumerate(hits) if hit == max(hits)]
+    by = {"log-loss": int(np.argmin(losses)), "accuracy": min(right, key=losses.__getitem__)}
+    assert by["log-loss"] != by["accuracy"]
+    for few, how in ((1000, "log-loss"), (len(held), "accuracy")):
+        monkeypatch.setattr("compressive.evaluation.classify.FEW", few)
+        logistic_regression(exam)
+        protocol = exam.results.records[-1].protocol
+        assert protocol["chosen"] == {"l2": PENALTIES[by[how]]}
+        words = f"{len(held)} training images by {how}, then fitted on all"
+        assert protocol["chosen on"] == words
 
 
 def test_the_penalty_of_few_labels_has_the_least_log_loss_by_scikit_learn(tmp_path: Path) -> None:

@@ -283,15 +283,20 @@ def test_selection_takes_the_best_on_validation_and_fits_both_parts_anew() -> No
     assert found.warning is None
 
 
-def test_of_equal_scores_the_strongest_penalty_wins_and_an_end_of_the_grid_is_told() -> None:
+def test_of_equal_scores_the_least_log_loss_wins_and_an_end_of_the_grid_is_told() -> None:
+    """On the images of train the weakest penalty has it."""
     train = rectified(60, 10, 3)
 
     def even(logits: Tensor, labels: Tensor) -> Tensor:
         return torch.tensor(0.5)
 
     found = select(train, train, even, classes=3, penalties=(1.0, 10.0, 0.1))
-    assert found.penalty == 10
-    assert found.warning == "the best l2, 10, is at the high end of the grid: widen it"
+    losses = [F.cross_entropy(found.sweep.logits(train[0], i), train[1]) for i in range(3)]
+    assert losses[2] < losses[0] < losses[1]
+    assert found.penalty == 0.1
+    assert found.warning == "the best l2, 0.1, is at the low end of the grid: widen it"
+    blank = torch.zeros_like(train[0]), torch.arange(60) % 3  # all fits are the same
+    assert select(blank, blank, even, classes=3, penalties=(1.0, 10.0, 0.1)).penalty == 10
     short = select(train, train, even, classes=3, penalties=(1e-6,), steps=2)
     assert short.warning == "2 of 2 fits did not converge: allow more steps"
 

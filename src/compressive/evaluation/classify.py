@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import stdev
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +26,8 @@ from compressive.views import View, image_keys
 NEIGHBORS, TEMPERATURE = (20, 200), 0.07
 SHARES, DRAWS = (0.01, 0.1), 3
 IMAGENET = 1000  # classes
-DEFAULT = 1.0  # l2 where nothing can be held out to choose it
+DEFAULT = 1.0  # l2 where too little can be held out to choose it
+FEW = 1000  # held-out images: below, how many of them are right is mostly chance
 MOST = 2**29  # numbers: beyond, full-batch methods in float64 take more memory than there is
 _TRAINING = View(jitter=0.0, gray=0.0, blur=0.0)  # random crop and flip, as the paper's heads see
 
@@ -68,17 +70,22 @@ def linear(exam: Exam, *, epochs: int = 0) -> Classifier:
 
 
 def logistic_regression(exam: Exam) -> None:
-    """45 penalties on central crops; chosen on the held-out part, then all of train."""
+    """45 penalties on central crops; chosen on the held-out part, then all of train.
+
+    By accuracy, or by the log-loss where few are held out: of 6 images 56 was chosen, the strongest
+    of those that had all right, with an ECE of 68 %; of 122 in 102 classes 0.018, with an NLL of 7.
+    """
     train, (fit, held) = exam.features("train"), exam.parts
     if train.feats.numel() > MOST:
         exam.skip(f"logistic regression on {len(train.feats):,} images, which is for smaller sets")
         return
-    found = _select(train, fit, held, exam.classes)
+    how = "log-loss" if len(held) < FEW else "accuracy"
+    found = _select(train, fit, held, exam.classes, how)
     protocol = exam.protocol(
         classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
         augmentation="none",
         chosen={"l2": found.penalty},
-        **{"chosen on": f"{len(held):,} training images, then fitted on all {len(train.feats):,}"},
+        **{"chosen on": f"{len(held):,} training images by {how}, then fitted on all"},
         converged=f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
         **({"warning": found.warning} if found.warning else {}),
     )
@@ -89,11 +96,15 @@ def few_label(exam: Exam, lists: Path | None = None) -> None:
     """1 % and 10 % of the labels, three draws each; the penalty is chosen inside the subset.
 
     lists: a folder that may hold SimCLR's lists for ImageNet, which then take the place of draws.
+    A share that has not one image of each class is left out.
     """
     train, test = exam.features("train"), exam.features("test")
     for share in SHARES:
         hits, top_5, penalties, sizes, warnings, how = [], [], [], [], [], ""
         file = None if lists is None else lists / f"{share * 100:.0f}percent.txt"
+        if (labels := int(share * len(train.labels) + 1e-6)) < len(train.labels.unique()):
+            exam.skip(f"few labels {share:.0%}: {labels:,} labels for {exam.classes:,} classes")
+            continue
         for some in _subsets(exam, train, share, file):
             found, penalty, how = _folds(Features(*(part[some] for part in train)), exam)
             fits = found.fit if isinstance(found, logistic.Selection) else found
@@ -208,12 +219,12 @@ def _select(
     fit: Int[Tensor, " fit"],
     held: Int[Tensor, " held"],
     classes: int,
-    metric: logistic.Metric = top_k_accuracy,
+    how: Literal["accuracy", "log-loss"],
 ) -> logistic.Selection:
     return logistic.select(
         (train.feats[fit], train.labels[fit]),
         (train.feats[held], train.labels[held]),
-        metric,
+        top_k_accuracy if how == "accuracy" else lambda logits, labels: -nll(logits, labels),
         classes=classes,
     )
 
@@ -222,7 +233,8 @@ def _folds(some: Features, exam: Exam) -> tuple[logistic.Selection | logistic.Fi
     """A classifier of a few images, its penalty, and how that was chosen.
 
     On every fifth image of each class that has two or more: of a class with one image nothing can
-    be learned once it is held out. By the log-loss: a hundred images are right or wrong by chance,
+    be learned once it is held out, and where that is most of them there is too little to choose
+    by. By the log-loss: a hundred images are right or wrong by chance,
     and many penalties are right equally often. (CIFAR-10, 500 labels, six draws, two encoders: by
     accuracy it is 2e-5 to 316 and costs 1.5 points against the best one, with a deviation of 1.3;
     by the log-loss 0.2 to 0.6, 0.8 points and 0.4.)
@@ -233,9 +245,9 @@ def _folds(some: Features, exam: Exam) -> tuple[logistic.Selection | logistic.Fi
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device) - first[some.labels[order]]
     held = (rank % 5 == 0) & (sizes[some.labels] > 1)
-    if not held.any():
+    if 2 * (sizes > 1).sum() <= (sizes > 0).sum():
         fits = logistic.fit(some.feats, some.labels, classes=exam.classes, penalties=[DEFAULT])
-        return fits, DEFAULT, "not chosen: each class has one image"
+        return fits, DEFAULT, "not chosen: half of the classes or more have one image"
     fit, held = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-    found = _select(some, fit, held, exam.classes, lambda logits, labels: -nll(logits, labels))
+    found = _select(some, fit, held, exam.classes, "log-loss")
     return found, found.penalty, "the log-loss of a fifth of the subset, then fitted on all of it"

@@ -280,8 +280,7 @@ class Exam:
         return f"{self.images('train')} {self.images('test')} {self.seed}"
 
     def skip(self, text: str) -> None:
-        """Leave something out, and say so now and at the end."""
-        self.display.say(f"left out: {text}")
+        """Leave something out, and say so at the end."""
         self.results.skipped.append(text)
 
     def tell(self, title: str, done: float, total: float) -> None:

@@ -139,7 +139,9 @@ def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
         exam.skip(f"{name}, which is on test images")
         return
     if exam.classes < 2 and name in TASKS and name not in _UNLABELED:
-        exam.skip(f"{name}, which needs labels of two classes: {exam.splits.name} has none")
+        exam.skip(
+            f"{name}, which needs labels of two classes: {exam.splits.name} has none (--on DATA)"
+        )
         return
     exam.display.say(f"{name} ...")
     start = time.perf_counter()
