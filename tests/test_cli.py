@@ -127,6 +127,11 @@ def test_help_names_every_command() -> None:
 # recipes
 
 
+def test_names_of_recipes_are_whole_in_a_narrow_terminal() -> None:
+    output = RUN.invoke(app, ["recipes"], env={"COLUMNS": "80"}).stdout
+    assert all(f" {name} " in output for name in recipes.names())
+
+
 def test_recipes_lists_every_one() -> None:
     result = RUN.invoke(app, ["recipes"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
@@ -181,6 +186,16 @@ def test_a_folder_of_photos_is_all_that_is_needed(tmp_path: Path) -> None:
     assert feats.shape == (7, encoder.feature_dim)
     again = pretrain(images, "--steps", 2, "--out", out)
     assert again.exit_code == 0  # the same command again is no error
+
+
+def test_the_warm_up_of_a_folder_is_a_tenth_of_the_epochs_asked_for(
+    tmp_path: Path,
+) -> None:
+    images, out = photos(tmp_path / "photos", 7), tmp_path / "run"
+    result = pretrain(images, "--epochs", 20, "--steps", 1, "--out", out)
+    assert result.exit_code == 0, result.output
+    config = read_config(out)
+    assert (config.train.epochs, config.optim.warmup_epochs) == (20, 2)
 
 
 def test_options_are_short_for_settings(tmp_path: Path) -> None:

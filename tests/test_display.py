@@ -40,6 +40,34 @@ def test_a_terminal_shows_a_bar_that_goes_away() -> None:
     assert output.endswith("\x1b[2K") or "\x1b[2K" in output.split("going on")[1]
 
 
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_in_a_narrow_terminal_readings_are_cut_and_nothing_else(width: int) -> None:
+    file = io.StringIO()
+    display = Display(Console(file=file, force_terminal=True, width=width, color_system=None))
+    display.progress("c-simclr epoch 12.5", 0, 100)
+    display._bar.tasks[0].start_time = time.monotonic() - 60
+    with display:
+        readings = {"loss": "37.711", "residual": "190.7 nats", "movable": "2.00", "wait": "0%"}
+        display.progress("c-simclr epoch 12.5", 40, 100, readings)
+        time.sleep(0.02)
+        display.progress("c-simclr epoch 12.7", 41, 100, readings)
+        file.truncate(0)
+        display._bar.refresh()
+    line = file.getvalue()
+    for part in ("c-simclr epoch 12.7", "41%", "loss 37.711", ":"):
+        assert part in line
+    assert ("wait 0%" in line) == (width == 130)
+    assert ("\u2501" in line) == (width == 130)
+
+
+def test_a_log_gets_the_end_of_what_it_got_the_beginning_of() -> None:
+    display, text = shown(terminal=False, every=60)
+    for done in (1, 2, 3):
+        display.progress("decoding", done, 3)
+    display.progress("embedding", 3, 3)  # too soon, and begun by no line
+    assert text.getvalue().splitlines() == ["decoding  33%", "decoding  100%"]
+
+
 def test_a_quiet_one_says_nothing() -> None:
     for terminal in (True, False):
         display, text = shown(terminal=terminal, quiet=True, every=0)

@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
         ([str(run), str(tmp_path / "none")], "none"),
         ([str(tmp_path / "no" / "run"), "builtin"], "is not there"),
         ([str(run), "builtin", "--device", "tpu"], "--device must be auto"),
-        ([str(run), "builtin", "--out", "/proc/none/f.npz"], "/proc/none"),
+        ([str(run), "builtin", "--out", "/proc/none/f.npz"], "/proc cannot be written to"),
         ([str(run), "builtin", "--out", str(folder)], "is a folder; name a file in it"),
     ):
         result = CliRunner().invoke(app, ["embed", *words])

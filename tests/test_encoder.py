@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import timm
@@ -123,6 +124,18 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     folder = tmp_path_factory.mktemp("encoder")
     saved(folder, Network(name="test_resnet"))
     return load(folder)
+
+
+def test_what_is_no_image_is_one_line(encoder: Encoder) -> None:
+    with pytest.raises(ValueError, match="no images were given"):
+        encoder.preprocess([])
+    array: Any = np.zeros((20, 20, 3), np.uint8)
+    jaxtyping.config.update("jaxtyping_disable", True)  # it says the same of types, in tests alone
+    try:
+        with pytest.raises(TypeError, match=r"a PIL image or a uint8 tensor .* got ndarray"):
+            encoder.preprocess(array)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize("sides", [(40, 30), (24, 24), (9, 50), (90, 200)])

@@ -65,7 +65,7 @@ def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
     message = refusal(tmp_path, tiny("optim.lr=0.7"))
     assert message == (
         f"{tmp_path} holds a run with optim.lr = 0.2, not 0.7; give the same settings to go on "
-        "with it, or choose another --out"
+        "with it, choose another --out, or delete it"
     )
     many = refusal(
         tmp_path, tiny("seed=1", "optim.lr=0.7", "train.batch=4", "views.size=8", "network.out=4")

@@ -12,7 +12,7 @@ from compressive import run
 from compressive.config import Config
 from compressive.data.pictures import Source
 from compressive.folder import read_config
-from compressive.lock import hold
+from compressive.lock import hold, require_place
 from compressive.train import pretrain
 
 
@@ -32,6 +32,18 @@ def test_a_folder_is_one_processs_until_it_ends_even_by_force(tmp_path: Path) ->
     os.close(hold(out))
     os.close(hold(out))
     assert list(out.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    require_place(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="file is a file, not a folder; choose another --out"):
+        require_place(tmp_path / "file" / "a")
+    with pytest.raises(ValueError, match=r"/proc cannot be written to \(.+\); choose another --to"):
+        require_place(Path("/proc/none/a"), "--to")
+    with pytest.raises(ValueError, match="/proc cannot be written to"):
+        pretrain(tiny("train.steps=2"), "/proc/none/a", display=silent())
 
 
 def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_a_signal_saves_and_the_same_call_goes_on(
     assert (outcome.step, outcome.total) == (7, 24)
     assert signal.getsignal(number) is before
     assert last(out)["step"] == 7
+    assert journal(out)[-1] == {"step": 7, "stopped": "asked to"}
     again = pretrain(config, out, display=silent())
     assert again.step == 24
     assert differences(last(out), last(uninterrupted)) == []
@@ -308,6 +309,32 @@ def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
     run.close()
     assert run.warmup == 3
     assert "warm-up shortened to 3 steps, a tenth of the run" in display.said
+
+
+def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Path) -> None:
+    """40 images, 5 steps an epoch."""
+    display = Written()
+    run = started(tiny("optim.warmup_epochs=2", "train.steps=20"), tmp_path / "a", display=display)
+    run.close()
+    assert run.warmup == 10
+    told = "warm-up is 50% of the run; --set optim.warmup_epochs=0.4: 10%"
+    assert display.said == [told, "decoding  100%"]
+    display = Written()
+    changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch=64")
+    run = started(tiny(*changes), tmp_path / "b", display=display)
+    run.close()
+    told = "train.batch is 64, of 40 images; --set train.batch=32 holds each once"
+    assert display.said == [told, "decoding  100%"]
+
+
+def test_a_network_that_cannot_be_built_is_refused_before_images_are_read(tmp_path: Path) -> None:
+    class Deaf(Display):
+        def progress(self, *_: Any, **__: Any) -> None:
+            raise AssertionError("images are read")
+
+    with pytest.raises(ValueError, match="resnet19"):
+        pretrain(tiny("network.name=resnet19"), tmp_path / "a", display=Deaf(quiet=True))
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("batch", [7, 4])
@@ -571,9 +598,11 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
     for resident in ("yes", "no"):
         config = tiny(f"data.source={images}", f"data.resident={resident}", "train.steps=3")
         out = tmp_path / resident
-        outcome = pretrain(config, out, display=silent())
+        outcome = pretrain(config, out, display=(display := Written()))
         assert outcome.step == 3
         assert outcome.accuracy is None  # a flat folder has no labels
+        assert display.said[-1] == f"2 images that cannot be read: {out / 'unreadable.txt'}"
+        assert "".join(display.said).count("cannot be read") == 1
         listed = (out / "unreadable.txt").read_text().splitlines()
         assert [line.split(": ")[0] for line in listed] == [
             str(images / "002.png"),

@@ -122,9 +122,10 @@ def test_a_sparkline_spans_least_to_greatest() -> None:
 
 
 def test_a_folder_that_is_no_run_is_one_clear_line(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(FileNotFoundError, match=r"is no folder of a run: .* no config\.json"):
-            frame(place)
+    with pytest.raises(FileNotFoundError, match=r"is no folder of a run: .* no config\.json"):
+        frame(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nothing is not there"):
+        frame(tmp_path / "nothing")
     for content in ("{", "[]", "{}", '{"train": {}}'):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match="is damaged") as error:
@@ -198,6 +199,19 @@ def test_a_batch_that_is_no_number_is_one_line(tmp_path: Path, batch: object) ->
     (run / "config.json").write_text(json.dumps({"method": "byol", "train": {"batch": batch}}))
     with pytest.raises(ValueError, match=r"config\.json is damaged: .*batch"):
         frame(run)
+
+
+def test_it_ends_for_a_run_that_was_stopped_and_not_for_one_that_goes_on(tmp_path: Path) -> None:
+    lines = [{"step": 3, "images_per_second": 9.0}, {"step": 3, "stopped": "asked to"}]
+    run = made(tmp_path / "run", lines)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    watch(run, console=console)  # comes back at once
+    text = console.file.getvalue()  # pyright: ignore
+    assert "stopped; the same command goes on" in text
+    assert " left" not in text
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 1.0}\n')
+    assert "stopped" not in text_of(run)
 
 
 def test_it_ends_for_a_run_that_gave_up(tmp_path: Path) -> None:

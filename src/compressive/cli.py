@@ -112,7 +112,7 @@ def pretrain(
     distributed.start()
     try:
         with one_line_errors():
-            chosen = _chosen(data, recipe)
+            chosen = _chosen(data, recipe, epochs)
             chosen = settings.override(chosen, f"data.source={data}", *given, *(changes or ()))
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)
         if distributed.rank() == 0:
@@ -123,7 +123,7 @@ def pretrain(
         raise typer.Exit(130)
 
 
-def _chosen(data: str, recipe: str) -> settings.Config:
+def _chosen(data: str, recipe: str, epochs: int | None) -> settings.Config:
     """The recipe, or what fits a set of such images on this machine."""
     if recipe:
         return recipes.get(recipe).config
@@ -136,7 +136,8 @@ def _chosen(data: str, recipe: str) -> settings.Config:
     # All of it, not what is free: the same command must come to the same settings to go on.
     memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
     memory *= world_size()
-    return recipes.for_folder(len(source), _typical_side(source), memory=memory).config
+    side = _typical_side(source)
+    return recipes.for_folder(len(source), side, memory=memory, epochs=epochs).config
 
 
 def _typical_side(source: "Source") -> int:
@@ -193,7 +194,8 @@ def show_recipes(
         console = Console(soft_wrap=True)
         if not name:
             table = Table(title="Recipes", box=None)
-            for column in ("name", "about", "expected"):
+            table.add_column("name", no_wrap=True)
+            for column in ("about", "expected"):
                 table.add_column(column, overflow="fold")
             for each in recipes.names():
                 recipe = recipes.get(each)

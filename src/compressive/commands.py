@@ -193,7 +193,10 @@ def compare(
     with one_line_errors():
         first, *others = open_groups([str(_evaluated(run)) for run in runs])
         if not others:
-            raise ValueError("compare needs two runs that differ in more than their seed")
+            raise ValueError(
+                "compare needs two runs that differ in more than their seed: those that do not are "
+                "taken as one; `compressive report` shows them side by side"
+            )
         for other in others:
             found = differences(first, other)
             if not found:

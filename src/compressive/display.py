@@ -6,6 +6,9 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+_WIDE = 100  # columns of a terminal that has room for a bar
 
 
 class Display:
@@ -17,13 +20,16 @@ class Display:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, every: float = 10):
         self.console = console or Console()
-        self._quiet, self._every, self._said = quiet, every, -1e9
+        self._quiet, self._every, self._said, self._open = quiet, every, -1e9, ""
+        # In a narrow terminal readings are cut, and nothing else.
+        fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[readings]}", style="cyan"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.description}", table_column=fixed),
+            *([BarColumn(bar_width=20)] if self.console.width >= _WIDE else []),
+            TextColumn("{task.percentage:>3.0f}%", table_column=fixed.copy()),
+            TimeRemainingColumn(compact=True, table_column=fixed.copy()),
+            TextColumn("{task.fields[readings]}", style="cyan", table_column=rest),
+            expand=True,
             console=self.console,
             transient=True,
             disable=quiet or not self.console.is_terminal,
@@ -49,9 +55,10 @@ class Display:
         text = "  ".join(f"{name} {value}" for name, value in (readings or {}).items())
         self._bar.update(self._task, description=title, completed=done, total=total, readings=text)
         now = time.monotonic()
-        if self._bar.disable and not self._quiet and now - self._said >= self._every:
-            self._said = now
-            self.say(f"{title}  {100 * done / total:.0f}%  {text}")
+        is_end = done >= total and title == self._open  # what was begun here ends here
+        if self._bar.disable and not self._quiet and (is_end or now - self._said >= self._every):
+            self._said, self._open = now, "" if done >= total else title
+            self.say(f"{title}  {100 * done / total:.0f}%  {text}".rstrip())
 
     def say(self, text: str) -> None:
         """A line that stays."""

@@ -1,7 +1,6 @@
 """Features of a set of images in a file that others read: parquet or npz."""
 
 import io
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from compressive.display import Display
 from compressive.evaluation.features import extract
 from compressive.evaluation.subject import open_subject
 from compressive.learner import pick_device, precision
+from compressive.lock import require_place
 
 FORMATS = (".parquet", ".npz")
 
@@ -76,9 +76,8 @@ def _require_place(out: Path) -> None:
     """Refuse now what could not be written after all images were seen."""
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
+    require_place(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(out.parent, os.W_OK):
-        raise ValueError(f"--out {out}: {out.parent} cannot be written to; choose another")
 
 
 def _parquet(

@@ -1,6 +1,7 @@
 """The product of a run: a frozen backbone with its preprocessing, saved and loaded."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,6 +64,8 @@ class Encoder(nn.Module):
                 return normalize(center_crop(images.to(device), self.size))
             images = list(images)
         many = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+        if not many:
+            raise ValueError("no images were given")
         # Bytes are shrunk on the host: torch has no antialiased resizing of them elsewhere.
         small = [shrink(_pixels(one).cpu(), self.side) for one in many]
         return normalize(torch.cat([center_crop(one[None].to(device), self.size) for one in small]))
@@ -159,6 +162,11 @@ def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
         return picture
     if isinstance(picture, Image.Image):  # upright, as the images of training
         return pil_to_tensor(ImageOps.exif_transpose(picture).convert("RGB"))
+    if not isinstance(picture, str | os.PathLike):
+        raise TypeError(
+            "an image must be a path, a PIL image or a uint8 tensor of shape (3, h, w), "
+            f"got {type(picture).__name__}; PIL.Image.fromarray makes one of an array"
+        )
     try:
         return decode(Path(picture).read_bytes())
     except Unreadable as problem:

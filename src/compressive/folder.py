@@ -14,6 +14,7 @@ import torch
 
 from compressive.checkpoint import write_text
 from compressive.config import Config, flat, from_dict
+from compressive.lock import require_place
 
 CONFIG, CHECKPOINTS, UNREADABLE = "config.json", "checkpoints", "unreadable.txt"
 
@@ -41,6 +42,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     A folder that holds a run with other settings is refused: two runs in one folder would be
     neither.
     """
+    require_place(folder)
     path = folder / CONFIG
     if not path.exists():
         if folder.is_dir() and any(folder.iterdir()):
@@ -55,7 +57,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise ValueError(
             f"{folder} holds a run with {words}{more}; give the same settings to go on with it, "
-            "or choose another --out"
+            "choose another --out, or delete it"
         )
     return True
 

@@ -18,13 +18,15 @@ from compressive.distributed import rank
 _SIDE = 96  # pixels at most: larger ones only make the files heavy
 _PAIRS = 512  # directions that are compared with each other
 
+STOPPED = "stopped"  # in the last line of a run that was asked to stop
+
 
 class Journal:
     """metrics.jsonl, one JSON object per line, and if asked tensorboard's event files.
 
     Only the first process writes; in the others all of this does nothing. `step` is the one that
-    the run goes on from: lines of later steps, which will be written again, are dropped, as is a
-    last line that was cut off.
+    the run goes on from: lines of later steps, which will be written again, are dropped, as are a
+    last line that was cut off and one that says that the run stopped.
     """
 
     def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False) -> None:
@@ -34,6 +36,7 @@ class Journal:
         path = folder / "metrics.jsonl"
         old = path.read_text(errors="replace").splitlines() if path.exists() else []
         # Written again even where all lines stay: the last may lack its end.
+        old = [line for line in old if f'"{STOPPED}": ' not in line]
         kept = [line for line in old if _step_of_line(line) <= step]
         write_text(path, "".join(f"{line}\n" for line in kept))
         self._lines = path.open("a")

@@ -2,7 +2,25 @@
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
+
+
+def require_place(folder: Path, called: str = "--out") -> None:
+    """Refuse now what could not be written there later; nothing is made."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file, not a folder; choose another {called}")
+    try:  # rights alone do not tell: a disk may be mounted for reading
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(
+            f"{place} cannot be written to ({reason}); choose another {called}"
+        ) from None
 
 
 def hold(folder: Path) -> int:

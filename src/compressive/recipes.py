@@ -191,11 +191,11 @@ def quickstart(method: str) -> Recipe:
     )
 
 
-def for_folder(count: int, side: int, *, memory: float = 0.0) -> Recipe:
+def for_folder(count: int, side: int, *, memory: float = 0.0, epochs: int | None = None) -> Recipe:
     """A run to begin with for `count` images, whose shorter sides are `side` pixels at the median.
 
-    memory: of the GPUs, all processes together, in GiB; 0 where there is none. Labels change
-    nothing here: probe and kNN see for themselves whether there are any.
+    memory: of the GPUs, all processes together, in GiB; 0 where there is none. epochs: where they
+    are given. Labels change nothing here: probe and kNN see for themselves whether there are any.
     """
     if count < 2:
         raise ValueError(f"2 images or more are needed to tell them apart, got {count}")
@@ -205,7 +205,7 @@ def for_folder(count: int, side: int, *, memory: float = 0.0) -> Recipe:
     size = _view_size(side, has_gpu)
     views = _views(size, has_gpu)
     stem = views["network.small_stem"][0]
-    network, epochs = _network(count, size, stem, memory), _epochs(count, has_gpu)
+    network, epochs = _network(count, size, stem, memory), epochs or _epochs(count, has_gpu)
     have = f"{count:,} images of {side} pixels and " + (f"{memory:g} GiB" if has_gpu else "no GPU")
     layer: Layer = {
         "network.name": (network, f"ours, for {have}"),

@@ -25,7 +25,7 @@ from compressive.data.plan import Portion, plan
 from compressive.data.sources import open_source
 from compressive.display import Display
 from compressive.distributed import any_process, parallel, rank, wait_for_all, world_size
-from compressive.journal import Journal
+from compressive.journal import STOPPED, Journal
 from compressive.learner import (
     Learner,
     beta_at,
@@ -79,9 +79,10 @@ class Run:
         self.visible = torch.full((self.count,), -1, device=self.device)
         if source.labels is not None:
             self.visible.copy_(source.labels.masked_fill(self.held, -1))
-        self.loader = self._load(source)
         self._schedule()
+        # Before images are read, which may take long: not every network can be built.
         self._assemble(method, 0 if source.labels is None else int(source.labels.max()) + 1)
+        self.loader = self._load(source)
         self._hold = hold(out) if rank() == 0 else None
         # Asked again: another process may have been there while images were read.
         going_on = rank() == 0 and folder.open_folder(out, config, resume=resume)
@@ -153,11 +154,17 @@ class Run:
         if self.warmup >= self.total:
             self.warmup = self.total // 10
             self.display.say(f"warm-up shortened to {self.warmup} steps, a tenth of the run")
+        elif 4 * self.warmup > self.total:
+            tenth = f"--set optim.warmup_epochs={self.total * train.batch / count / 10:.2g}"
+            self.display.say(f"warm-up is {self.warmup / self.total:.0%} of the run; {tenth}: 10%")
+        if train.batch > count:
+            fewer = f"--set train.batch={2 ** (count.bit_length() - 1)} holds each once"
+            self.display.say(f"train.batch is {train.batch:,}, of {count:,} images; {fewer}")
         per_epoch = max(1, count // train.batch)
         self.log_every = train.log_every or max(1, min(50, per_epoch // 10))
         every = self.config.probe.every_epochs * count / train.batch or self.total / 20
         self.judge_every = max(1, round(every))
-        self.step = self.attempt = 0
+        self.step = self.attempt = self._told = 0
         self.readings, self.health = Readings(), Health(self.config, warmup=self.warmup)
         self.accuracy: Accuracy | None = None
         self.saved_at = time.monotonic()
@@ -329,7 +336,11 @@ class Run:
             encoder.save(self.out, network, settings, self.config.views.size, self.side)
             if self.loader.unreadable:
                 lines = [f"{origin}: {reason}\n" for origin, reason in self.loader.unreadable]
-                checkpoint.write_text(self.out / folder.UNREADABLE, "".join(lines))
+                path = self.out / folder.UNREADABLE
+                checkpoint.write_text(path, "".join(lines))
+                if len(lines) > self._told:
+                    self._told = len(lines)
+                    self.display.say(f"{len(lines):,} images that cannot be read: {path}")
         self.saved_at = time.monotonic()
 
     def _is_finite(self) -> bool:
@@ -376,6 +387,8 @@ class Run:
         self._report(wait=True)
         if self.health.is_well or self.step == self.total:
             self.save()  # where an illness is suspected, the checkpoint before is the better one
+        if self.step < self.total:
+            self.journal.write(self.step, {STOPPED: "asked to"})
         return Outcome(self.out, self.step, self.total, self.accuracy)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from compressive import recipes
 from compressive.ablations import Job, plan
 from compressive.config import Config, override
 from compressive.display import Display
-from compressive.lock import hold
+from compressive.lock import hold, require_place
 from compressive.tally import Row, rows, table
 
 FILE = "sweep.json"
@@ -61,6 +61,7 @@ def sweep(
     """
     if at_once < 1:
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
+    require_place(out)
     if not (out / FILE).exists():  # later ones must be the same
         _require_tasks(suite, only, images, held_out)
     jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)

@@ -50,6 +50,11 @@ class _Standing(NamedTuple):
         return self.total is not None and self.step >= self.total
 
     @property
+    def is_stopped(self) -> bool:
+        """Someone asked it to: its last line says so, and a run that goes on writes others."""
+        return bool(self.lines) and "stopped" in self.lines[-1]
+
+    @property
     def has_given_up(self) -> bool:
         """It was ill when it was last heard of, and that was long ago."""
         is_ill = self.health.startswith(("collapse", "nan"))
@@ -65,7 +70,7 @@ def watch(run: Path, once: bool = False, console: Console | None = None) -> None
     standing = _read(run)
     with Live(_draw(run, standing), console=console, auto_refresh=False) as live:
         try:
-            while not (standing.is_over or standing.has_given_up):
+            while not (standing.is_over or standing.is_stopped or standing.has_given_up):
                 time.sleep(_EVERY)
                 standing = _read(run)
                 live.update(_draw(run, standing), refresh=True)
@@ -80,6 +85,8 @@ def frame(run: Path) -> RenderableType:
 
 def _read(run: Path) -> _Standing:
     path = run / "config.json"
+    if not run.exists():
+        raise FileNotFoundError(f"{run} is not there")
     if not path.is_file():
         raise FileNotFoundError(f"{run} is no folder of a run: it has no config.json")
     try:
@@ -122,11 +129,13 @@ def _progress(standing: _Standing) -> RenderableType:
     words = [f"step {step:,}" + ("" if total is None else f" of {total:,}")]
     if rates := _values(standing.lines, "images_per_second"):
         words.append(f"{rates[-1]:,.0f} images/s")
-        if total is not None and step < total and rates[-1] > 0:
+        if total is not None and step < total and rates[-1] > 0 and not standing.is_stopped:
             left = (total - step) * standing.config["train"]["batch"] / rates[-1]
             words.append(f"{_duration(left)} left")
     if standing.is_over:
         words.append("finished")
+    elif standing.is_stopped:
+        words.append("stopped; the same command goes on")
     if standing.age is None:
         words.append("not heard of yet")
     else:

@@ -131,6 +131,8 @@ def read(folder: str | Path) -> Results:
     """What `write` wrote, given the folder or its results.json."""
     path = Path(folder)
     path = path / FILE if path.is_dir() else path
+    if not Path(folder).exists():
+        raise FileNotFoundError(f"{folder} is not there")
     if not path.is_file():
         raise FileNotFoundError(f"no {FILE} in {folder}; `compressive evaluate {folder}` makes it")
     try:

@@ -20,6 +20,7 @@ from compressive.evaluation.results import FILE, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.learner import pick_device
+from compressive.lock import require_place
 
 SUITES = {
     "quick": ("logistic", "knn", "few-label", "geometry"),
@@ -73,6 +74,7 @@ def evaluate(
     subject = open_subject(place, where, network=network, size=size)
     splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
     out = out or _default_out(place, "held-out" if held_out else "evaluation")
+    require_place(out)
     results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
     display = display or Display(quiet=rank() > 0)
     with display:

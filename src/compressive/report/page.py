@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from compressive.lock import require_place
 from compressive.report import gallery
 from compressive.report.ablation import studies
 from compressive.report.figures import COLORS, Line, Picture, Point, chart, thinned
@@ -48,6 +49,7 @@ def write_report(runs: Sequence[Path], out: Path, *, held_out: bool = False) -> 
     out = Path(out)
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
+    require_place(out.parent)
     content = _content(read_runs(runs, held_out=held_out))
     source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)

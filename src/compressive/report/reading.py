@@ -293,7 +293,10 @@ def _figures(records: object, missing: list[str]) -> list[Figure]:
 
 def _gallery(path: Path, missing: list[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     if not path.is_file():
-        missing.append(f"{path.name}: not there, so no views, neighbors and map")
+        missing.append(
+            f"{path.name}: not there, so no views, neighbors and map; "
+            "`compressive evaluate RUN --only gallery` makes it"
+        )
         return {}, {}
     try:
         with safe_open(path, framework="numpy") as file:
