@@ -340,6 +340,7 @@ def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
         (["report", "nowhere"], "nowhere"),
         (["watch", "nowhere"], "nowhere"),
         (["sweep", "builtin", "--preset", "alpha"], "preset must be one of"),
+        (["sweep", "builtin"], "nothing is varied; give --vary, --preset or several --seeds"),
         (["sweep", "builtin", "--vary", "bottleneck.gamma=1,2"], "gamma"),
     ],
 )

@@ -219,7 +219,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, evaluated or not.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """One page about one run or several: curves, tables, robustness, smoothness, differences.
+    """One page about one run or several: curves, tables, robustness, smoothness, pictures.
 
     A single HTML file that asks for nothing from elsewhere. What a run has no data for is absent.
     """
@@ -274,6 +274,8 @@ def sweep(
     from compressive.tally import LEGEND
 
     with one_line_errors():
+        if not (vary or preset or "," in seeds):
+            raise ValueError("nothing is varied; give --vary, --preset or several --seeds")
         found = run_all(
             data,
             out,
