@@ -52,7 +52,7 @@ class Display:
         self, title: str, done: float, total: float, readings: Mapping[str, str] | None = None
     ) -> None:
         """Where the run is; readings as short texts by name."""
-        text = "  ".join(f"{name} {value}" for name, value in (readings or {}).items())
+        text = "  ".join(f"{name} {value}".strip() for name, value in (readings or {}).items())
         self._bar.update(self._task, description=title, completed=done, total=total, readings=text)
         now = time.monotonic()
         is_end = done >= total and title == self._open  # what was begun here ends here

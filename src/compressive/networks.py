@@ -262,7 +262,10 @@ def _draw(weight: Tensor) -> None:
 
 def _refuse(name: str, **asked: bool) -> None:
     if changed := [setting for setting, is_asked in asked.items() if is_asked]:
-        raise ValueError(f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do")
+        without = " ".join(f"--set network.{setting}=false" for setting in changed)
+        raise ValueError(
+            f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do: {without}"
+        )
 
 
 def require_known(name: str) -> None:
