@@ -13,7 +13,8 @@ from conftest import golden_arrays, golden_json
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from compressive.networks import RESNETS, Ema, SamePool, backbone, feature_dim, linear, mlp
+from compressive.config import Config, Network, override
+from compressive.networks import RESNETS, Ema, SamePool, backbone, build, feature_dim, linear, mlp
 
 # Reduced from the official list of variables to what is counted in it, for each configuration.
 COUNTS = golden_json("resnet_variables")
@@ -353,6 +354,18 @@ def test_target_moves_in_one_call_without_a_look_at_any_value() -> None:
 def test_bad_settings_are_refused(name: str, settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         backbone(name, **settings)
+
+
+def test_a_refusal_says_what_to_set() -> None:
+    settings = Network(name="test_resnet", width=2, small_stem=True, zero_init_last=False)
+    with pytest.raises(ValueError, match="takes no") as error:
+        build(settings, 32)
+    hint = str(error.value).rpartition(": ")[2]
+    assert hint == (
+        "--set network.width=1 --set network.small_stem=false --set network.zero_init_last=true"
+    )
+    changes = hint.replace("--set ", "").split()
+    build(override(Config(network=settings), *changes).network, 32)
 
 
 def test_bad_heads_and_targets_are_refused() -> None:

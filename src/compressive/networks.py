@@ -262,7 +262,8 @@ def _draw(weight: Tensor) -> None:
 
 def _refuse(name: str, **asked: bool) -> None:
     if changed := [setting for setting, is_asked in asked.items() if is_asked]:
-        without = " ".join(f"--set network.{setting}=false" for setting in changed)
+        plain = {"width": "1", "zero_init_last": "true"}
+        without = " ".join(f"--set network.{one}={plain.get(one, 'false')}" for one in changed)
         raise ValueError(
             f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do: {without}"
         )
