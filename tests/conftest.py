@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes that share the cores
     torch.set_num_threads(1)
+
+
+# A shell that starts the tests in the background, or nohup, leaves these ignored for all below it.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
