@@ -1,17 +1,27 @@
 """Differences of runs have the intervals of scipy and of a naive bootstrap; noise is no gain."""
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy import stats
 from tiny import tiny
 from torch import Tensor
 
 from compressive.config import Config, override
-from compressive.evaluation.compare import Difference, compare, open_groups, t_quantile
+from compressive.evaluation.compare import (
+    Difference,
+    Group,
+    compare,
+    open_groups,
+    short_names,
+    t_quantile,
+)
 from compressive.evaluation.results import Results
+from compressive.evaluation.tables import differences_markdown, differences_table
 from compressive.folder import write_config
 
 KEY = "linear/set/top-1"
@@ -70,7 +80,7 @@ def test_noise_is_not_called_a_gain(tmp_path: Path) -> None:
         written(tmp_path / str(seed), hits(0.7, seed=seed), tiny(f"bottleneck.beta={seed}"))
         for seed in (1, 2)
     ]
-    assert compared(*runs).verdict == "no difference shown"
+    assert compared(*runs).verdict == "undecided"
 
 
 @pytest.mark.parametrize(("metric", "verdict"), [("nll", "worse"), ("RankMe", "higher")])
@@ -142,3 +152,104 @@ def test_runs_on_other_data_are_another_experiment(tmp_path: Path) -> None:
         for seed, name in enumerate(("a", "b"))
     ]
     assert len(open_groups(runs)) == 2
+
+
+A, B = Group("a", ()), Group("b", ())
+
+
+def lines(*found: Difference) -> list[str]:
+    """The rows of the table for a page."""
+    return differences_markdown(A, B, found).split("\n\n")[0].splitlines()[2:]
+
+
+def difference(key: str, a: float, b: float, half: float | None, over: str = "seeds") -> Difference:
+    low, high = (None, None) if half is None else (b - a - half, b - a + half)
+    return Difference(key, a, b, b - a, low, high, "" if half is None else over, "better")
+
+
+@pytest.mark.parametrize(
+    ("key", "a", "b", "half", "row"),
+    [
+        ("linear/set/top-1", 0.8783, 0.8949, 0.0065, "87.8 | 89.5 | 1.7 [1.0, 2.3]"),
+        ("linear/set/nll", 0.35048, 0.30451, 0.0127, "0.350 | 0.305 | -0.046 [-0.059, -0.033]"),
+        ("geometry/set/RankMe", 345.47, 340.74, 1.61, "345 | 341 | -5 [-6, -3]"),
+        (
+            "information/set/agreement",
+            0.829,
+            0.8798,
+            7e-4,
+            "0.829 | 0.880 | 0.0508 [0.0501, 0.0515]",
+        ),
+        ("geometry/set/alignment", 0.25, 0.5, None, "0.250 | 0.500 | 0.250"),
+        ("linear/set/nll", 1.5, float("inf"), None, "1.50 | inf | inf"),
+        ("geometry/set/alignment", 0.0, 0.0, 0.0, "0 | 0 | 0 [0, 0]"),
+    ],
+)
+def test_figures_have_the_digits_that_they_are_sure_of(
+    key: str, a: float, b: float, half: float | None, row: str
+) -> None:
+    (line,) = lines(difference(key, a, b, half))
+    assert row in line
+
+
+def test_a_figure_is_named_by_what_tells_it_apart() -> None:
+    keys = ["linear/set/top-1", "linear/set/nll", "kNN 20/set/top-1", "linear/set/mean per class"]
+    keys += ["corruption/set-C fog/top-1", "smoothness hue+/set test/lipschitz"]
+    keys += [
+        "smoothness hue+/set test/lipschitz_squared_kl",
+        "extra corruption/set-C spatter/top-1",
+    ]
+    names = [row.split(" | ")[0] for row in lines(*(difference(k, 0.1, 0.2, 0.01) for k in keys))]
+    assert names == [
+        *("| linear, top-1", "| linear, nll", "| kNN 20"),
+        *("| corruption, fog", "| smoothness hue+, test"),
+    ]
+
+
+def test_datasets_are_named_where_there_are_several() -> None:
+    keys = ["linear/cifar10/top-1", "linear/cifar100/top-1", "linear/a/b/top-1"]
+    names = [row.split(" | ")[0] for row in lines(*(difference(k, 0.1, 0.2, 0.01) for k in keys))]
+    assert names == ["| linear, cifar10", "| linear, cifar100", "| linear, a/b"]
+
+
+def test_what_is_beside_is_shown_where_there_is_nothing_else() -> None:
+    (row,) = lines(difference("linear/set/mean per class", 0.1, 0.2, None))
+    assert row == "| linear | 10.0 | 20.0 | 10.0 | better |"
+
+
+def test_a_line_says_what_its_interval_is_over_where_that_differs() -> None:
+    found = [
+        difference("linear/set/top-1", 0.1, 0.2, 0.01),
+        difference("kNN 20/set/top-1", 0.1, 0.2, 0.01, "images"),
+    ]
+    assert [row.split(" | ")[-1] for row in lines(*found)] == [
+        "better (seeds) |",
+        "better (images) |",
+    ]
+    assert "intervals over images or seeds;" in differences_markdown(A, B, found)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_digit_is_lost_in_a_narrow_terminal(width: int) -> None:
+    found = [difference("linear/set/nll", 0.35048, 0.30451, 0.0127)]
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(differences_table(A, B, found, width=width))
+    digits = "".join(shown.get().split())
+    assert "0.3500.305" in digits
+    assert digits.count("-0.0") == 3
+    for part in ("0.046", "0.059", "0.033"):
+        assert part in shown.get()
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (["runs/a/evaluation", "runs/b/evaluation"], ["a", "b"]),
+        (["runs/a/evaluation", "/other/b/evaluation"], ["runs/a", "/other/b"]),
+        (["r/a/evaluation", "r/a/held-out"], ["evaluation", "held-out"]),
+        (["a", "a/evaluation"], ["a", "a/evaluation"]),
+    ],
+)
+def test_names_are_what_tells_runs_apart(places: list[str], names: list[str]) -> None:
+    assert short_names(places) == names

@@ -178,8 +178,9 @@ def compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Two or more evaluated runs, or their results.json.")
     ],
+    markdown: Annotated[bool, typer.Option(help="The table as Markdown, for a page.")] = False,
 ) -> None:
-    """Runs side by side: every figure, its difference with an interval, and a verdict.
+    """Runs side by side: figures, their difference with an interval, and a verdict.
 
     The first is compared with each of the others. Runs that differ in their seed alone are taken
     together; then the interval is over seeds, otherwise over test images, one by one.
@@ -187,7 +188,7 @@ def compare(
     from compressive.evaluation.compare import compare as differences
     from compressive.evaluation.compare import open_groups
     from compressive.evaluation.results import read
-    from compressive.evaluation.tables import differences_table
+    from compressive.evaluation.tables import differences_markdown, differences_table
     from compressive.report.reading import of_other_weights
 
     with one_line_errors():
@@ -197,11 +198,15 @@ def compare(
                 "compare needs two runs that differ in more than their seed: those that do not are "
                 "taken as one; `compressive report` shows them side by side"
             )
+        console = Console()
         for other in others:
             found = differences(first, other)
             if not found:
                 raise ValueError(f"{first.name} and {other.name} have no figure in common")
-            Console().print(differences_table(first, other, found))
+            if markdown:
+                print(differences_markdown(first, other, found), end="\n\n")
+            else:
+                console.print(differences_table(first, other, found, width=console.width))
         for run in runs:
             if older := of_other_weights(run, read(_evaluated(run)).about):
                 Console(stderr=True, soft_wrap=True).print(f"{run}: {older}", markup=False)

@@ -19,7 +19,7 @@ Verdict = Literal[
     "worse",
     "higher",
     "lower",
-    "no difference shown",
+    "undecided",
     "one number each",
     "measured differently",
 ]
@@ -57,16 +57,26 @@ def open_groups(places: Sequence[str]) -> list[Group]:
     """Results of runs, those together whose settings differ in the seed alone."""
     found: dict[str, list[tuple[str, Results]]] = {}
     seeds: set[tuple[str, int | None]] = set()
-    for place in places:
+    for place, short in zip(places, short_names(places), strict=True):
         name, seed = _experiment(place)
         if (name, seed) in seeds:
             raise ValueError(f"{place} is given twice, or has settings and seed of another run")
         seeds.add((name, seed))
-        found.setdefault(name, []).append((place, read(place)))
+        found.setdefault(name, []).append((short, read(place)))
     return [
         Group(" + ".join(name for name, _ in members), tuple(results for _, results in members))
         for members in found.values()
     ]
+
+
+def short_names(places: Sequence[str]) -> list[str]:
+    """Paths without the folders that all have in common, in front and behind."""
+    names = [list(Path(place).parts) for place in places]
+    for end in (0, -1):
+        while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:
+            for name in names:
+                name.pop(end)
+    return [str(Path(*name)) for name in names]
 
 
 def compare(first: Group, second: Group) -> list[Difference]:
@@ -116,7 +126,7 @@ def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
     if low is None or high is None:
         return "one number each"
     if low <= 0 <= high:
-        return "no difference shown"
+        return "undecided"
     if metric in HIGHER:
         return "better" if low > 0 else "worse"
     if metric in LOWER:

@@ -1,14 +1,18 @@
 """Results as a person reads them: one table for a run, one for a comparison."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from compressive.evaluation.compare import Difference, Group
 from compressive.evaluation.results import ACCURACIES, Record, Results
 
 PERCENT = (*ACCURACIES, "ece", "brier")
-_BESIDE = ("lipschitz_squared_kl", "mean per class")  # in the file, not in the table of a run
+_BESIDE = ("lipschitz_squared_kl", "mean per class")  # in the file, not in a table
+_COLUMNS = ("figure", "A", "B", "B - A", "B is")
 
 
 def results_table(results: Results) -> Table:
@@ -21,7 +25,7 @@ def results_table(results: Results) -> Table:
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     before = None
     for record in results.records:
-        if record.metric in _BESIDE or record.task == "extra corruption":
+        if _is_beside(record.task, record.dataset, record.metric):
             continue
         place = (record.task, record.dataset)
         figure, interval = _words(record)
@@ -30,28 +34,96 @@ def results_table(results: Results) -> Table:
     return table
 
 
-def differences_table(first: Group, second: Group, found: Sequence[Difference]) -> Table:
-    """Every figure of two groups side by side."""
+def differences_table(
+    first: Group, second: Group, found: Sequence[Difference], *, width: int = 80
+) -> Table:
+    """Figures of two groups side by side, those that `results_table` has."""
     table = Table(
         title=f"A: {first.name}\nB: {second.name}",
-        caption="difference B - A with its 95 % interval; each line is judged alone",
+        caption=_caption(found),
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
     )
-    for name in ("figure", "A", "B", "B - A", "over", "B is"):
-        table.add_column(name, justify="right" if name in "AB - A" else "left", overflow="fold")
-    for each in found:
-        metric = each.key.rpartition("/")[2]
-        interval = ""
-        if each.low is not None and each.high is not None:
-            interval = f" [{_figure(metric, each.low)}, {_figure(metric, each.high)}]"
-        table.add_row(
-            each.key.replace("/", ", "),
-            _figure(metric, each.first),
-            _figure(metric, each.second),
-            f"{_figure(metric, each.difference)}{interval}",
-            each.over,
-            each.verdict,
-        )
+    for name in _COLUMNS:
+        whole = name != "figure" and width >= 80  # with less room they would lose digits
+        justify = "right" if name in ("A", "B") else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
+    for line in _lines(found):
+        table.add_row(*line)
     return table
+
+
+def differences_markdown(first: Group, second: Group, found: Sequence[Difference]) -> str:
+    """The same table for a page: A and B are named below it."""
+    rows = [_COLUMNS, ("---", "--:", "--:", "---", "---"), *_lines(found)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{table}\n\nA: {first.name}. B: {second.name}. {_caption(found).capitalize()}."
+
+
+def _caption(found: Sequence[Difference]) -> str:
+    over = " or ".join(sorted({each.over for each in found} - {""}))
+    return f"95 % intervals over {over}; each line is judged alone" if over else "no intervals"
+
+
+def _lines(found: Sequence[Difference]) -> list[tuple[str, ...]]:
+    """Figure, A, B, their difference with its interval, verdict; all as text."""
+    shown = [each for each in found if not _is_beside(*_parts(each))] or list(found)
+    names = _figures([_parts(each) for each in shown])
+    both = len({each.over for each in shown} - {""}) > 1
+    return [
+        (name, *_numbers(each), each.verdict + (f" ({each.over})" if both and each.over else ""))
+        for name, each in zip(names, shown, strict=True)
+    ]
+
+
+def _parts(each: Difference) -> tuple[str, str, str]:
+    """Task, dataset and metric."""
+    task, _, rest = each.key.partition("/")
+    dataset, _, metric = rest.rpartition("/")
+    return task, dataset, metric
+
+
+def _figures(keys: Sequence[tuple[str, str, str]]) -> list[str]:
+    """What figures are of: without the dataset where it is one, or the metric where it is one."""
+    sets = {dataset for _, dataset, _ in keys}
+    own = min(sets, key=len)  # others are its splits, "set test", or corrupted, "set-C fog"
+    is_one = all(each == own or each.startswith((f"{own} ", f"{own}-C")) for each in sets)
+    metrics = Counter((task, dataset) for task, dataset, _ in keys)
+    names = []
+    for task, dataset, metric in keys:
+        part = dataset.removeprefix(own).removeprefix("-C").strip() if is_one else dataset
+        several = metrics[task, dataset] > 1
+        names.append(", ".join(filter(None, (task, part, metric if several else ""))))
+    return names
+
+
+def _numbers(each: Difference) -> tuple[str, str, str]:
+    """A, B and B - A: accuracies with one digit as the paper has them, else three digits of A.
+
+    An interval of anything else shows a digit of its width.
+    """
+    scale, places = 100, 1
+    if is_plain := _parts(each)[2] not in PERCENT:
+        scale, places = 1, _places(max(abs(each.first), abs(each.second)), 3)
+    a, b = (f"{scale * value:.{places}f}" for value in (each.first, each.second))
+    if each.low is None or each.high is None:
+        return a, b, f"{scale * each.difference:.{places}f}"
+    if is_plain:
+        places = max(places, _places((each.high - each.low) / 2, 1))
+    ends = (f"{scale * end:.{places}f}" for end in (each.low, each.high))
+    return a, b, f"{scale * each.difference:.{places}f} [{', '.join(ends)}]"
+
+
+def _places(size: float, digits: int) -> int:
+    """How many places behind the point show so many digits of a number."""
+    if not 0 < size < math.inf:
+        return 0 if size == 0 else 2
+    return min(6, max(0, digits - 1 - math.floor(math.log10(size))))
+
+
+def _is_beside(task: str, _dataset: str, metric: str) -> bool:
+    """Whether a figure is in the file alone: few look for it."""
+    return metric in _BESIDE or task == "extra corruption"
 
 
 def _words(record: Record) -> tuple[str, str]:
