@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE
 from rich.table import Table
@@ -57,12 +57,14 @@ def differences_markdown(first: Group, second: Group, found: Sequence[Difference
     """The same table for a page: A and B are named below it."""
     rows = [_COLUMNS, ("---", "--:", "--:", "---", "---"), *_lines(found)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\nA: {first.name}. B: {second.name}. {_caption(found).capitalize()}."
+    return f"{table}\n\nA: {first.name}. B: {second.name}. {_caption(found)}."
 
 
 def _caption(found: Sequence[Difference]) -> str:
+    one = _one_set(_parts(each)[1] for each in found)
     over = " or ".join(sorted({each.over for each in found} - {""}))
-    return f"95 % intervals over {over}; each line is judged alone" if over else "no intervals"
+    sure = f"95 % intervals over {over}; each line is judged alone" if over else "no intervals"
+    return f"on {one}; {sure}" if one else sure
 
 
 def _lines(found: Sequence[Difference]) -> list[tuple[str, ...]]:
@@ -85,16 +87,22 @@ def _parts(each: Difference) -> tuple[str, str, str]:
 
 def _figures(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     """What figures are of: without the dataset where it is one, or the metric where it is one."""
-    sets = {dataset for _, dataset, _ in keys}
-    own = min(sets, key=len)  # others are its splits, "set test", or corrupted, "set-C fog"
-    is_one = all(each == own or each.startswith((f"{own} ", f"{own}-C")) for each in sets)
+    one = _one_set(dataset for _, dataset, _ in keys)
     metrics = Counter((task, dataset) for task, dataset, _ in keys)
     names = []
     for task, dataset, metric in keys:
-        part = dataset.removeprefix(own).removeprefix("-C").strip() if is_one else dataset
+        part = dataset.removeprefix(one).removeprefix("-C").strip() if one else dataset
         several = metrics[task, dataset] > 1
         names.append(", ".join(filter(None, (task, part, metric if several else ""))))
     return names
+
+
+def _one_set(datasets: Iterable[str]) -> str:
+    """The set that all of these are of, itself, a part ("set test") or corrupted ("set-C fog")."""
+    names = set(datasets)
+    one = min(names, key=len)
+    whole = all(name == one or name.startswith((f"{one} ", f"{one}-C")) for name in names)
+    return one if whole else ""
 
 
 def _numbers(each: Difference) -> tuple[str, str, str]:
