@@ -1,6 +1,7 @@
 """Draw what beta does on CIFAR-10, judged by held-out labels, from the files of the results.
 
-beta.svg: 200 epochs, kappa_b = 5. temperature.svg: 100 epochs, kappa_b = 3, 5 and 10.
+beta.svg: 200 epochs, kappa_b = 5. temperature.svg: 100 epochs, kappa_b = 3, 5 and 10. c-byol.svg:
+100 epochs of C-BYOL.
 
 uv run --group docs python docs/pictures/beta.py
 """
@@ -27,13 +28,14 @@ Accuracies = dict[str, tuple[float, float, float]]  # task -> value, low, high, 
 
 
 def main() -> None:
-    """Write beta.svg and temperature.svg beside this file."""
+    """Write the pictures beside this file."""
     matplotlib.rcParams.update(
         {"font.family": "sans-serif", "font.size": 10.5, "svg.hashsalt": "0"}
     )
     matplotlib.rcParams.update({"text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": INK})
     save(long_runs(), "beta")
     save(temperatures(), "temperature")
+    save(bootstrap(), "c-byol")
 
 
 def long_runs() -> Figure:
@@ -107,6 +109,18 @@ def temperatures() -> Figure:
     right.set_title("all runs: hollow SimCLR, filled compressed", fontsize=10.5)
     right.set_xlabel("agreement: mean cosine of the two views")
     right.set_ylabel("logistic regression, %")
+    return figure
+
+
+def bootstrap() -> Figure:
+    """Beta in C-BYOL, and BYOL itself."""
+    ticks = {"BYOL": "byol-sgd"} | {b: f"c-byol-beta{b}" for b in ("0", "0.01", "0.1", "1")}
+    figure, axes = plt.subplots(figsize=(6.2, 4))
+    curves(axes, [top1(SEARCH / f"{name}.json") for name in ticks.values()])
+    axes.set_xticks(range(len(ticks)), list(ticks))
+    axes.set_xlabel("beta of C-BYOL (evenly spaced)")
+    axes.set_ylim(72.5, 91)
+    axes.legend(frameon=False, fontsize=8.5, loc="upper center", ncols=2)
     return figure
 
 
