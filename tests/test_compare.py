@@ -21,7 +21,7 @@ from compressive.evaluation.compare import (
     t_quantile,
 )
 from compressive.evaluation.results import Results
-from compressive.evaluation.tables import differences_markdown, differences_table
+from compressive.evaluation.tables import differences_markdown, differences_table, verdicts
 from compressive.folder import write_config
 
 KEY = "linear/set/top-1"
@@ -253,3 +253,43 @@ def test_no_digit_is_lost_in_a_narrow_terminal(width: int) -> None:
 )
 def test_names_are_what_tells_runs_apart(places: list[str], names: list[str]) -> None:
     assert short_names(places) == names
+
+
+def evaluated(run: Path, share: float, *settings: str) -> Path:
+    """The folder of a run with results that a report finds."""
+    write_config(run, tiny(*settings), torch.device("cpu"))
+    results = Results(str(run))
+    for task, dataset in (("linear", "set"), ("corruption", "set-C fog")):
+        results.add(task, dataset, "top-1", hits(share), protocol={}, images="the same")
+    results.write(run / "evaluation")
+    return run
+
+
+def test_a_report_of_two_experiments_has_verdicts(tmp_path: Path) -> None:
+    a = evaluated(tmp_path / "a", 0.3, "bottleneck.beta=0")
+    b = evaluated(tmp_path / "b", 0.7, "bottleneck.beta=1")
+    found = verdicts([a, b])
+    assert found is not None
+    assert (found.first, found.second) == ("a", "b")
+    ((figure, first, second, apart, verdict),) = found.lines  # single corruptions are drawn
+    shares = [float(hits(share).double().mean()) for share in (0.3, 0.7)]
+    assert (figure, verdict) == ("linear", "better")
+    assert [first, second] == [f"{100 * share:.1f}" for share in shares]
+    assert apart.startswith(f"{100 * (shares[1] - shares[0]):.1f} [")
+    assert found.note == "on set; 95 % intervals over images; each line is judged alone"
+
+
+def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
+    a, b, c = (
+        evaluated(tmp_path / str(beta), 0.5, f"bottleneck.beta={beta}") for beta in (0, 1, 2)
+    )
+    same = evaluated(tmp_path / "seed", 0.6, "bottleneck.beta=0", "seed=1")
+    assert verdicts([a]) is None
+    assert verdicts([a, same]) is None  # one experiment
+    assert verdicts([a, b, c]) is None
+    assert verdicts([a, a]) is None
+    assert verdicts([a, b]) is not None
+    (b / "evaluation" / "results.json").write_text("{")
+    assert verdicts([a, b]) is None
+    (b / "evaluation" / "results.json").unlink()
+    assert verdicts([a, b]) is None

@@ -20,7 +20,7 @@ from compressive.report import write_report
 from compressive.report.figures import MOST, Line, chart, thinned, ticks
 from compressive.report.gallery import png
 from compressive.report.reading import Figure
-from compressive.report.tables import HIGHER, LOWER, cell
+from compressive.report.tables import HIGHER, LOWER, Verdicts, cell
 
 SECTIONS = [
     *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
@@ -505,6 +505,25 @@ def add_records(run: Path, *more: dict[str, Any]) -> Path:
 def part(page: Page, section: str) -> str:
     """The source of a section."""
     return page.source.split(f'<section id="{section}"')[1].split("</section>")[0]
+
+
+def test_verdicts_are_told_as_compare_has_them(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("one", "other")]
+    lines = [
+        ("linear", "87.8", "89.5", "1.7 [1.0, 2.3]", "better"),
+        ("kNN <20>", "87.6", "87.5", "-0.1 [-0.2, 0.0]", "undecided"),
+        ("nll", "0.30", "0.35", "0.05 [0.01, 0.09]", "worse (seeds)"),
+    ]
+    judged = Verdicts("one", "other", lines, "on set; over seeds")
+    page = Page(write_report(runs, tmp_path / "r.html", verdicts=judged))
+    assert page.sections == [*SECTIONS[:6], "verdicts", *SECTIONS[6:]]
+    found = part(page, "verdicts")
+    for words in (*lines[0][:4], "kNN &lt;20&gt;", "A is one, B is other; on set; over seeds."):
+        assert words in found
+    assert '<td class="ok">better</td>' in found
+    assert '<td class="ill">worse (seeds)</td>' in found
+    assert "<td>undecided</td>" in found
+    assert '<a href="#verdicts">' in page.source
 
 
 def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:

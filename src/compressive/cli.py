@@ -42,6 +42,7 @@ def quickstart(
     Takes about 4 minutes on a CPU. Ends with a table of accuracies on test pictures, and a page
     that shows both runs.
     """
+    from compressive.evaluation.tables import verdicts
     from compressive.quickstart import METHODS
     from compressive.quickstart import quickstart as rows
     from compressive.report.page import write_report
@@ -64,7 +65,8 @@ def quickstart(
             _say_where(last)
             if last.step < last.total:
                 raise typer.Exit(130)
-        page = write_report([out / method for method in METHODS], out / "report.html")
+        runs = [out / method for method in METHODS]
+        page = write_report(runs, out / "report.html", verdicts=verdicts(runs))
         words = f"report: {page}, one page to open in a browser"
         Console(soft_wrap=True).print(words, highlight=False, markup=False)
 

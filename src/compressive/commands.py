@@ -231,7 +231,12 @@ def report(
     from compressive.report.page import write_report
 
     with one_line_errors():
-        path = write_report(runs, out)
+        judged = None
+        if len(runs) > 1:  # it takes seconds to have torch, and one run has no need of it
+            from compressive.evaluation.tables import verdicts
+
+            judged = verdicts(runs)
+        path = write_report(runs, out, verdicts=judged)
     Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
 
 
@@ -273,6 +278,7 @@ def sweep(
     Finished runs are not repeated when the command is given again; one that fails does not end the
     others. Ends with a table and a report.
     """
+    from compressive.evaluation.tables import verdicts
     from compressive.report.page import write_report
     from compressive.sweep import summary_table
     from compressive.sweep import sweep as run_all
@@ -300,7 +306,8 @@ def sweep(
         console.print(LEGEND, highlight=False, markup=False)
         done = sorted(path.parent for path in out.glob("*/config.json"))
         if done:
-            page = write_report(done, out / "report.html", held_out=held_out)
+            judged = verdicts(done, held_out=held_out)
+            page = write_report(done, out / "report.html", held_out=held_out, verdicts=judged)
             console.print(f"report: {page}", highlight=False, markup=False)
     for log in found.failed:
         complain(f"a run failed; its last words are in {log}")

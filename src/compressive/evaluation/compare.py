@@ -71,6 +71,8 @@ def open_groups(places: Sequence[str]) -> list[Group]:
 
 def short_names(places: Sequence[str]) -> list[str]:
     """Paths without the folders that all have in common, in front and behind."""
+    if len(places) < 2:
+        return list(places)
     names = [list(Path(place).parts) for place in places]
     for end in (0, -1):
         while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:

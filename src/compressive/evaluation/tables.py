@@ -1,14 +1,17 @@
-"""Results as a person reads them: one table for a run, one for a comparison."""
+"""Results as a person reads them: a table for a run, one for a comparison, and for a report."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.table import Table
 
-from compressive.evaluation.compare import Difference, Group
-from compressive.evaluation.results import ACCURACIES, Record, Results
+from compressive.evaluation.compare import Difference, Group, compare, open_groups
+from compressive.evaluation.results import ACCURACIES, FILE, Record, Results
+from compressive.report.reading import results_of
+from compressive.report.tables import Verdicts
 
 PERCENT = (*ACCURACIES, "ece", "brier")
 _BESIDE = ("lipschitz_squared_kl", "mean per class")  # in the file, not in a table
@@ -51,6 +54,24 @@ def differences_table(
     for line in _lines(found):
         table.add_row(*line)
     return table
+
+
+def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> Verdicts | None:
+    """What a report says of runs that are two experiments, where both have results to compare.
+
+    Without single corruptions, which it draws.
+    """
+    there = [results_of(run, held_out=held_out) for run in runs]
+    there = [place for place in there if (place / FILE).is_file()]
+    try:
+        groups = open_groups([str(place) for place in there])
+        found = compare(*groups) if len(groups) == 2 else []
+    except (ValueError, OSError):  # a report shows what there is, and says what cannot be read
+        return None
+    found = [each for each in found if _parts(each)[0] != "corruption"]
+    if not found:
+        return None
+    return Verdicts(groups[0].name, groups[1].name, _lines(found), _caption(found))
 
 
 def differences_markdown(first: Group, second: Group, found: Sequence[Difference]) -> str:

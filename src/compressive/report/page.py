@@ -16,6 +16,7 @@ from compressive.report.ablation import studies
 from compressive.report.figures import COLORS, Line, Picture, Point, chart, thinned
 from compressive.report.reading import Figure, Run, flat, read_runs
 from compressive.report.tables import (
+    Verdicts,
     beside_paper,
     cell,
     corruptions,
@@ -39,10 +40,13 @@ _CURVES = {  # key of a journal line: title, words at the axis
 _FEW = 0.001  # share of the images below which the accuracy of a bin is chance
 
 
-def write_report(runs: Sequence[Path], out: Path, *, held_out: bool = False) -> Path:
+def write_report(
+    runs: Sequence[Path], out: Path, *, held_out: bool = False, verdicts: Verdicts | None = None
+) -> Path:
     """Write one HTML file that shows these runs and needs nothing else; its path.
 
-    held_out: with their results on held-out images, where there are others as well.
+    held_out: with their results on held-out images, where there are others as well. verdicts: of
+    `evaluation.tables`, which needs torch.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -50,7 +54,7 @@ def write_report(runs: Sequence[Path], out: Path, *, held_out: bool = False) -> 
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
     require_place(out.parent)
-    content = _content(read_runs(runs, held_out=held_out))
+    content = _content(read_runs(runs, held_out=held_out)) | {"verdicts": verdicts}
     source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     text = room.from_string(source).render(content)

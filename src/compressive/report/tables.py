@@ -52,6 +52,15 @@ class Table(NamedTuple):
     run: int | None = None
 
 
+class Verdicts(NamedTuple):
+    """Two experiments side by side, as `compressive compare` says it: all as text."""
+
+    first: str
+    second: str
+    lines: Sequence[tuple[str, ...]]  # figure, first, second, difference with its interval, verdict
+    note: str
+
+
 def headline(run: Run, metric: str) -> Figure | None:
     """The linear evaluation of the run's own data, as the paper has it if that was done."""
     home = run.evaluated.get("data")
