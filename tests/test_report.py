@@ -516,7 +516,7 @@ def test_verdicts_are_told_as_compare_has_them(tmp_path: Path) -> None:
     ]
     judged = Verdicts("one", "other", lines, "on set; over seeds")
     page = Page(write_report(runs, tmp_path / "r.html", verdicts=judged))
-    assert page.sections == [*SECTIONS[:6], "verdicts", *SECTIONS[6:]]
+    assert page.sections[5:8] == ["maps", "verdicts", "figures"]
     found = part(page, "verdicts")
     for words in (*lines[0][:4], "kNN &lt;20&gt;", "A is one, B is other; on set; over seeds."):
         assert words in found
