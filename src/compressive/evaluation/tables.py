@@ -15,6 +15,7 @@ from compressive.report.tables import Verdicts
 
 PERCENT = (*ACCURACIES, "ece", "brier")
 _BESIDE = ("lipschitz_squared_kl", "mean per class")  # in the file, not in a table
+_SCALE = "accuracies, ECE and Brier x 100"
 _COLUMNS = ("figure", "A", "B", "B - A", "B is")
 
 
@@ -22,7 +23,7 @@ def results_table(results: Results) -> Table:
     """One line for a figure; what few look for is in the file alone."""
     table = Table(
         title=results.run,
-        caption="accuracies, ECE and Brier x 100; 95 % intervals over test images",
+        caption=f"{_SCALE}; 95 % intervals over test images",
     )
     for name in ("task", "data", "metric", "value", "interval"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
@@ -85,7 +86,7 @@ def _caption(found: Sequence[Difference]) -> str:
     one = _one_set(_parts(each)[1] for each in found)
     over = " or ".join(sorted({each.over for each in found} - {""}))
     sure = f"95 % intervals over {over}; each line is judged alone" if over else "no intervals"
-    return f"on {one}; {sure}" if one else sure
+    return f"on {one}; {_SCALE}; {sure}" if one else f"{_SCALE}; {sure}"
 
 
 def _lines(found: Sequence[Difference]) -> list[tuple[str, ...]]:
