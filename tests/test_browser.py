@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from test_report import SECTIONS, record, write_run
 
 from compressive.report import write_report
+from compressive.report.tables import Verdicts
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FOUND = [os.environ.get("CHROMIUM"), *(shutil.which(name) for name in NAMES)]
@@ -159,7 +160,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     with (runs[3] / "metrics.jsonl").open("a") as file:
         ill = "collapse: directions spread 0.08 of uniform, rank 4.2 of 256; lower bottleneck.beta"
         file.write(json.dumps({"step": 31, "loss": 1e4, "movable": 90.0, "health": ill}) + "\n")
-    return write_report(runs, folder / "report.html").read_text(encoding="utf-8")
+    line = ("smoothness saturation+, train", "0.350", "0.305", "-0.046 [-0.059, -0.033]", "better")
+    judged = Verdicts("beta0.0-seed0", "beta0.01-seed0", [line, line], "on set")
+    path = write_report(runs, folder / "report.html", verdicts=judged)
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -167,7 +171,9 @@ def test_all_is_there_and_nothing_is_cut_covered_or_asked_for(
     page: str, tmp_path: Path, dark: bool
 ) -> None:
     for found in looked_at(page, tmp_path / "look", dark=dark):
-        assert [section for section, _ in found["sections"]] == SECTIONS
+        sections = [section for section, _ in found["sections"]]
+        assert sections.pop(sections.index("figures") - 1) == "verdicts"
+        assert sections == SECTIONS
         assert all(heading for _, heading in found["sections"])
         assert found["texts"] > 500
         assert found["over"] <= 0
