@@ -114,7 +114,47 @@ def test_runs_on_other_images_are_not_paired(tmp_path: Path) -> None:
     other = (tmp_path / "1" / "results.json").read_text().replace('"the same"', '"others"')
     (tmp_path / "1" / "results.json").write_text(other)
     found = compared(*runs)
-    assert (found.low, found.verdict) == (None, "one number each")
+    assert (found.low, found.verdict) == (None, "measured differently")
+
+
+def test_seeds_on_other_images_get_no_verdict(tmp_path: Path) -> None:
+    runs = [
+        written(
+            tmp_path / f"{beta}-{seed}",
+            hits(share, seed=seed),
+            tiny(f"bottleneck.beta={beta}", f"seed={seed}"),
+        )
+        for beta, share in ((0.1, 0.3), (1.0, 0.7))
+        for seed in (0, 1, 2)
+    ]
+    assert compared(*runs).verdict == "better"
+    path = tmp_path / "1.0-2" / "results.json"
+    path.write_text(path.read_text().replace('"the same"', '"others"'))
+    assert compared(*runs).verdict == "measured differently"
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(19, "too few images"), (20, "better")])
+def test_a_handful_of_images_proves_nothing(tmp_path: Path, n: int, verdict: str) -> None:
+    """Of six images three in favor are a bootstrap's [17, 83] and a sign test's p of 1/4."""
+    a, b = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
+    runs = [
+        written(tmp_path / str(i), value, tiny(f"bottleneck.beta={i}"))
+        for i, value in enumerate((a, b))
+    ]
+    assert compared(*runs).verdict == verdict
+
+
+@pytest.mark.parametrize("name", ["views", "norm"])
+def test_numbers_of_other_views_get_no_verdict(tmp_path: Path, name: str) -> None:
+    runs = [
+        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+    ]
+    for i, run in enumerate(runs):
+        path = Path(run) / "results.json"
+        path.write_text(
+            path.read_text().replace('"protocol": {}', f'"protocol": {{"{name}": {i}}}')
+        )
+    assert compared(*runs).verdict == "measured differently"
 
 
 def test_numbers_that_were_measured_differently_get_no_verdict(tmp_path: Path) -> None:

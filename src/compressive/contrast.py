@@ -58,7 +58,8 @@ def _logits(
     z: Tensor, candidates: Tensor, kappa: float, own: bool, start: int, stop: int
 ) -> tuple[Tensor, Tensor]:
     """Logits of rows start to stop of this process and the columns of their positives."""
-    logits = (kappa * z[start:stop]) @ candidates.T
+    logits = _Product.apply(kappa * z[start:stop], candidates)
+    assert isinstance(logits, Tensor)
     first = rank() * len(z) + start
     positives = torch.arange(first, first + stop - start, device=z.device)
     if own:  # an image is neither positive nor negative for itself in its own view
@@ -66,6 +67,27 @@ def _logits(
         # A share of exactly 0 has no gradient, so autograd need not know (and copy the matrix).
         logits.detach().scatter_(1, itself, -math.inf)
     return logits, positives
+
+
+class _Product(Function):
+    """a times b transposed, whose gradient too is in the dtype of its inputs.
+
+    A training step runs backward under autocast as well, and what is compiled does wherever it is
+    called: there the gradient of a plain product goes through bfloat16.
+    """
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b.T
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        a, b = ctx.saved_tensors
+        with full_precision(grad):
+            grad_a = grad @ b if ctx.needs_input_grad[0] else None
+            grad_b = grad.T @ a if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b
 
 
 class _StreamedNll(Function):
@@ -87,15 +109,23 @@ class _StreamedNll(Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         z, candidates, normalizer = ctx.saved_tensors
-        grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
-        for start, stop in _blocks(z, candidates):
-            logits, positives = _logits(z, candidates, ctx.kappa, ctx.own, start, stop)
-            share = logits.sub_(normalizer[start:stop, None]).exp_()
-            share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
-            share.mul_(ctx.kappa * grad[start:stop, None])
-            torch.mm(share, candidates, out=grad_z[start:stop])
-            grad_candidates.addmm_(share.T, z[start:stop])
-        return grad_z, grad_candidates, None, None
+        with full_precision(grad):
+            found = _streamed_gradients(grad, z, candidates, normalizer, ctx.kappa, ctx.own)
+        return *found, None, None
+
+
+def _streamed_gradients(
+    grad: Tensor, z: Tensor, candidates: Tensor, normalizer: Tensor, kappa: float, own: bool
+) -> tuple[Tensor, Tensor]:
+    grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
+    for start, stop in _blocks(z, candidates):
+        logits, positives = _logits(z, candidates, kappa, own, start, stop)
+        share = logits.sub_(normalizer[start:stop, None]).exp_()
+        share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
+        share.mul_(kappa * grad[start:stop, None])
+        torch.mm(share, candidates, out=grad_z[start:stop])
+        grad_candidates.addmm_(share.T, z[start:stop])
+    return grad_z, grad_candidates
 
 
 def _blocks(z: Tensor, candidates: Tensor) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ Verdict = Literal[
     "lower",
     "undecided",
     "one number each",
+    "too few images",
     "measured differently",
 ]
 
@@ -29,8 +30,9 @@ _SAME = (folder.FREE - {"data.source"}) | {"seed"}
 # What two numbers must have in common to be compared.
 _ALIKE = (
     *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
-    *("left out", "table", "source", "value", "train images"),
+    *("left out", "table", "source", "value", "train images", "views", "norm"),
 )
+_FEW = 20  # paired images below which a bootstrap calls noise a gain in more than 5 % of cases
 
 
 class Group(NamedTuple):
@@ -104,23 +106,26 @@ def _experiment(place: str) -> tuple[str, int | None]:
 def _difference(key: str, first: Group, second: Group) -> Difference:
     values = [[_record(run, key).value for run in group.runs] for group in (first, second)]
     a, b = (math.fsum(each) / len(each) for each in values)
-    interval, over = None, ""
+    low = high = pairs = None
+    over = ""
     if min(map(len, values)) >= 2 and (found := _over_seeds(*values)) is not None:
-        interval, over = found, "seeds"
+        (low, high), over = found, "seeds"
     elif (pairs := _paired(key, first, second)) is not None:
         found = bootstrap_interval(pairs)
-        interval, over = (float(found.low), float(found.high)), "images"
-    low, high = interval or (None, None)
-    metric = key.rpartition("/")[2]
-    verdict = _verdict(metric, low, high)
+        low, high, over = float(found.low), float(found.high), "images"
+    verdict = _verdict(key.rpartition("/")[2], low, high)
+    if pairs is not None and len(pairs) < _FEW:
+        verdict = "too few images"
     if not _alike(key, first, second):
         verdict = "measured differently"
     return Difference(key, a, b, b - a, low, high, over, verdict)
 
 
 def _alike(key: str, first: Group, second: Group) -> bool:
-    """Whether a number means the same in all runs."""
+    """Whether a number means the same in all runs, and is of the same images."""
     records = [_record(run, key) for run in (*first.runs, *second.runs)]
+    if len({record.images for record in records}) > 1:
+        return False
     return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
 
 
