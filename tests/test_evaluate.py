@@ -1,13 +1,17 @@
 """A whole evaluation of a tiny run: every task, nothing chosen on test labels, nothing lost."""
 
 import json
+import math
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 import torchvision
@@ -16,14 +20,17 @@ from processes import together
 from tiny import silent, tiny
 from typer.testing import CliRunner
 
+from compressive import encoder
 from compressive.cli import app
 from compressive.data.sources import open_source
-from compressive.evaluation import classify
+from compressive.evaluation import classify, probing
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import SUITES, evaluate
 from compressive.folder import read_config
+from compressive.lock import hold
 from compressive.train import pretrain
+from compressive.views import paper_views
 
 
 def paint(folder: Path, *, seed: int, each: int, swap: bool = False) -> None:
@@ -210,6 +217,122 @@ def test_evaluating_on_other_images_keeps_what_was_measured_before(
     }
     results, _ = evaluate(str(run), only=("geometry",), images=20, **common)
     assert ("kNN 20", "False") not in {(r.task, r.dataset) for r in results.records}
+
+
+def test_what_an_encoder_saw_at_another_size_is_not_kept(
+    data: Callable[[bool], Path], tmp_path: Path
+) -> None:
+    """Neither of this set nor of another; what was seen at this size is."""
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", num_classes=0)
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+
+    def measured(task: str, size: int, poisoned: bool = False) -> set[tuple[str, str, int]]:
+        results, _ = evaluate(
+            str(tmp_path / "w.pth"),
+            network="test_resnet",
+            size=size,
+            only=[task],
+            on=str(data(poisoned)),
+            device="cpu",
+            out=tmp_path / "out",
+            display=silent(),
+        )
+        return {(r.task, r.dataset, r.protocol["size"]) for r in results.records}
+
+    assert measured("knn", 16) == {("kNN 20", "False", 16)}
+    assert measured("knn", 32, poisoned=True) == {("kNN 20", "True", 32)}
+    assert measured("geometry", 16) == {("geometry", "False", 16)}
+    assert measured("knn", 16) == {("geometry", "False", 16), ("kNN 20", "False", 16)}
+
+
+def test_a_folder_that_another_evaluation_writes_to_is_left_alone(
+    run: Path, tmp_path: Path
+) -> None:
+    """Each would write what it read before, and what it measured; not what the other did."""
+    common: dict[str, Any] = {"device": "cpu", "out": tmp_path / "out", "display": silent()}
+    evaluate(str(run), only=["knn"], **common)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    held = hold(tmp_path / "out")  # another description of the folder, as another process has
+    try:
+        with pytest.raises(ValueError, match=f"another process is writing to {tmp_path}/out; wait"):
+            evaluate(str(run), only=["geometry"], **common)
+    finally:
+        os.close(held)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    evaluate(str(run), only=["geometry"], **common)
+    assert {record.task for record in read(tmp_path / "out").records} == {"kNN 20", "geometry"}
+
+
+def test_a_folder_is_held_while_tasks_are_done_and_free_after_a_failure(
+    run: Path, tmp_path: Path
+) -> None:
+    def fails(_: Exam) -> None:
+        with pytest.raises(ValueError, match="another process is writing"):
+            hold(tmp_path)
+        raise ZeroDivisionError
+
+    common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
+    with pytest.raises(ZeroDivisionError):
+        evaluate(str(run), only=["fails"], more={"fails": fails}, **common)
+    os.close(hold(tmp_path))
+
+
+def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
+    run: Path, data: Callable[[bool], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """35 of 36 images are four batches of 8, among 15 candidates each."""
+    monkeypatch.setattr(probing, "PAIRS", 8)
+    place = shutil.copytree(data(False), tmp_path / "set")
+    min((place / "test").rglob("*.png")).write_bytes(b"no image")
+    results, _ = evaluate(
+        str(run),
+        only=["information"],
+        on=str(place),
+        device="cpu",
+        out=tmp_path / "out",
+        display=silent(),
+    )
+    (record,) = (r for r in results.records if r.metric == "predictive")
+    assert (record.n, record.protocol["batch"]) == (32, 8)
+    assert record.protocol["bound"] == pytest.approx(math.log(15))
+    assert record.protocol["images left out"] == 3
+    assert results.skipped == ["1 images of test that cannot be read"]
+
+
+def test_numbers_of_a_runs_own_augmentations_say_which_these_are(run: Path, tmp_path: Path) -> None:
+    """One encoder, judged by its own and by weaker ones."""
+    other = tmp_path / "b"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("evaluation", "held-out"))
+    settings = json.loads((other / "config.json").read_text())
+    settings["views"]["crop_area_min"] = 0.9
+    (other / "config.json").write_text(json.dumps(settings))
+    for place, least in ((run, 0.08), (other, 0.9)):
+        out = tmp_path / str(least)
+        tasks = ["geometry", "information"]
+        evaluate(str(place), only=tasks, device="cpu", out=out, display=silent())
+        of_views = [r for r in read(out).records if "views" in r.protocol]
+        assert {r.metric for r in of_views} == {
+            *("alignment", "agreement", "residual", "movable", "predictive")
+        }
+        expected = [asdict(view) for view in paper_views(least)]
+        assert all(r.protocol["views"] == expected for r in of_views)
+
+
+def test_tasks_with_heads_are_left_out_where_these_are_not_the_encoders(
+    run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "b"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("evaluation", "held-out"))
+    found = encoder.load(other)
+    next(found.network.parameters()).data.mul_(1.01)
+    encoder.save(other, found.network, found.settings, found.size, found.side)
+    tasks = ("knn", "smoothness", "information")
+    results, _ = evaluate(str(other), only=tasks, device="cpu", display=silent())
+    assert {record.task for record in results.records} == {"kNN 20"}
+    reason = "as the last checkpoint has other weights than encoder.safetensors; the command that"
+    left_out = [line for line in results.skipped if reason in line]
+    assert [line.partition(",")[0] for line in left_out] == ["smoothness", "information"]
 
 
 def worker(rank: int, run: str, folder: str) -> None:

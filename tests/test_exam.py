@@ -1,5 +1,6 @@
 """A set is opened for judging: which images are test, whose labels mean what, what is left out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tiny import noise
 from torch import Tensor, nn
 
 from compressive.augment import MEAN, STD, normalize
-from compressive.evaluation.classify import _folds, few_label, logistic_regression
+from compressive.evaluation.classify import _folds, few_label, knn, logistic_regression
 from compressive.evaluation.exam import Exam, open_splits
 from compressive.evaluation.features import Features
 from compressive.evaluation.results import Results
@@ -29,10 +30,10 @@ def pictures(folder: Path, classes: dict[str, int], seed: int = 0) -> None:
             noise(16, 16, seed=seed + i).save(folder / name / f"{name or 'flat'}{seed + i}.png")
 
 
-def shard(path: Path, words: list[str], folder: Path) -> None:
+def shard(path: Path, words: Sequence[str | None], folder: Path) -> None:
     pictures(folder, {"": len(words)})
     data = [{"bytes": (folder / f"flat{i}.png").read_bytes()} for i in range(len(words))]
-    pq.write_table(pa.table({"image": data, "label": words}), path)
+    pq.write_table(pa.table({"image": data, "label": pa.array(words, pa.string())}), path)
 
 
 class Mean(nn.Module):
@@ -108,6 +109,49 @@ def test_a_split_that_hides_its_labels_is_passed_over(tmp_path: Path) -> None:
     splits = open_splits(str(tmp_path), seed=0)
     assert "/val/" in splits.test.origin(0)
     assert len(splits.test) == 6
+
+
+def test_an_image_without_a_label_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    """The same figures as where it is not there at all."""
+    some = tmp_path / "some"
+    some.mkdir()
+    for split, words in (("train", [*"ab", None] * 15), ("test", [None, *"ab"] * 4)):
+        file = f"{split}-0.parquet"
+        shard(tmp_path / file, words, tmp_path / "pictures")
+        pq.write_table(pq.read_table(tmp_path / file).drop_null(), some / file)
+    found = []
+    for place in (tmp_path, some):
+        exam = exam_of(place)
+        knn(exam)
+        logistic_regression(exam)
+        found.append(exam.results.records)
+        exam.close()
+    figures = [[(r.task, r.metric, r.value, r.n) for r in records] for records in found]
+    assert figures[0] == figures[1]
+    assert {n for *_, n in figures[0]} == {8}
+    assert found[0][0].protocol["notes"] == [
+        "left out of train: 15 images without a label",
+        "left out of test: 4 images without a label",
+    ]
+    held_out = open_splits(str(tmp_path), seed=0, held_out=True)
+    assert [len(held_out.train), len(held_out.test)] == [24, 6]
+    assert not any("of test" in note for note in held_out.notes), "no test image is in it"
+
+
+def test_one_file_with_labels_missing_is_not_both_train_and_test(tmp_path: Path) -> None:
+    shard(tmp_path / "test-0.parquet", [None, "a", "b"] * 10, tmp_path / "x")
+    splits = open_splits(str(tmp_path / "test-0.parquet"), seed=0)
+    train = {splits.train.origin(i) for i in range(len(splits.train))}
+    test = {splits.test.origin(i) for i in range(len(splits.test))}
+    assert (len(train), len(test), train & test) == (16, 4, set())
+    assert splits.notes[0] == "left out of train: 10 images without a label"
+
+
+def test_labels_of_test_alone_teach_nothing(tmp_path: Path) -> None:
+    shard(tmp_path / "train-0.parquet", [None] * 4, tmp_path / "x")
+    shard(tmp_path / "test-0.parquet", ["a", "b"], tmp_path / "y")
+    splits = open_splits(str(tmp_path), seed=0)
+    assert (len(splits.train), len(splits.test), splits.classes) == (4, 2, 0)
 
 
 def test_an_image_that_cannot_be_read_counts_in_no_task(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,14 @@ def test_one_seed_repeats_and_leaves_the_generator_alone() -> None:
     assert not torch.allclose(once.predictive, other.predictive)
     assert json.loads(json.dumps(once.protocol)) == once.protocol
     assert once.protocol | {"seed": 1} == other.protocol
+
+
+def test_how_the_views_were_made_is_recorded() -> None:
+    """Nats of weaker augmentations are other nats."""
+    weaker = paper_views(crop_area_min=0.9)
+    found = information(made("simclr"), [held()], weaker, size=SIZE)
+    assert found.protocol["views"] == [asdict(view) for view in weaker]
+    assert [view["crop_area_min"] for view in of(made("simclr")).protocol["views"]] == [0.08, 0.08]
 
 
 def test_mean_and_standard_error_are_numpys() -> None:

@@ -1,5 +1,6 @@
 """An encoder is the same whichever way it comes: from a run, a file of weights, or timm."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from tiny import silent, tiny
 from torch import Tensor
 
+from compressive import encoder
 from compressive.augment import MEAN, STD
 from compressive.evaluation.published import read_weights, with_weights
 from compressive.evaluation.subject import open_subject
@@ -38,6 +40,25 @@ def test_a_run_has_its_encoder_and_the_heads_behind_it(run: Path) -> None:
         h = subject.network(images(16))
         torch.testing.assert_close(subject.method.encoder(images(16)), h, rtol=0, atol=0)
     assert not any(p.requires_grad for p in subject.method.parameters())
+
+
+def test_heads_of_other_weights_are_not_offered_until_the_run_has_gone_on(
+    run: Path, tmp_path: Path
+) -> None:
+    """As where it was killed after the checkpoint and before the encoder."""
+    out = shutil.copytree(run, tmp_path / "a")
+    before = encoder.load(out)
+    weight = next(before.network.parameters())
+    weight.data.view(-1)[0] += 1e-3
+    encoder.save(out, before.network, before.settings, before.size, before.side)
+    subject = open_subject(str(out), CPU)
+    assert subject.method is None
+    assert "other weights than encoder.safetensors; the command that" in subject.why_no_method
+    assert torch.equal(next(subject.network.parameters()), weight)
+    pretrain(tiny("method=c-byol"), out, display=silent())
+    subject = open_subject(str(out), CPU)
+    assert subject.method is not None
+    assert subject.why_no_method == ""
 
 
 def test_our_file_of_weights_is_the_same_encoder(run: Path) -> None:

@@ -50,31 +50,52 @@ class Splits(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """How many; 0 where there are no labels."""
+        """How many; 0 where nothing can be learned, as train has no labels."""
+        if not _has_labels(self.train):
+            return 0
         known = [s.labels for s in (self.train, self.test) if s.labels is not None]
         named = max(len(s.classes or ()) for s in (self.train, self.test))
-        return max([named, *(int(labels.max()) + 1 for labels in known)]) if known else 0
+        return max([named, *(int(labels.max()) + 1 for labels in known)])
 
 
 def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False) -> Splits:
     """Train and test images of a place; without a test split a seeded fifth of it is one.
 
-    most: images of each split, if there are more, drawn by the seed. held_out: a fifth of train is
-    in the place of test, so that settings can be chosen by the results.
+    Where some images of a split have labels, the others are left out. most: images of each split,
+    if there are more, drawn by the seed. held_out: a fifth of train is in the place of test, so
+    that settings can be chosen by the results.
     """
-    train, notes = open_source(place, "train"), []
-    name = f"{train.name}{HELD_OUT}" if held_out else train.name
-    test = _test_split(place, train)
+    whole, notes = open_source(place, "train"), []
+    name = f"{whole.name}{HELD_OUT}" if held_out else whole.name
+    test, train = _test_split(place, whole), _labeled(whole, "train", notes)
     if test is None:
         train, test = _without_a_fifth(train, seed)
         notes.append(f"no test split in {place}: a fifth of its images, drawn by seed {seed}")
     if held_out:
         train, test = _without_a_fifth(train, seed)
         notes.append(f"held out of {place}: a fifth of its training images, drawn by seed {seed}")
+    else:
+        test = _labeled(test, "test", notes)
     if most:
         train, test = _some(train, most, seed), _some(test, most, seed + 1)
         notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
     return Splits(name, train, test, tuple(notes), held_out)
+
+
+def _has_labels(source: Source) -> bool:
+    """Whether any of its images has one."""
+    return source.labels is not None and bool((source.labels >= 0).any())
+
+
+def _labeled(source: Source, split: str, notes: list[str]) -> Source:
+    """Its images with a label, where any has one: of others no answer is right or wrong."""
+    if source.labels is None or not _has_labels(source):
+        return source
+    there = (source.labels >= 0).nonzero()[:, 0]
+    if len(there) == len(source):
+        return source
+    notes.append(f"left out of {split}: {len(source) - len(there):,} images without a label")
+    return subset(source, there)
 
 
 def _without_a_fifth(source: Source, seed: int) -> tuple[Source, Source]:
@@ -93,7 +114,7 @@ def _test_split(place: str, train: Source) -> Source | None:
         # One file alone is every split that it is asked for.
         if found.origin(0) == train.origin(0) and len(found) == len(train):
             continue
-        if train.labels is None or (found.labels is not None and bool((found.labels >= 0).any())):
+        if train.labels is None or _has_labels(found):
             return _renumbered(found, train.classes)
     return None
 

@@ -6,6 +6,7 @@ Two views of each image are new, the networks run in evaluation mode, and nothin
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -127,6 +128,7 @@ def information(
         "draws": draws,
         "size": size,
         "antialias": pair[0].antialias,
+        "views": [asdict(view) for view in pair],
         "seed": seed,
         "precision": str(precision).removeprefix("torch."),
     }

@@ -1,7 +1,7 @@
 """Tasks beyond accuracy: geometry of the features, corruptions, smoothness, information."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from jaxtyping import Float, UInt8
@@ -47,9 +47,11 @@ def geometry(exam: Exam) -> None:
     for metric, (value, n, words) in figures.items():
         protocol = exam.protocol(**words)
         exam.results.add("geometry", name, metric, float(value), n=n, protocol=protocol)
-    apart = torch.cat([_apart(exam, batch) for batch in exam.batches("test")])
+    pair = _view_pair(exam)
+    apart = torch.cat([_apart(exam, batch, pair) for batch in exam.batches("test")])
     of = "the run's own" if exam.subject.config else "the paper's"
-    protocol = exam.protocol(on=on, alpha=2, views=f"two random views, {of} augmentations")
+    words = {"augmentations": of, "views": [asdict(view) for view in pair]}
+    protocol = exam.protocol(on=on, alpha=2, **words)
     images = exam.images("test", test.index)
     exam.results.add("geometry", name, "alignment", apart, protocol=protocol, images=images)
 
@@ -83,7 +85,8 @@ def smoothness(exam: Exam, *, most: int = SOME) -> None:
     """Local Lipschitz estimates for eight changes of color, on train and test images."""
     method = exam.subject.method
     if method is None:
-        exam.skip("smoothness, which needs the projection of a run of ours")
+        why = exam.subject.why_no_method or "which needs the projection of a run of ours"
+        exam.skip(f"smoothness, {why}")
         return
     for split in ("train", "test"):
         found = measure_smoothness(
@@ -118,11 +121,13 @@ def information(exam: Exam) -> None:
     """The meter of the objectives on pairs of views of test images."""
     method, config = exam.subject.method, exam.subject.config
     if method is None or config is None:
-        exam.skip("information, which needs the heads of a run of ours")
+        why = exam.subject.why_no_method or "which needs the heads of a run of ours"
+        exam.skip(f"information, {why}")
         return
+    places = exam.features("test").index.cpu()  # that can be read, so that batches are whole
     found = measure_information(
         method,
-        exam.batches("test", min(PAIRS, len(exam.source("test")))),
+        exam.some("test", places, min(PAIRS, len(places))),
         view_pair(config.views),
         size=exam.subject.size,
         seed=exam.seed,
@@ -187,11 +192,16 @@ def _first(exam: Exam, split: str, most: int) -> Iterator[Batch]:
     yield from exam.some(split, chosen)
 
 
-def _apart(exam: Exam, batch: Batch) -> Float[Tensor, " batch"]:
-    """Squared distances of the normalized features of two views."""
+def _view_pair(exam: Exam) -> tuple[View, View]:
+    """How views are made where there may be no run: its own, or else the paper's."""
     config = exam.subject.config or Config()
-    settings = replace(config.views, size=exam.subject.size, antialias=exam.subject.antialias)
-    pair = view_pair(settings)
+    return view_pair(
+        replace(config.views, size=exam.subject.size, antialias=exam.subject.antialias)
+    )
+
+
+def _apart(exam: Exam, batch: Batch, pair: tuple[View, View]) -> Float[Tensor, " batch"]:
+    """Squared distances of the normalized features of two views."""
     views = [exam.recolored(view) for view in _pair(exam, batch, pair)]
     feats = [forward(exam.subject.network, view, exam.dtype) for view in views]
     x, y = (torch.nn.functional.normalize(f.double(), dim=1) for f in feats)

@@ -14,8 +14,13 @@ from compressive.config import Config
 from compressive.data.loaders import canvas_side
 from compressive.data.pictures import Source
 from compressive.evaluation import published
-from compressive.evaluation.features import Crop
+from compressive.evaluation.features import Crop, fingerprint
 from compressive.methods import Bootstrap, Contrastive, build
+
+_OTHER_WEIGHTS = (
+    f"as the last checkpoint has other weights than {encoder.FILE}; the command that trained the "
+    "run goes on and writes both"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,7 @@ class Subject:
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
     method: Contrastive | Bootstrap | None = None  # of a run of ours: its heads, too
+    why_no_method: str = ""  # of a run whose heads are not those of its encoder
     config: Config | None = None
     sha256: str = ""  # of its file; none where it is a name
 
@@ -81,13 +87,18 @@ def open_subject(place: str, device: torch.device, *, network: str = "", size: i
 def _of_run(path: Path, device: torch.device) -> Subject:
     found = encoder.load(path, device)
     config = folder.read_config(path)
+    method, why = _method(path, config, device), ""
+    if method is not None and fingerprint(method.encoder) != fingerprint(found.network):
+        # Stopped between the two, or one was replaced.
+        method, why = None, _OTHER_WEIGHTS
     return Subject(
         name=str(path),
         network=found.network,
         size=found.size,
         side=found.side,
         antialias=config.views.antialias,
-        method=_method(path, config, device),
+        method=method,
+        why_no_method=why,
         config=config,
         sha256=_sha256(path / encoder.FILE),
     )

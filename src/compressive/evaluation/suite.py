@@ -1,9 +1,11 @@
 """Everything that the paper measures, on any encoder: suites of tasks, one record per number."""
 
 import hashlib
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from compressive.evaluation.results import FILE, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.learner import pick_device
-from compressive.lock import require_place
+from compressive.lock import hold, require_place
 
 SUITES = {
     "quick": ("logistic", "knn", "few-label", "geometry"),
@@ -77,7 +79,7 @@ def evaluate(
     require_place(out)
     results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
     display = display or Display(quiet=rank() > 0)
-    with display:
+    with _alone(out), display:
         exam = Exam(
             subject,
             splits,
@@ -89,7 +91,7 @@ def evaluate(
         )
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / FILE).is_file():
-            results.begin_with(_of_the_same_kind(read(out), out, held_out))
+            _begin_with(_of_the_same_kind(read(out), out, held_out), exam)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -122,6 +124,24 @@ def evaluate(
         finally:
             exam.close()
     return results, out
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """The folder is this evaluation's until it ends; of two, each would lose what the other did."""
+    held = hold(out) if rank() == 0 else None
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _begin_with(old: Results, exam: Exam) -> None:
+    """Keep what is there already, unless the encoder saw images at another size then."""
+    seen = exam.crop.words()
+    if all(old.about.get(name, words) == words for name, words in seen.items()):
+        exam.results.begin_with(old)
 
 
 def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
@@ -189,6 +209,7 @@ def _about(exam: Exam) -> dict[str, object]:
         "encoder": exam.subject.name,
         "weights": content_of_weights(exam.subject.network),
         "sha256": exam.subject.sha256,
+        **exam.crop.words(),
         "data": exam.splits.name,
         "train images": len(exam.source("train")),
         "test images": len(exam.source("test")),
