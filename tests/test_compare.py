@@ -288,6 +288,8 @@ def test_no_digit_is_lost_in_a_narrow_terminal(width: int) -> None:
         (["runs/a/evaluation", "runs/b/evaluation"], ["a", "b"]),
         (["runs/a/evaluation", "/other/b/evaluation"], ["runs/a", "/other/b"]),
         (["r/a/evaluation", "r/a/held-out"], ["evaluation", "held-out"]),
+        (["runs/a/evaluation", "other/a/evaluation"], ["runs/a", "other/a"]),
+        (["runs/a/held-out/results.json", "runs/b/held-out/results.json"], ["a", "b"]),
         (["a", "a/evaluation"], ["a", "a/evaluation"]),
     ],
 )

@@ -215,14 +215,18 @@ def test_evaluating_on_other_images_keeps_what_was_measured_before(
         ("kNN 20", "False"),
         ("geometry", "True"),
     }
-    results, _ = evaluate(str(run), only=("geometry",), images=20, **common)
-    assert ("kNN 20", "False") not in {(r.task, r.dataset) for r in results.records}
+    before = (tmp_path / "results.json").read_text()
+    with pytest.raises(ValueError, match=r"has 1 figures .*\(--images, --on or --seed differs\)"):
+        evaluate(str(run), only=("geometry",), images=20, **common)
+    with pytest.raises(ValueError, match=r"give another --out, or delete .*results.json"):
+        evaluate(str(run), only=("geometry",), seed=1, **common)
+    assert (tmp_path / "results.json").read_text() == before
 
 
 def test_what_an_encoder_saw_at_another_size_is_not_kept(
     data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
-    """Neither of this set nor of another; what was seen at this size is."""
+    """Neither of this set nor of another, nor is it lost; what was seen at this size is kept."""
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", num_classes=0)
     torch.save(network.state_dict(), tmp_path / "w.pth")
@@ -241,9 +245,9 @@ def test_what_an_encoder_saw_at_another_size_is_not_kept(
         return {(r.task, r.dataset, r.protocol["size"]) for r in results.records}
 
     assert measured("knn", 16) == {("kNN 20", "False", 16)}
-    assert measured("knn", 32, poisoned=True) == {("kNN 20", "True", 32)}
-    assert measured("geometry", 16) == {("geometry", "False", 16)}
-    assert measured("knn", 16) == {("geometry", "False", 16), ("kNN 20", "False", 16)}
+    with pytest.raises(ValueError, match=r"has 1 figures of .* size, .* give another --out"):
+        measured("knn", 32, poisoned=True)
+    assert measured("geometry", 16) == {("geometry", "False", 16), ("kNN 20", "False", 16)}
 
 
 def test_a_folder_that_another_evaluation_writes_to_is_left_alone(

@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import golden_json, unit_vectors
 from exact import CosineLaw
+from tiny import silent, tensors, tiny
 from torch.distributions import kl_divergence
 
 from compressive import VonMisesFisher, special
 from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
+from compressive.run import Run
+from compressive.train import gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -132,3 +136,35 @@ def test_values_are_looked_at_only_on_request() -> None:
         simclr_loss(nan, nan)
     with pytest.raises(ValueError, match="r_y must be on the device of r_x, cuda:0, got cpu"):
         simclr_loss(nan, nan.cpu())
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_the_weights_of_a_resumed_run_move_without_waiting(name: str, tmp_path: Path) -> None:
+    """Optimizers, target, controller and readings; in the first step LARS makes its blocks."""
+    config = tiny(
+        "method=c-byol",
+        "bottleneck.target_rate=1",
+        f"optim.name={name}",
+        "train.device=cuda",
+        "train.compile=no",
+        "train.steps=9",
+        "train.log_every=9",
+    )
+    for first in (0, 2):
+        run = Run(config, tmp_path, silent(), resume=True)
+        run.restore()
+        assert run.step == first
+        for _ in range(2):
+            run.set_rates()
+            step, probe_loss = gradients(run, next(run.batches()), is_last=True)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error" if run.step % 2 else "default")
+            try:
+                run.update(step, probe_loss)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        found = tensors({name: part.state_dict() for name, part in run._parts()})
+        kinds = {n: leaf.device.type for n, leaf in found.items() if isinstance(leaf, torch.Tensor)}
+        assert all(n.endswith(".step") for n, kind in kinds.items() if kind == "cpu")
+        run.save()
+        run.close()

@@ -1,5 +1,6 @@
 """One process writes to a folder; a second is refused, and nothing is mixed."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny import silent, tiny
 
-from compressive import run
+from compressive import folder, run
 from compressive.config import Config
 from compressive.data.pictures import Source
 from compressive.folder import read_config
@@ -75,3 +76,17 @@ def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
     with pytest.raises(ValueError, match="holds a run with seed = 1, not 2"):
         pretrain(tiny("train.steps=2", "seed=2"), out, display=silent())
     assert read_config(out).seed == 1
+
+
+def test_a_run_that_cannot_begin_lets_go_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_config", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            pretrain(tiny(), tmp_path / "a", display=silent())
+    assert caught.traceback  # whose frames keep the run alive, so that nothing closes it by chance
+    assert pretrain(tiny(), tmp_path / "a", display=silent()).step == 2

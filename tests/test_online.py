@@ -1,23 +1,31 @@
 """What is watched on the side: equal to naive loops and sklearn, and without a way back."""
 
 import math
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from processes import together
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 
 from compressive.augment import center_crop, normalize
+from compressive.cli import _typical_side
 from compressive.data.decode import Unreadable
 from compressive.data.loaders import Resident, Streaming
+from compressive.data.pictures import Pictures
 from compressive.data.plan import Portion
 from compressive.online import (
     Accuracy,
     OnlineProbe,
+    _some,
     accuracy,
+    evenly,
     features,
     held_out,
     nearest_neighbors,
@@ -123,6 +131,37 @@ def test_a_label_of_minus_one_teaches_nothing() -> None:
     assert nothing == 0
     assert probe.linear.weight.grad is not None
     assert not probe.linear.weight.grad.any()
+
+
+def probe_gradients(labeled: range, mine: slice) -> Tensor:
+    """Loss and gradients of a part of 12 images; statistics of features are not asked for here."""
+    torch.manual_seed(0)
+    feats, probe = torch.randn(12, 6), OnlineProbe(6, 4)
+    probe.norm.eval()
+    label = torch.tensor([i % 4 if i in labeled else -1 for i in range(12)])
+    loss = probe.loss(feats[mine], label[mine])
+    loss.backward()
+    grads = [p.grad.flatten() for p in probe.parameters() if p.grad is not None]
+    return torch.cat([loss.detach().view(1), *grads])
+
+
+def asks_the_probe(rank: int, ranks: int, labeled: range, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    mine = slice(12 // ranks * rank, 12 // ranks * (rank + 1))
+    torch.save(probe_gradients(labeled, mine), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("ranks", "labeled"), [(2, range(5, 11)), (3, range(5, 6))])
+def test_processes_that_have_more_labels_count_more(
+    ranks: int, labeled: range, tmp_path: Path
+) -> None:
+    """Averaged over processes, loss and gradients are those of one process with all images."""
+    together(asks_the_probe, (ranks, labeled, tmp_path), ranks)
+    each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    torch.testing.assert_close(torch.stack(each).mean(0), probe_gradients(labeled, slice(12)))
 
 
 def test_no_gradient_reaches_the_features() -> None:
@@ -274,6 +313,28 @@ def test_a_bank_bounds_both_parts_and_is_spread_over_the_set() -> None:
     found = judged(source, held, probe=fitted(source), most=8)
     assert found.count == 8
     assert found.neighbors > 0.5
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(1, 1), (1, 8), (5, 8), (9, 5), (1000, 64), (2**24 + 4, 8), (10**9, 64)]
+)
+def test_places_are_spread_from_the_first_to_the_last(count: int, most: int) -> None:
+    """Also where float32 knows no more than every second number, and rounds past the end."""
+    found = evenly(count, most).tolist()
+    number = min(count, most)
+    assert len(found) == number
+    assert (found[0], found[-1]) == (0, count - 1)
+    gaps = [b - a for a, b in pairwise(found)] or [1]
+    assert 1 <= min(gaps) <= max(gaps) <= min(gaps) + 1
+
+
+def test_more_images_than_float32_counts_can_be_chosen_from() -> None:
+    """For a bank, and for what a folder's images typically measure."""
+    count = 20_000_004
+    assert _some(torch.ones(count, dtype=torch.bool), 8)[-1] == count - 1
+    picture = torch.zeros(3, 5, 7, dtype=torch.uint8)
+    many = Pictures(name="many", count=count, read=lambda _: picture, place=str)
+    assert _typical_side(many) == 5
 
 
 def test_features_are_of_central_crops_of_what_lies_in_the_canvas() -> None:

@@ -24,7 +24,7 @@ from compressive.config import Config, override
 from compressive.lock import hold
 from compressive.report import write_report
 from compressive.report.outcome import Spread
-from compressive.sweep import Summary, summary_table, sweep
+from compressive.sweep import Summary, _State, summary_table, sweep
 from compressive.tally import Row, figures, rows
 
 
@@ -372,6 +372,26 @@ def test_two_sweeps_in_one_folder_are_refused(
     finally:
         os.close(held)
     assert not list((tmp_path / "a").iterdir())
+
+
+def test_the_state_reaches_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut may leave an empty sweep.json in the place of the old one."""
+    calls: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+
+        def noted(*given: Any, name: str = name, real: Any = real) -> Any:
+            calls.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(os, name, noted)
+    about = {"suite": "none", "held out": False}
+    _State(tmp_path / "sweep", about, plan("builtin")).write()
+    assert calls[:2] == ["fsync", "replace"]
+    assert content(tmp_path / "sweep")["about"] == about
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from processes import together
 from safetensors.torch import load_file
 from tiny import Written, differences, journal, last, photos, silent, tensors, tiny, words
 from torch import Tensor
@@ -25,9 +28,9 @@ from compressive.data.loaders import Resident, canvas_side
 from compressive.data.plan import plan
 from compressive.display import Display
 from compressive.folder import read_config
-from compressive.learner import Learner, view_maker
+from compressive.learner import Learner, optimizer, view_maker
 from compressive.methods import Bootstrap, Contrastive, build
-from compressive.monitor import Verdict
+from compressive.monitor import Reading, Readings, Verdict
 from compressive.online import held_out
 from compressive.run import Ill, Run, load_source
 from compressive.train import gradients, pretrain, requests_to_stop, seed_step
@@ -216,6 +219,44 @@ def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: 
         assert differences(state[part], whole[part]) == []
 
 
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_restored_moments_lie_as_their_weights(name: str, tmp_path: Path) -> None:
+    """torch takes another way, tensor by tensor, where strides differ; a file keeps none."""
+    config = tiny("method=simclr", f"optim.name={name}")
+    pretrain(config, tmp_path, display=silent())
+    run = started(config, tmp_path)
+    assert any(not p.is_contiguous() for p in run.method.parameters())
+    state = run.optimizer.state
+    lie = [(p, m) for p in state for m in state[p].values() if getattr(m, "ndim", 0)]
+    assert len(lie) == len(state) * (2 if name == "adamw" else 1)
+    assert all(m.stride() == p.stride() for p, m in lie)
+    run.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
+    """torch's "meta" stands for a GPU, on which AdamW would wait for the count in every step."""
+    changes = ("optim.name=adamw", "bottleneck.target_rate=1", "train.log_every=3")
+    run = started(tiny("method=c-byol", *changes, "train.steps=6"), tmp_path)
+    one_step(run)
+    run.save()
+    run.device, probe = torch.device("meta"), run.inner.to("meta").probe
+    run.optimizer = optimizer(run.config.optim, run.method)
+    assert probe is not None
+    assert run.controller is not None
+    run.probe_optimizer = torch.optim.AdamW(probe.parameters())
+    run.controller.beta = run.controller.beta.to("meta")
+    run.journal.close()
+    run.restore()
+    found = tensors({name: part.state_dict() for name, part in run._parts()})
+    kinds = {name: leaf.device.type for name, leaf in found.items() if isinstance(leaf, Tensor)}
+    counts = {name for name in kinds if name.endswith(".step")}
+    assert {name for name, kind in kinds.items() if kind == "cpu"} == counts
+    assert {name.split(".")[0] for name in counts} == {"optimizer", "probe_optimizer"}
+    assert {"controller.sum", "readings.groups.0.sum"} <= kinds.keys()
+    run.close()
+
+
 def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
     """BYOL's learner after some steps of SGD with momentum, written out.
 
@@ -346,6 +387,24 @@ def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path
 
 
 # Schedules
+
+
+def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it does; here none arrives before the next is sent."""
+    config = tiny("train.steps=6", "probe.every_epochs=1000")
+    pretrain(config, tmp_path / "at once", display=silent())
+    collect = Readings.collect
+
+    def late(self: Readings, *, wait: bool = False) -> Reading | None:
+        return collect(self, wait=wait) if wait or len(self._sent) > 1 else None
+
+    monkeypatch.setattr(Readings, "collect", late)
+    pretrain(config, tmp_path / "late", display=silent())
+    rates = [[line.get("lr") for line in journal(tmp_path / out)] for out in ("at once", "late")]
+    assert rates[0] == rates[1]
+    assert len({*rates[0]} - {None}) == 6
 
 
 def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
@@ -601,7 +660,7 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
         outcome = pretrain(config, out, display=(display := Written()))
         assert outcome.step == 3
         assert outcome.accuracy is None  # a flat folder has no labels
-        assert display.said[-1] == f"2 images that cannot be read: {out / 'unreadable.txt'}"
+        assert f"2 images that cannot be read: {out / 'unreadable.txt'}" in display.said
         assert "".join(display.said).count("cannot be read") == 1
         listed = (out / "unreadable.txt").read_text().splitlines()
         assert [line.split(": ")[0] for line in listed] == [
@@ -611,6 +670,44 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
         assert all(line.split(": ", 1)[1] for line in listed)
     state, streamed = last(tmp_path / "yes"), last(tmp_path / "no")
     assert differences(state, streamed) == []  # the same images, wherever they live
+
+
+def test_unreadable_images_met_before_a_break_stay_listed(tmp_path: Path) -> None:
+    images = photos(tmp_path / "images", 12)
+    bad = [images / "002.png", images / "004.png", images / "007.png"]
+    whole = [path.read_bytes() for path in bad]
+    config, listed = tiny(f"data.source={images}"), tmp_path / "run" / "unreadable.txt"
+    for unread in ((0, 1), (0, 2), (0, 2)):
+        for i, path in enumerate(bad):
+            path.write_bytes(b"broken" if i in unread else whole[i])
+        run = started(config, tmp_path / "run")
+        run.save()
+        run.close()
+    lines = listed.read_text().splitlines()
+    assert sorted(line.split(": ")[0] for line in lines) == list(map(str, bad))
+
+
+def test_other_images_of_the_same_number_are_another_run(tmp_path: Path) -> None:
+    """The same ones may lie elsewhere, or in part have become unreadable."""
+    images, out = photos(tmp_path / "images", 20), tmp_path / "run"
+    pretrain(tiny(f"data.source={images}", "train.steps=1"), out, display=silent())
+    moved = shutil.copytree(images, tmp_path / "moved")
+    (moved / "000.png").write_bytes(b"broken")
+    assert pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent()).step == 1
+    for i in range(20):
+        shutil.copy(images / f"{i:03d}.png", moved / f"{19 - i:03d}.png")
+    message = f"{out} holds a run on other images than those of {moved}, of the same number; choose"
+    with pytest.raises(ValueError, match=message):
+        pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent())
+
+
+def test_a_checkpoint_that_does_not_tell_images_apart_is_gone_on_with(tmp_path: Path) -> None:
+    config = tiny("train.steps=1")
+    pretrain(config, tmp_path, display=silent())
+    state = last(tmp_path)
+    del state["shades"]  # as before there were any
+    checkpoint.save_step(tmp_path / "checkpoints", 1, state)
+    assert pretrain(config, tmp_path, display=silent()).step == 1
 
 
 def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
@@ -642,9 +739,9 @@ def test_labels_held_out_never_reach_the_probe(tmp_path: Path) -> None:
 # Processes
 
 
-def together(state: dict[str, Any], ends: tuple[str, ...]) -> Tensor:
-    """All weights of the method with such names as one vector."""
-    names = [n for n in sorted(state) if n.startswith("method.") and n.endswith(ends)]
+def joined(state: dict[str, Any], part: str, ends: tuple[str, ...]) -> Tensor:
+    """All weights of method or probe with such names as one vector."""
+    names = [n for n in sorted(state) if n.startswith(part) and n.endswith(ends)]
     return torch.cat([state[name].double().flatten() for name in names])
 
 
@@ -654,7 +751,8 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
 
     Weights agree to 1e-4, and to 1 % of the way that they went: float32 sums over a batch come in
     two parts, and through 3 steps of such small batch norms a change of the first weights by 1e-7
-    makes 6e-5, and 1.4e-4 of the way. Only the first process speaks.
+    makes 6e-5, and 1.4e-4 of the way. The probe's begin at 0, and AdamW's first steps enlarge small
+    gradients: 1 % of the way alone. Only the first process speaks.
     """
     one, two = tmp_path / "one", tmp_path / "two"
     config = tiny("method=simclr", "train.steps=3", "train.batch=16", "views.size=32")
@@ -672,12 +770,45 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
     begun = checkpoint.load(one / "checkpoints" / "step_00000000.safetensors")["learner"]
     found, expected = last(two)["learner"], last(one)["learner"]
     assert found.keys() == expected.keys()
-    for ends in (("weight", "bias"), ("running_mean", "running_var")):
-        first, b, a = (together(state, ends) for state in (begun, found, expected))
-        assert (a - b).norm() < 1e-4 * a.norm()
-        assert (a - b).norm() < 1e-2 * (a - first).norm()
+    for part in ("method.", "probe."):
+        for ends in (("weight", "bias"), ("running_mean", "running_var")):
+            first, b, a = (joined(state, part, ends) for state in (begun, found, expected))
+            assert part == "probe." or (a - b).norm() < 1e-4 * a.norm()
+            assert (a - b).norm() < 1e-2 * (a - first).norm(), (part, ends)
     for mine, theirs in zip(journal(one), journal(two), strict=True):
         assert mine["step"] == theirs["step"]
         if "loss" in mine:
             precise = 1e-5 if mine["step"] == 1 else 1e-3  # then of weights that differ
             assert theirs["loss"] == pytest.approx(mine["loss"], rel=precise)
+
+
+def restores(rank: int, folder: Path, sees: int) -> None:
+    """What a process says that sees only so many of the checkpoints, unless it is the first."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    every = checkpoint.steps
+    checkpoint.steps = lambda folder: every(folder)[: None if rank == 0 else sees]
+    try:
+        started(tiny("train.steps=9"), folder / "run").close()
+        said = "nothing"
+    except ValueError as error:
+        said = str(error)
+    (folder / f"{rank}.txt").write_text(said)
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("sees", "words"), [(2, "nothing"), (1, "step 3, step 0;")])
+def test_processes_go_on_from_one_checkpoint_or_not_at_all(
+    sees: int, words: str, tmp_path: Path
+) -> None:
+    """The list of files in a folder on a network may be old on one machine."""
+    run = started(tiny("train.steps=9"), tmp_path / "run")
+    for _ in range(3):
+        one_step(run)
+    run.save()
+    run.close()
+    together(restores, (tmp_path, sees), 2)
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+    assert said[0] == said[1]
+    assert words in said[0]

@@ -147,9 +147,10 @@ def _typical_side(source: "Source") -> int:
     import torch
 
     from compressive.data.decode import Unreadable
+    from compressive.online import evenly
 
     sides = []
-    for place in torch.linspace(0, len(source) - 1, min(64, len(source))).long().tolist():
+    for place in evenly(len(source), 64).tolist():
         with suppress(Unreadable):
             sides.append(min(source.image(place).shape[1:]))
     if not sides:

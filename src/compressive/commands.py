@@ -107,7 +107,7 @@ def evaluate(
     """
     from compressive import distributed
     from compressive.evaluation.suite import evaluate as judge
-    from compressive.evaluation.tables import results_table
+    from compressive.evaluation.tables import notes, results_table
 
     tasks = [name.strip() for name in only.split(",") if name.strip()]
     distributed.start()
@@ -138,7 +138,18 @@ def evaluate(
     Console().print(results_table(results))
     for text in results.skipped:
         console.print(f"left out: {text}", highlight=False, markup=False)
+    for text in notes(results):
+        console.print(f"note: {text}", highlight=False, markup=False)
+    _say_if_unfinished(encoder)
     console.print(f"results: {place / 'results.json'}", highlight=False, markup=False)
+
+
+def _say_if_unfinished(encoder: str) -> None:
+    """A line where an encoder is that of a run which has not come to its end."""
+    from compressive.report.reading import unfinished
+
+    if (Path(encoder) / "config.json").is_file() and (words := unfinished(Path(encoder))):
+        Console(stderr=True, soft_wrap=True).print(f"{encoder}: {words}", markup=False)
 
 
 def embed(
@@ -172,6 +183,7 @@ def embed(
         console.print(f"left out: {origin}: {reason}", highlight=False, markup=False)
     words = f"features: {found.path}, {found.count:,} images, {found.dim:,} numbers each"
     console.print(words, highlight=False, markup=False)
+    _say_if_unfinished(encoder)
 
 
 def compare(
@@ -208,6 +220,7 @@ def compare(
             else:
                 console.print(differences_table(first, other, found, width=console.width))
         for run in runs:
+            _say_if_unfinished(str(run))
             if older := of_other_weights(run, read(_evaluated(run)).about):
                 Console(stderr=True, soft_wrap=True).print(f"{run}: {older}", markup=False)
 

@@ -32,7 +32,8 @@ class Encoder(nn.Module):
     """A backbone and how images must be prepared for it.
 
     `encoder(encoder.preprocess(images))` gives one feature vector per image: the deterministic
-    output h of the backbone, without the heads that pretraining put behind it.
+    output h of the backbone, without the heads that pretraining put behind it. Its weights are
+    frozen; `encoder.requires_grad_(True).train()` fine-tunes them.
     """
 
     def __init__(self, network: nn.Module, settings: Network, size: int, side: int) -> None:
@@ -101,7 +102,7 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
 
 
 def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
-    """The encoder of a run, given its folder or its encoder.safetensors; in evaluation mode.
+    """The encoder of a run, given its folder or its encoder.safetensors; frozen, not training.
 
     Or one that comes with the package, by its name (`shipped.names`) where no file has that name.
     """

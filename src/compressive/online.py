@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from compressive.augment import center_crop, normalize
 from compressive.data.loaders import Batch
 from compressive.data.plan import Portion
+from compressive.distributed import mean_value, world_size
 from compressive.views import image_keys, uniforms
 
 _HELD = 2**32 - 1  # the epoch and view that no run reaches: a stream of numbers for this alone
@@ -55,9 +56,13 @@ class OnlineProbe(nn.Module):
     def loss(
         self, feats: Float[Tensor, "batch feat"], label: Int[Tensor, " batch"]
     ) -> Float[Tensor, ""]:
-        """Cross-entropy over the images that have a label (not -1)."""
+        """Cross-entropy over the images that have a label (not -1).
+
+        Its mean over processes, as DDP averages gradients, is that over all of their images.
+        """
         total = F.cross_entropy(self(feats), label, ignore_index=-1, reduction="sum")
-        return total / (label >= 0).sum().clamp(min=1)
+        count = mean_value((label >= 0).sum().float())
+        return total / count.clamp(min=1 / world_size())  # the least that is not 0
 
 
 def nearest_neighbors(
@@ -141,7 +146,16 @@ def _some(which: Bool[Tensor, " count"], most: int) -> Int[Tensor, " some"]:
     places = which.nonzero()[:, 0]
     if len(places) <= most:
         return places
-    return places[torch.linspace(0, len(places) - 1, most).long()]
+    return places[evenly(len(places), most)]
+
+
+def evenly(count: int, most: int) -> Int[Tensor, " some"]:
+    """At most so many of the places 0 to count - 1, from the first to the last.
+
+    In whole numbers: float32 would round the last one of 2^24 or more images past the end.
+    """
+    most = min(most, count)
+    return torch.arange(most) * (count - 1) // max(1, most - 1)
 
 
 def _portions(places: Int[Tensor, " count"], batch: int = 256) -> Iterator[Portion]:

@@ -24,7 +24,7 @@ from compressive.data.pictures import Source, subset
 from compressive.data.plan import Portion, plan
 from compressive.data.sources import open_source
 from compressive.display import Display
-from compressive.distributed import any_process, parallel, rank, wait_for_all, world_size
+from compressive.distributed import any_process, gather, parallel, rank, wait_for_all, world_size
 from compressive.journal import STOPPED, Journal
 from compressive.learner import (
     Learner,
@@ -38,7 +38,7 @@ from compressive.learner import (
 from compressive.lock import hold
 from compressive.methods import Builder, Step, build
 from compressive.monitor import Health, Reading, Readings, Verdict, pulse
-from compressive.online import Accuracy, accuracy, held_out
+from compressive.online import Accuracy, accuracy, evenly, held_out
 from compressive.pace import Pace
 from compressive.syncbn import synchronize
 
@@ -83,11 +83,21 @@ class Run:
         # Before images are read, which may take long: not every network can be built.
         self._assemble(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         self.loader = self._load(source)
-        self._hold = hold(out) if rank() == 0 else None
-        # Asked again: another process may have been there while images were read.
-        going_on = rank() == 0 and folder.open_folder(out, config, resume=resume)
-        if rank() == 0 and not going_on:
-            folder.write_config(out, config, self.device)
+        self._hold: int | None = None
+        try:
+            self.shades = self._shades()
+            self._enter(resume=resume)
+        except BaseException:
+            self.close()  # else the folder would stay locked as long as this process lives
+            raise
+
+    def _enter(self, *, resume: bool) -> None:
+        """Make the folder this run's own; the first process does."""
+        if rank() == 0:
+            self._hold = hold(self.out)
+            # Asked again: another process may have been there while images were read.
+            if not folder.open_folder(self.out, self.config, resume=resume):
+                folder.write_config(self.out, self.config, self.device)
         wait_for_all()  # none may look for a checkpoint before the folder is there
 
     def _load(self, source: Source) -> Resident | Streaming:
@@ -102,6 +112,17 @@ class Run:
             workers=data.workers,
             progress=lambda done, total: self.display.progress("decoding", done, total),
         )
+
+    def _shades(self) -> Float[Tensor, "some 3"]:
+        """Mean colors of some images, which tell sets apart; -1 where one cannot be read.
+
+        Not their pixels, which another version of a decoder may round otherwise.
+        """
+        some = evenly(self.count, 16)
+        batch = next(self.loader.batches(iter([Portion(some, torch.zeros_like(some))])))
+        shades = batch.images.sum((2, 3)) / (batch.height * batch.width).unsqueeze(1)
+        substitute = batch.index.cpu() != some
+        return shades.cpu().masked_fill(substitute.unsqueeze(1), -1)
 
     def _assemble(self, method: Builder, classes: int) -> None:
         """Network, optimizers, and the functions of a step."""
@@ -188,13 +209,16 @@ class Run:
 
     def set_rates(self) -> None:
         """Learning rate and price of a nat of this step."""
-        config, step = self.config, self.step
-        peak = optim.scaled_lr(config.optim.lr, config.train.batch)
-        self.lr = optim.warmup_cosine(step, peak=peak, warmup=self.warmup, total=self.total)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+            group["lr"] = self._lr(self.step)
         if self.controller is None:
-            self._beta.fill_(beta_at(config, step, count=self.count, total=self.total))
+            beta = beta_at(self.config, self.step, count=self.count, total=self.total)
+            self._beta.fill_(beta)
+
+    def _lr(self, step: int) -> float:
+        """The learning rate of a step."""
+        peak = optim.scaled_lr(self.config.optim.lr, self.config.train.batch)
+        return optim.warmup_cosine(step, peak=peak, warmup=self.warmup, total=self.total)
 
     def synchronized(self, is_last: bool) -> AbstractContextManager[Any]:
         """Gradients are averaged over processes once a step, after its last portion."""
@@ -256,7 +280,8 @@ class Run:
         while (reading := self.readings.collect(wait=wait)) is not None:
             verdict = self.health.verdict(reading, self.pace.wait_share)
             rate = self.pace.steps_per_second * self.config.train.batch
-            extra = {"images_per_second": rate, "wait_share": self.pace.wait_share, "lr": self.lr}
+            extra = {"images_per_second": rate, "wait_share": self.pace.wait_share}
+            extra["lr"] = self._lr(reading.step - 1)  # a reading may arrive looks after its steps
             self.journal.write(reading.step, {**reading.means, **extra, "health": verdict.text})
             self._show(reading, rate, verdict)
             if verdict.is_ill:
@@ -304,7 +329,7 @@ class Run:
         """Views of some images, always the same, and how directions lie: for tensorboard."""
         if rank() > 0 or not self.config.train.tensorboard:
             return
-        some = torch.linspace(0, self.count - 1, min(8, self.count)).long()
+        some = evenly(self.count, 8)
         epoch = torch.full_like(some, self.step * self.config.train.batch // self.count)
         with self.pace.paused(lambda: self.loader.waited):
             batch = next(self.loader.batches(iter([Portion(some, epoch)])))
@@ -328,6 +353,7 @@ class Run:
             state = {
                 "step": self.step,
                 "images": self.count,
+                "shades": self.shades,
                 "attempt": self.attempt,
                 "accuracy": None if self.accuracy is None else tuple(self.accuracy),
                 **{name: part.state_dict() for name, part in self._parts()},
@@ -335,14 +361,23 @@ class Run:
             checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
             network, settings = self.method.encoder, self.config.network
             encoder.save(self.out, network, settings, self.config.views.size, self.side)
-            if self.loader.unreadable:
-                lines = [f"{origin}: {reason}\n" for origin, reason in self.loader.unreadable]
-                path = self.out / folder.UNREADABLE
-                checkpoint.write_text(path, "".join(lines))
-                if len(lines) > self._told:
-                    self._told = len(lines)
-                    self.display.say(f"{len(lines):,} images that cannot be read: {path}")
+            self._list_unreadable()
         self.saved_at = time.monotonic()
+
+    def _list_unreadable(self) -> None:
+        """Images that could not be read, with those met before the run was interrupted."""
+        if not self.loader.unreadable:
+            return
+        path = self.out / folder.UNREADABLE
+        pairs = self.loader.unreadable
+        lines = [f"{origin}: {reason}".replace("\n", " ") + "\n" for origin, reason in pairs]
+        if path.exists():
+            now, before = set(lines), path.read_bytes().decode(errors="replace").split("\n")
+            lines += [f"{line}\n" for line in before if line and f"{line}\n" not in now]
+        checkpoint.write_text(path, "".join(lines))
+        if len(lines) > self._told:
+            self._told = len(lines)
+            self.display.say(f"{len(lines):,} images that cannot be read: {path}")
 
     def _is_finite(self) -> bool:
         """Whether weights and statistics are numbers; waits for the device."""
@@ -352,19 +387,22 @@ class Run:
     def restore(self) -> None:
         """Go on from the last whole checkpoint, or make one of the beginning."""
         path = checkpoint.latest(self.out / folder.CHECKPOINTS)
-        wait_for_all()  # none may find the checkpoint that the first is about to write
+        # Waits for all, so that none finds the checkpoint that the first is about to write.
+        self._require_same(path)
         if path is None:
             self.journal = Journal(self.out, tensorboard=self.config.train.tensorboard)
             self.save()
             return
-        state = checkpoint.load(path, self.device)
-        if (images := state.get("images", self.count)) != self.count:
-            raise ValueError(
-                f"{self.out} holds a run on {images:,} images, and {self.config.data.source} has "
-                f"{self.count:,}; choose another --out"
-            )
+        # To the host, where AdamW counts its steps: elsewhere it would wait for each of them.
+        state = checkpoint.load(path)
+        self._require_images(state)
+        for group in state["readings"]["groups"]:
+            group["sum"] = group["sum"].to(self.device)
         for name, part in self._parts():
             part.load_state_dict(state[name])
+        for each in (self.optimizer, self.probe_optimizer):
+            if each is not None:
+                _lay_out(each)
         self.step, self.attempt = state["step"], max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
         tensorboard = self.config.train.tensorboard
@@ -373,6 +411,36 @@ class Run:
             self.display.say(f"finished before: all {self.total:,} steps are done")
         elif self.step:
             self.display.say(f"going on from step {self.step:,} of {self.total:,}")
+
+    def _require_same(self, path: Path | None) -> None:
+        """Every process must have found the same checkpoint, or none of them any."""
+        if world_size() == 1:
+            return
+        step = -1.0 if path is None else float(checkpoint.step_of(path))
+        mine = torch.tensor([[step]], dtype=torch.float64, device=self.device)
+        found = gather(mine).flatten().tolist()
+        if len(set(found)) > 1:
+            words = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in found)
+            raise ValueError(
+                f"processes see different last checkpoints in {self.out / folder.CHECKPOINTS}: "
+                f"{words}; run the same command again when all machines see the same files"
+            )
+
+    def _require_images(self, state: dict[str, Any]) -> None:
+        """A run goes on with the images it began with; an old checkpoint may not tell."""
+        place = self.config.data.source
+        if (images := state.get("images", self.count)) != self.count:
+            raise ValueError(
+                f"{self.out} holds a run on {images:,} images, and {place} has "
+                f"{self.count:,}; choose another --out"
+            )
+        before = state.get("shades", self.shades)
+        both = (before >= 0) & (self.shades >= 0)
+        if ((before - self.shades).abs() > 2)[both].any():  # of 255; decoders differ by less
+            raise ValueError(
+                f"{self.out} holds a run on other images than those of {place}, of the same "
+                "number; choose another --out, or give data.source as it was"
+            )
 
     def go_back(self, verdict: Verdict) -> None:
         """Back to the last good checkpoint with other random numbers, or out."""
@@ -412,6 +480,15 @@ class Run:
             "readings": self.readings,
         }
         return [(name, part) for name, part in parts.items() if part is not None]
+
+
+def _lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Moments with the strides of their weights: torch fuses a step only where these agree."""
+    for p, state in optimizer.state.items():
+        for name, value in state.items():
+            is_moment = isinstance(value, Tensor) and value.shape == p.shape
+            if is_moment and value.stride() != p.stride():
+                state[name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
 
 
 def load_source(config: Config) -> Source:

@@ -162,6 +162,8 @@ class _State:
 
     def write(self) -> list[Row]:
         """The file as it is now, the old one or the new one at any time; the table's lines."""
+        from compressive.checkpoint import write_text
+
         done = {job.name for job in self.jobs if self.is_done(job)}
         found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held out"])
         lines = [
@@ -169,9 +171,7 @@ class _State:
             for row in found
         ]
         content = {"about": self.about, "runs": self.runs, "table": lines}
-        partial = self.out / f"{FILE}.partial"
-        partial.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(partial, self.out / FILE)
+        write_text(self.out / FILE, json.dumps(content, indent=1) + "\n")
         return found
 
 

@@ -72,12 +72,14 @@ def open_groups(places: Sequence[str]) -> list[Group]:
 
 
 def short_names(places: Sequence[str]) -> list[str]:
-    """Paths without the folders that all have in common, in front and behind."""
+    """Paths without the folders that all have in common in front, and without the results'."""
     if len(places) < 2:
         return list(places)
     names = [list(Path(place).parts) for place in places]
-    for end in (0, -1):
+    for end, known in ((-1, ("results.json",)), (-1, ("evaluation", "held-out")), (0, ())):
         while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:
+            if known and names[0][end] not in known:
+                break
             for name in names:
                 name.pop(end)
     return [str(Path(*name)) for name in names]
@@ -124,7 +126,7 @@ def _difference(key: str, first: Group, second: Group) -> Difference:
 def _alike(key: str, first: Group, second: Group) -> bool:
     """Whether a number means the same in all runs, and is of the same images."""
     records = [_record(run, key) for run in (*first.runs, *second.runs)]
-    if len({record.images for record in records}) > 1:
+    if len({(record.images, record.of) for record in records}) > 1:
         return False
     return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
 

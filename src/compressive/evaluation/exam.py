@@ -70,7 +70,10 @@ def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False)
     test, train = _test_split(place, whole), _labeled(whole, "train", notes)
     if test is None:
         train, test = _without_a_fifth(train, seed)
-        notes.append(f"no test split in {place}: a fifth of its images, drawn by seed {seed}")
+        notes.append(
+            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, which a run "
+            "on them has seen, without labels"
+        )
     if held_out:
         train, test = _without_a_fifth(train, seed)
         notes.append(f"held out of {place}: a fifth of its training images, drawn by seed {seed}")

@@ -75,6 +75,8 @@ class Results:
             each = value.detach().double().cpu()
             interval = bootstrap_interval(each, seed=self.seed)
             low, high, n = float(interval.low), float(interval.high), len(each)
+            if metric in ACCURACIES:  # of values that are weighted by class the means may exceed 1
+                low, high = max(low, 0.0), min(high, 1.0)
             value = float(each.mean())
         record = Record(
             run=self.run,

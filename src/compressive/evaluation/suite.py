@@ -91,7 +91,7 @@ def evaluate(
         )
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / FILE).is_file():
-            _begin_with(_of_the_same_kind(read(out), out, held_out), exam)
+            _begin_with(_of_the_same_kind(read(out), out, held_out), exam, out)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -137,11 +137,22 @@ def _alone(out: Path) -> Iterator[None]:
             os.close(held)
 
 
-def _begin_with(old: Results, exam: Exam) -> None:
-    """Keep what is there already, unless the encoder saw images at another size then."""
+def _begin_with(old: Results, exam: Exam, out: Path) -> None:
+    """Keep what is there already of the same weights; refuse where it cannot stand beside this."""
+    results = exam.results
+    if old.about.get("weights") != results.about["weights"]:
+        return
     seen = exam.crop.words()
-    if all(old.about.get(name, words) == words for name, words in seen.items()):
-        exam.results.begin_with(old)
+    if any(old.about.get(name, words) != words for name, words in seen.items()):
+        lost, why = len(old.records), "--size"
+    else:
+        results.begin_with(old)
+        lost, why = len(old.records) - len(results.records), "--images, --on or --seed"
+    if lost:
+        raise ValueError(
+            f"{out} has {lost} figures of other images or of another size, which would be lost "
+            f"({why} differs); give another --out, or delete {out / FILE}"
+        )
 
 
 def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:

@@ -38,6 +38,12 @@ def results_table(results: Results) -> Table:
     return table
 
 
+def notes(results: Results) -> list[str]:
+    """What was done to sets to have test images, as records say it."""
+    said = [note for record in results.records for note in record.protocol.get("notes", ())]
+    return list(dict.fromkeys(said))
+
+
 def differences_table(
     first: Group, second: Group, found: Sequence[Difference], *, width: int = 80
 ) -> Table:

@@ -121,6 +121,19 @@ def of_other_weights(run: Path, about: object) -> str:
     return f"results.json: of other weights than {path.name} has now; evaluate the run again"
 
 
+def unfinished(run: Path) -> str:
+    """A line where the training of a run has not come to its end; else nothing."""
+    lines = _journal(run / "metrics.jsonl", [])
+    return _so_far(lines, total_steps(run, _json(run / "config.json", [])))
+
+
+def _so_far(journal: Sequence[Mapping[str, Any]], total: int | None) -> str:
+    step = journal[-1]["step"] if journal else 0
+    if total is None or step >= total:
+        return ""
+    return f"training has not come to its end: step {step:,} of {total:,}"
+
+
 def number(value: object) -> float | None:
     """A finite number, or none; what cannot be subtracted within floats is none either."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -165,13 +178,13 @@ def _read(given: Path, name: str, held_out: bool) -> Run:
     about = settings.pop("about", None)
     lines = _journal(marks[1], missing) if inside != path else []
     total = total_steps(path, settings)
-    step = lines[-1]["step"] if lines else 0
     has_encoder = (path / "encoder.safetensors").is_file()
-    if total is not None and step < total:
-        missing.append(f"training has not come to its end: step {step:,} of {total:,}")
+    so_far = _so_far(lines, total)
+    if so_far:
+        missing.append(so_far)
     elif inside != path and not has_encoder:
         missing.append("encoder.safetensors: not there")
-    is_trained = has_encoder and (total is None or step >= total)
+    is_trained = has_encoder and not so_far
     hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
     results = _json(marks[2], missing, hint)
     gallery, words = _gallery(inside / "gallery.safetensors", missing)
