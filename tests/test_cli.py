@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -349,3 +350,9 @@ def test_what_looks_at_runs_complains_in_one_line(given: list[str], complaint: s
     assert result.exit_code == 2
     assert complaint in result.output
     assert "Traceback" not in result.output
+
+
+def test_the_version_is_said() -> None:
+    result = RUN.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip() == version("compressive")

@@ -25,8 +25,22 @@ app = typer.Typer(
 )
 
 
+def _say_version(wanted: bool) -> bool:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("compressive"))
+        raise typer.Exit
+    return wanted
+
+
 @app.callback()
-def compressive() -> None:
+def compressive(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version it is.", callback=_say_version),
+    ] = False,
+) -> None:
     """Measure and control how much information a visual representation keeps."""
 
 

@@ -291,13 +291,13 @@ class Run:
     def _show(self, reading: Reading, rate: float, verdict: Verdict) -> None:
         epoch = reading.step * self.config.train.batch / self.count
         # The last ones are cut first where a terminal is narrow.
-        shown = {"": f"{rate:,.0f} images/s", "loss": f"{reading.means['loss']:.3f}"}
+        shown = {"": f"{rate:,.0f} img/s", "loss": f"{reading.means['loss']:.2f}"}
         if self.accuracy is not None:
             shown["kNN"] = f"{self.accuracy.neighbors:.1%}"
         if "movable" in reading.means:
-            shown["movable"] = f"{reading.means['movable']:.2f} nats"
+            shown["movable"] = f"{reading.means['movable']:.2f}"
         if "residual" in reading.means:
-            shown["residual"] = f"{reading.means['residual']:.1f} nats"
+            shown["residual"] = f"{reading.means['residual']:.1f}"
         shown["wait"] = f"{self.pace.wait_share:.0%}"
         title = f"{self.config.method} epoch {epoch:.1f}"
         self.display.progress(title, reading.step, self.total, shown)

@@ -48,6 +48,7 @@ def pretrain(
     """
     with display or Display(quiet=rank() > 0) as shown, requests_to_stop() as asked:
         run = Run(config, Path(out), shown, resume=resume, source=source, method=method)
+        shown.say(_summary(run))
         try:
             run.restore()
             while (verdict := _train(run, asked)).is_ill:
@@ -55,6 +56,21 @@ def pretrain(
             return run.finish()
         finally:
             run.close()
+
+
+def _summary(run: Run) -> str:
+    """What a run is made of, in a line."""
+    config = run.config
+    of = ""
+    if run.labels is not None:
+        classes, held = len(run.labels[run.labels >= 0].unique()), int(run.held.sum())
+        of = f" in {classes:,} classes ({held:,} held out, to watch)"
+    precision = str(run.dtype).removeprefix("torch.")
+    return (
+        f"{config.method} on {run.count:,} images{of}: {config.network.name}, views of "
+        f"{config.views.size} pixels, batch {config.train.batch}, {run.total:,} steps, "
+        f"{run.device}, {precision}"
+    )
 
 
 def _train(run: Run, asked: list[int]) -> Verdict:
