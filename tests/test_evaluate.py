@@ -268,6 +268,24 @@ def test_a_folder_that_another_evaluation_writes_to_is_left_alone(
     assert {record.task for record in read(tmp_path / "out").records} == {"kNN 20", "geometry"}
 
 
+def test_a_table_says_what_its_test_images_are_and_that_a_run_is_not_finished(
+    run: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "a"
+    shutil.copytree(run, place, ignore=shutil.ignore_patterns("evaluation", "held-out"))
+    paint(tmp_path / "one", seed=3, each=30)
+    given = ["evaluate", str(place), "--only", "knn", "--on", str(tmp_path / "one")]
+    done = CliRunner().invoke(app, [*given, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "note: no test split in" in done.output
+    assert "come to its end" not in done.output
+    settings = json.loads((place / "config.json").read_text())
+    settings["train"]["steps"] = 9
+    (place / "config.json").write_text(json.dumps(settings))
+    done = CliRunner().invoke(app, [*given, "--device", "cpu"])
+    assert f"{place}: training has not come to its end: step 8 of 9" in done.output
+
+
 def test_a_folder_is_held_while_tasks_are_done_and_free_after_a_failure(
     run: Path, tmp_path: Path
 ) -> None:

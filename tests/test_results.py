@@ -30,6 +30,15 @@ def test_the_mean_of_values_has_the_bootstrap_interval() -> None:
     assert some().records[1].low is None
 
 
+def test_no_accuracy_is_beyond_all_or_nothing() -> None:
+    """Of values that are weighted by their classes' sizes a resampled mean can be above 1."""
+    weighted = torch.tensor([3.0, 0.5, 0.5, 0.5, 0.5, 0.5])  # 1 of 1 and 5 of 5, but resampled
+    record = Results("a").add("linear", "set", "mean per class", weighted, protocol={})
+    assert float(bootstrap_interval(weighted.double()).high) > 1
+    assert record.high == 1
+    assert Results("a").add("linear", "set", "nll", weighted, protocol={}).high > 1
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = some().write(tmp_path / "out")
     found = read(path.parent)

@@ -812,3 +812,18 @@ def test_processes_go_on_from_one_checkpoint_or_not_at_all(
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert said[0] == said[1]
     assert words in said[0]
+
+
+@pytest.mark.parametrize("labeled", [False, True])
+def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
+    for name in ("cat", "dog") if labeled else (".",):
+        photos(tmp_path / "photos" / name, 24)
+    display, count = Written(), 48 if labeled else 24
+    config = tiny(f"data.source={tmp_path / 'photos'}", "train.steps=1")
+    pretrain(config, tmp_path / "run", display=display)
+    held = int(held_out(count, config.probe.holdout, config.seed).sum())
+    classes = f" in 2 classes ({held} held out, to watch)" if labeled else ""
+    assert display.said[1] == (
+        f"{config.method} on {count} images{classes}: {config.network.name}, views of "
+        f"{config.views.size} pixels, batch {config.train.batch}, 1 steps, cpu, float32"
+    )
