@@ -8,7 +8,6 @@ import torch
 from conftest import unit_vectors
 
 from compressive import contrast
-from compressive.objectives import simclr_loss
 
 
 def both_ways(
@@ -89,29 +88,35 @@ def test_streaming_starts_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(calls) == streams
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("keep", [2**26, 0], ids=["kept", "streamed"])
-def test_gradients_under_autocast_are_those_of_float32(
-    monkeypatch: pytest.MonkeyPatch, keep: int, compiled: bool
-) -> None:
-    """As in a training step, where backward too is called under autocast.
+# In a process of its own: the suite's checks of shapes cannot be compiled.
+AUTOCAST = """
+import torch
+from compressive import contrast
+from compressive.objectives import simclr_loss
+
+r_x, r_y = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
+loss = lambda x, y: simclr_loss(x, y).loss
+exact_x, exact_y = (r.double().requires_grad_() for r in (r_x, r_y))
+loss(exact_x, exact_y).backward()
+for contrast._KEEP in (2**26, 0):
+    for made in (loss, torch.compile(loss, backend="aot_eager", dynamic=False)):
+        torch._dynamo.reset()
+        x, y = (r.clone().requires_grad_() for r in (r_x, r_y))
+        with torch.autocast("cpu", torch.bfloat16):
+            made(x, y).backward()
+        pairs = (x.grad, exact_x.grad), (y.grad, exact_y.grad)
+        print(max(float((found - exact).norm() / exact.norm()) for found, exact in pairs))
+"""
+
+
+def test_gradients_under_autocast_are_those_of_float32() -> None:
+    """As in a training step, where backward too is called under autocast; kept, then streamed.
 
     A product in bfloat16 is 4e-3 off, one in float32 2e-6.
     """
-    monkeypatch.setattr(contrast, "_KEEP", keep)
-    r_x, r_y = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
-
-    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return simclr_loss(x, y).loss
-
-    torch._dynamo.reset()
-    made = torch.compile(loss, backend="aot_eager", dynamic=False) if compiled else loss
-    x, y = (r.clone().requires_grad_() for r in (r_x, r_y))
-    with torch.autocast("cpu", torch.bfloat16):
-        made(x, y).backward()
-    exact_x, exact_y = (r.double().requires_grad_() for r in (r_x, r_y))
-    loss(exact_x, exact_y).backward()
-    for found, exact in ((x.grad, exact_x.grad), (y.grad, exact_y.grad)):
-        assert found is not None
-        assert exact is not None
-        assert float((found - exact).norm() / exact.norm()) < 2e-5
+    command = [sys.executable, "-c", AUTOCAST]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    errors = [float(line) for line in done.stdout.split()]
+    assert len(errors) == 4
+    assert max(errors) < 2e-5
