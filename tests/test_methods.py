@@ -228,7 +228,7 @@ def test_free_compression_with_nothing_to_decode_is_the_plain_bootstrap(plain: s
     assert_same(gradient(priced.loss, method), gradient(step.loss, method))
 
 
-def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float) -> Tensor:
+def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float, sees: str) -> Tensor:
     """The paper's pieces, one direction after the other, around `objectives.cbyol_loss`."""
     online, slow = nn.Sequential(method.encoder, method.projection), method.target
     total = torch.zeros((), dtype=torch.float64)
@@ -236,7 +236,8 @@ def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float) -> Tensor:
         own = (slow(one) if slow else online(one)).detach()
         y_prime = (slow(other) if slow else online(other)).detach()
         mu_e = F.normalize(method.predictor(online(one)), dim=-1)
-        mu_b = method.backward_encoder(own / own.norm(dim=-1, keepdim=True))
+        seen = own if sees == "own" else y_prime
+        mu_b = method.backward_encoder(seen / seen.norm(dim=-1, keepdim=True))
         z = VonMisesFisher(mu_e, 50.0).rsample()
         y_hat = z @ method.decoder.weight.T
         pieces = {"z": z, "kappa_e": 50.0, "kappa_b": 4.0, "beta": beta, "weight": 1.5}
@@ -245,15 +246,16 @@ def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float) -> Tensor:
 
 
 @pytest.mark.parametrize("rate", ["sample", "closed"])
+@pytest.mark.parametrize("sees", ["own", "other"])
 @pytest.mark.parametrize("name", ["c-byol", "c-simsiam"])
-def test_compressed_bootstrap_is_its_pieces(name: str, rate: str) -> None:
+def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str) -> None:
     """Also in its gradient, although log e(z|x) is kept out of the graph there."""
     kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", "decoder.kappa_d=3")
-    method = tiny(name, *kappas, f"bottleneck.rate={rate}")
+    method = tiny(name, *kappas, f"bottleneck.rate={rate}", f"bottleneck.b_sees={sees}")
     torch.manual_seed(5)
     step = method(*views(), 0.7)
     torch.manual_seed(5)
-    by_hand = cbyol_by_hand(method, views(), rate, 0.7)
+    by_hand = cbyol_by_hand(method, views(), rate, 0.7, sees)
     assert step.loss.item() == pytest.approx(by_hand.item(), rel=1e-13)
     assert_same(gradient(step.loss, method), gradient(by_hand, method), 1e-11)
 

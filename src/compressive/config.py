@@ -80,7 +80,8 @@ class Bottleneck:
 
     kappa_e: float = 1024.0  # sharpness of e(z|x): the width of the channel, higher keeps more
     kappa_b: float = 10.0  # sharpness of b(z|y): one over SimCLR's temperature
-    beta: float = 1.0  # price of a nat that the other view cannot predict; 0 is free
+    b_sees: Literal["own", "other"] = "own"  # bootstrap: the view of b(z|y); SimCLR's is the other
+    beta: float = 1.0  # price of a nat that b(z|y) cannot predict; 0 is free
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # of beta, from 0
     warmup_epochs: float = 0.0  # of the linear schedule
     target_rate: float | None = None  # movable nats to steer beta toward; None leaves beta alone

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ from compressive.objectives import (
 from compressive.vmf import VonMisesFisher
 
 Sample = Callable[[VonMisesFisher], Tensor]
+BSees = Literal["own", "other"]
+B_SEES: tuple[BSees, ...] = ("own", "other")
 
 
 class Step(NamedTuple):
@@ -170,7 +172,8 @@ class Bootstrap(nn.Module):
 
     `kappa_e` compresses: z is drawn around the direction of the prediction, `decoder` (l) reads
     y' from it, and `backward_encoder` (m) tells from the target of the same view where b(z|y)
-    points. `sample` makes z.
+    points, or with `b_sees` "other" from that of the other view, as in C-SimCLR. `sample` makes
+    z.
     """
 
     def __init__(
@@ -185,6 +188,7 @@ class Bootstrap(nn.Module):
         kappa_d: float = 4.0,
         kappa_e: float | None = None,
         kappa_b: float = 10.0,
+        b_sees: BSees = "own",
         rate: Rate = "sample",
         sample: Sample = VonMisesFisher.rsample,
     ) -> None:
@@ -196,9 +200,11 @@ class Bootstrap(nn.Module):
             )
         nonnegative(kappa_d=kappa_d, kappa_e=kappa_e or 0.0, kappa_b=kappa_b)
         one_of(RATES, rate=rate)
+        one_of(B_SEES, b_sees=b_sees)
         self.encoder, self.projection, self.predictor = encoder, projection, predictor
         self.target, self.decoder, self.backward_encoder = target, decoder, backward_encoder
         self.weight, self.kappa_e, self.kappa_b = kappa_d / 2, kappa_e, kappa_b
+        self.b_sees: BSees = b_sees
         self.rate: Rate = rate
         self.sample = sample
 
@@ -221,6 +227,8 @@ class Bootstrap(nn.Module):
             return _step(to_y.loss + to_x.loss, feats, r, (to_y.nll, to_x.nll))
         assert self.backward_encoder is not None
         m_y, m_x = (self.backward_encoder(_direction(t)) for t in (t_y, t_x))
+        if self.b_sees == "other":
+            m_y, m_x = m_x, m_y
         nll_x, excess_x = self._toward(q_x, m_x, t_y, self.kappa_e)
         nll_y, excess_y = self._toward(q_y, m_y, t_x, self.kappa_e)
         total = compress(nll_x, excess_x.residual, beta) + compress(nll_y, excess_y.residual, beta)
@@ -238,7 +246,7 @@ class Bootstrap(nn.Module):
     def _toward(
         self, q: Tensor, m: Tensor, y_prime: Tensor, kappa_e: float
     ) -> "tuple[Tensor, _Excess]":
-        """One direction: -log d(y'|z), and what z holds that the target of its view cannot tell.
+        """One direction: -log d(y'|z), and what z holds that the target b sees cannot tell.
 
         `objectives.cbyol_loss` is the same. But it is given z and must differentiate log e(z|x),
         which for a z drawn here is a constant: in float32 at kappa_e = 16384 that alone makes
@@ -275,6 +283,7 @@ def build(config: Config) -> Contrastive | Bootstrap:
         return Contrastive(encoder, projection, target=target, **settings)
     if is_compressed(config):
         settings |= {"decoder": linear(out, out), "backward_encoder": head()}
+        settings["b_sees"] = bottleneck.b_sees
     settings["kappa_d"] = config.decoder.kappa_d
     return Bootstrap(encoder, projection, head(), target=target, **settings)
 

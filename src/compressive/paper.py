@@ -108,6 +108,7 @@ _ALWAYS: Layer = {
     "bottleneck.schedule": ("constant", "paper, row 26"),
     "bottleneck.target_rate": (None, "ours: off"),
     "bottleneck.sample": (True, "paper, secs. 2.2 and 2.3"),
+    "bottleneck.b_sees": ("own", "paper, sec. 2.4, and official code: row 7"),
     "bottleneck.rate": ("sample", "official code"),
     "decoder.own_view_negatives": (True, "official code, row 6"),
     "target.independent": (True, "official code, row 17"),
