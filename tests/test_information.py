@@ -24,6 +24,7 @@ from compressive.objectives import csimclr_loss
 from compressive.views import image_keys, paper_views
 from compressive.vmf import VonMisesFisher
 
+BOOTSTRAPS = ("c-byol", "c-simsiam")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE, COUNT = 16, 6
@@ -102,11 +103,13 @@ def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> Non
     assert found.index.tolist() == list(range(COUNT))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_means_are_those_of_the_methods_own_step(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sees"), [(name, "own") for name in METHODS] + [(c, "other") for c in BOOTSTRAPS]
+)
+def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
     """With z at its mode nothing is drawn: the step in evaluation mode says the same."""
     config = tiny(f"method={name}")
-    mode = ["bottleneck.sample=false", "bottleneck.rate=closed"]
+    mode = ["bottleneck.sample=false", "bottleneck.rate=closed", f"bottleneck.b_sees={sees}"]
     method = made(name, *(mode if is_compressed(config) else []))
     found = of(method)
     with torch.no_grad():

@@ -72,6 +72,7 @@ def temperatures() -> Figure:
     ticks = {
         "SimCLR": "simclr-kappa_b10",
         "0": "kappa_b10-beta0",
+        "0.3": "kappa_b10-beta0.3",
         "1": "kappa_b10-beta1",
         "3": "kappa_b10-beta3",
     }
@@ -80,7 +81,8 @@ def temperatures() -> Figure:
     left.set_xticks(range(len(ticks)), list(ticks))
     left.set_xlabel("beta (evenly spaced)")
     left.set_title("kappa_b = 10, the paper's temperature", fontsize=10.5)
-    left.legend(frameon=False, fontsize=8.5, loc=(0.42, 0.02))
+    left.set_ylim(71.2, 88.5)
+    left.legend(frameon=False, fontsize=8.5, loc="lower right")
     last = readings(SEARCH)
     for name, reading in last.items():
         kappa_b = 10 if "kappa_b10" in name else 3 if "kappa_b3" in name else 5
@@ -100,6 +102,7 @@ def temperatures() -> Figure:
     for label, x, y, color in (
         ("kappa_b = 10: SimCLR", 0.834, 85.1, ORANGE),
         ("beta 0", 0.844, 86.2, ORANGE),
+        ("beta 0.3", 0.8635, 86.15, ORANGE),
         ("beta 1", 0.8875, 86.6, ORANGE),
         ("beta 3", 0.93, 84.2, ORANGE),
         ("kappa_b = 5", 0.89, 88.5, BLUE),

@@ -169,9 +169,10 @@ def _meter(
         target = _direction(r if method.target is None else method.target(images))
         mu_b = None
         if isinstance(method, Contrastive):
-            mu_b = torch.cat(target.chunk(2)[::-1])
+            mu_b = _exchanged(target)
         elif method.backward_encoder is not None:
-            mu_b = _direction(method.backward_encoder(target))
+            seen = target if method.b_sees == "own" else _exchanged(target)
+            mu_b = _direction(method.backward_encoder(seen))
     r_x, r_y = _direction(r).chunk(2)
     z, residual, movable = mu, None, None
     if method.kappa_e is not None and mu_b is not None:
@@ -183,6 +184,11 @@ def _meter(
         movable = _both(method.kappa_b * e.mean_resultant_length * apart)
     predictive = _predictive(method, z, target) if isinstance(method, Contrastive) else None
     return _Meter((r_x * r_y).sum(1), residual, movable, predictive)
+
+
+def _exchanged(rows: Tensor) -> Tensor:
+    """The rows of Y, then those of X."""
+    return torch.cat(rows.chunk(2)[::-1])
 
 
 def _both(directions: Tensor) -> Tensor:
