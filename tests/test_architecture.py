@@ -20,13 +20,14 @@ FLOORS = [
     "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "
     "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.robustness "
     "evaluation.tsne report.gallery report.tables report.outcome settings watch",
-    "ablations objectives uniform monitor encoder logistic data.loaders data.shards data.shifts "
-    "data.splits data.torchvision_sets corruptions.noise corruptions.blur corruptions.digital "
-    "corruptions.jpeg evaluation.linear evaluation.published evaluation.results report.ablation",
+    "ablations objectives uniform monitor schedule encoder logistic data.loaders data.shards "
+    "data.shifts data.splits data.torchvision_sets corruptions.noise corruptions.blur "
+    "corruptions.digital corruptions.jpeg evaluation.linear evaluation.published "
+    "evaluation.results report.ablation",
     "methods online probes meter tally report.page data.sources data.transfer_files "
     "corruptions.weather corruptions.spatter evaluation.features evaluation.scores "
     "evaluation.compare evaluation.smoothness",
-    "learner data.transfer corruptions.catalog evaluation.information evaluation.subject "
+    "learner images data.transfer corruptions.catalog evaluation.information evaluation.subject "
     "evaluation.tables",
     "run embed evaluation.exam",
     "train evaluation.classify",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny import silent, tiny
 
-from compressive import folder, run
+from compressive import folder, images
 from compressive.config import Config
 from compressive.data.pictures import Source
 from compressive.folder import read_config
@@ -65,14 +65,14 @@ def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "a"
-    read = run.load_source
+    read = images.load_source
 
     def slowly(config: Config) -> Source:
-        monkeypatch.setattr(run, "load_source", read)
+        monkeypatch.setattr(images, "load_source", read)
         pretrain(tiny("train.steps=2", "seed=1"), out, display=silent())
         return read(config)
 
-    monkeypatch.setattr(run, "load_source", slowly)
+    monkeypatch.setattr(images, "load_source", slowly)
     with pytest.raises(ValueError, match="holds a run with seed = 1, not 2"):
         pretrain(tiny("train.steps=2", "seed=2"), out, display=silent())
     assert read_config(out).seed == 1

@@ -28,11 +28,12 @@ from compressive.data.loaders import Resident, canvas_side
 from compressive.data.plan import plan
 from compressive.display import Display
 from compressive.folder import read_config
+from compressive.images import load_source
 from compressive.learner import Learner, optimizer, view_maker
 from compressive.methods import Bootstrap, Contrastive, build
 from compressive.monitor import Reading, Readings, Verdict
 from compressive.online import held_out
-from compressive.run import Ill, Run, load_source
+from compressive.run import Ill, Run
 from compressive.train import gradients, pretrain, requests_to_stop, seed_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -348,7 +349,7 @@ def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
     display = Written()
     run = started(tiny("optim.warmup_epochs=10", "train.steps=30"), tmp_path, display=display)
     run.close()
-    assert run.warmup == 3
+    assert run.schedule.warmup == 3
     assert "warm-up shortened to 3 steps, a tenth of the run" in display.said
 
 
@@ -357,7 +358,7 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
     display = Written()
     run = started(tiny("optim.warmup_epochs=2", "train.steps=20"), tmp_path / "a", display=display)
     run.close()
-    assert run.warmup == 10
+    assert run.schedule.warmup == 10
     told = "warm-up is 50% of the run; --set optim.warmup_epochs=0.4: 10%"
     assert display.said == [told, "decoding  100%"]
     display = Written()

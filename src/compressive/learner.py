@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compressive import optim
 from compressive.augment import augment_pair
-from compressive.config import Config, Optim, Views, is_compressed
+from compressive.config import Config, Optim, Views
 from compressive.data.loaders import Batch
 from compressive.methods import Bootstrap, Contrastive, Step
 from compressive.networks import feature_dim
@@ -120,14 +120,3 @@ def optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
     if settings.name == "sgd":
         return torch.optim.SGD(groups, 0.0, momentum=settings.momentum)
     return torch.optim.AdamW(groups, 0.0)
-
-
-def beta_at(config: Config, step: int, *, count: int, total: int) -> float:
-    """The price of a nat at a step."""
-    beta, schedule = config.bottleneck.beta, config.bottleneck.schedule
-    if not is_compressed(config):
-        return 0.0
-    if schedule == "linear":
-        warmup = optim.warmup_steps(count, config.bottleneck.warmup_epochs, config.train.batch)
-        return optim.linear_beta(step, beta=beta, warmup=warmup)
-    return optim.cosine_beta(step, beta=beta, total=total) if schedule == "cosine" else beta

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,20 +16,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from compressive import checkpoint, encoder, folder, optim
+from compressive import checkpoint, encoder, folder, images
 from compressive.augment import colors
 from compressive.config import Config, is_compressed
 from compressive.controller import Controller
-from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
-from compressive.data.pictures import Source, subset
-from compressive.data.plan import Portion, plan
-from compressive.data.sources import open_source
+from compressive.data.loaders import Batch
+from compressive.data.pictures import Source
+from compressive.data.plan import plan
 from compressive.display import Display
 from compressive.distributed import any_process, gather, parallel, rank, wait_for_all, world_size
 from compressive.journal import STOPPED, Journal
 from compressive.learner import (
     Learner,
-    beta_at,
     is_compiled,
     optimizer,
     pick_device,
@@ -40,6 +39,7 @@ from compressive.methods import Builder, Step, build
 from compressive.monitor import Health, Reading, Readings, Verdict, pulse
 from compressive.online import Accuracy, accuracy, evenly, held_out
 from compressive.pace import Pace
+from compressive.schedule import Schedule
 from compressive.syncbn import synchronize
 
 
@@ -73,19 +73,29 @@ class Run:
         self.device = pick_device(config.train.device)
         if rank() == 0:
             folder.open_folder(out, config, resume=resume)
-        source = load_source(config) if source is None else source
+        source = images.load_source(config) if source is None else source
         self.count, self.labels = len(source), source.labels
         self.held = held_out(self.count, config.probe.holdout, config.seed)
         self.visible = torch.full((self.count,), -1, device=self.device)
         if source.labels is not None:
             self.visible.copy_(source.labels.masked_fill(self.held, -1))
-        self._schedule()
+        self.schedule = Schedule(config, self.count)
+        for remark in self.schedule.remarks:
+            display.say(remark)
+        self.total = self.schedule.total
+        self.step = self.attempt = self._told = 0
+        self.readings, self.pace = Readings(), Pace()
+        self.health = Health(config, warmup=self.schedule.warmup)
+        self.accuracy: Accuracy | None = None
+        self.saved_at = time.monotonic()
         # Before images are read, which may take long: not every network can be built.
         self._assemble(method, 0 if source.labels is None else int(source.labels.max()) + 1)
-        self.loader = self._load(source)
+        self.side = images.side(source, config)
+        decoding = partial(display.progress, "decoding")
+        self.loader = images.load(source, config, self.device, decoding)
         self._hold: int | None = None
         try:
-            self.shades = self._shades()
+            self.shades = images.shades(self.loader, self.count)
             self._enter(resume=resume)
         except BaseException:
             self.close()  # else the folder would stay locked as long as this process lives
@@ -99,30 +109,6 @@ class Run:
             if not folder.open_folder(self.out, self.config, resume=resume):
                 folder.write_config(self.out, self.config, self.device)
         wait_for_all()  # none may look for a checkpoint before the folder is there
-
-    def _load(self, source: Source) -> Resident | Streaming:
-        """Images in reach of the device."""
-        data = self.config.data
-        self.side = canvas_side(source, self.config.views.size, data.side)
-        return open_loader(
-            source,
-            side=self.side,
-            device=self.device,
-            resident=data.resident,
-            workers=data.workers,
-            progress=lambda done, total: self.display.progress("decoding", done, total),
-        )
-
-    def _shades(self) -> Float[Tensor, "some 3"]:
-        """Mean colors of some images, which tell sets apart; -1 where one cannot be read.
-
-        Not their pixels, which another version of a decoder may round otherwise.
-        """
-        some = evenly(self.count, 16)
-        batch = next(self.loader.batches(iter([Portion(some, torch.zeros_like(some))])))
-        shades = batch.images.sum((2, 3)) / (batch.height * batch.width).unsqueeze(1)
-        substitute = batch.index.cpu() != some
-        return shades.cpu().masked_fill(substitute.unsqueeze(1), -1)
 
     def _assemble(self, method: Builder, classes: int) -> None:
         """Network, optimizers, and the functions of a step."""
@@ -161,36 +147,6 @@ class Run:
         """The price of a nat, on the device: a number would be compiled anew when it changes."""
         return self._beta if self.controller is None else self.controller.beta
 
-    def _schedule(self) -> None:
-        """How many steps, and how often what happens beside them."""
-        train, count = self.config.train, self.count
-        each = train.accumulate * world_size()
-        if train.batch % each or train.batch < 2 * each:
-            raise ValueError(
-                "train.batch must be a multiple of accumulate x processes, and twice as large or "
-                f"more: {train.accumulate} x {world_size()}, got {train.batch}"
-            )
-        self.total = train.steps or optim.total_steps(count, train.epochs, train.batch)
-        self.warmup = optim.warmup_steps(count, self.config.optim.warmup_epochs, train.batch)
-        if self.warmup >= self.total:
-            self.warmup = self.total // 10
-            self.display.say(f"warm-up shortened to {self.warmup} steps, a tenth of the run")
-        elif 4 * self.warmup > self.total:
-            tenth = f"--set optim.warmup_epochs={self.total * train.batch / count / 10:.2g}"
-            self.display.say(f"warm-up is {self.warmup / self.total:.0%} of the run; {tenth}: 10%")
-        if train.batch > count:
-            fewer = f"--set train.batch={2 ** (count.bit_length() - 1)} holds each once"
-            self.display.say(f"train.batch is {train.batch:,}, of {count:,} images; {fewer}")
-        per_epoch = max(1, count // train.batch)
-        self.log_every = train.log_every or max(1, min(50, per_epoch // 10))
-        every = self.config.probe.every_epochs * count / train.batch or self.total / 20
-        self.judge_every = max(1, round(every))
-        self.step = self.attempt = self._told = 0
-        self.readings, self.health = Readings(), Health(self.config, warmup=self.warmup)
-        self.accuracy: Accuracy | None = None
-        self.saved_at = time.monotonic()
-        self.pace = Pace()
-
     def batches(self) -> Generator[Batch]:
         """This process's batches from the present step on."""
         train = self.config.train
@@ -210,15 +166,9 @@ class Run:
     def set_rates(self) -> None:
         """Learning rate and price of a nat of this step."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr(self.step)
+            group["lr"] = self.schedule.lr(self.step)
         if self.controller is None:
-            beta = beta_at(self.config, self.step, count=self.count, total=self.total)
-            self._beta.fill_(beta)
-
-    def _lr(self, step: int) -> float:
-        """The learning rate of a step."""
-        peak = optim.scaled_lr(self.config.optim.lr, self.config.train.batch)
-        return optim.warmup_cosine(step, peak=peak, warmup=self.warmup, total=self.total)
+            self._beta.fill_(self.schedule.beta(self.step))
 
     def synchronized(self, is_last: bool) -> AbstractContextManager[Any]:
         """Gradients are averaged over processes once a step, after its last portion."""
@@ -232,8 +182,7 @@ class Run:
             if each is not None:
                 each.step()
                 each.zero_grad(set_to_none=True)
-        rate = optim.ema_rate(self.step, base=self.config.target.rate, total=self.total)
-        self.method.update_target(rate)
+        self.method.update_target(self.schedule.target_rate(self.step))
         names = ("loss", "agreement", "nll", "residual", "movable", "predictive")
         seen = {name: value for name in names if (value := getattr(step, name)) is not None}
         if is_compressed(self.config):
@@ -247,7 +196,7 @@ class Run:
 
     def is_time_to_look(self) -> bool:
         """A few times in an epoch, and at the end."""
-        return self.step % self.log_every == 0 or self.step == self.total
+        return self.schedule.is_time_to_look(self.step)
 
     def look(self, step: Step) -> Verdict:
         """Send off what the last steps have shown; judge by what has arrived; save if it is time.
@@ -258,7 +207,7 @@ class Run:
         self.readings.add(pulse(step.r)._asdict())
         self.readings.post(self.step)
         is_end = self.step == self.total
-        is_due = self.step % self.judge_every < self.log_every
+        is_due = self.schedule.is_time_to_judge(self.step)
         is_judging = self.inner.probe is not None and is_due
         is_saving = time.monotonic() - self.saved_at > 60 * self.config.train.save_every
         self.pace.tick(self.step, self.loader.waited)
@@ -268,7 +217,7 @@ class Run:
         if not verdict.is_ill:
             if is_judging or (is_end and self.inner.probe is not None):
                 self.judge()
-            if is_due or is_end or self.step == self.log_every:
+            if is_due or is_end or self.step == self.schedule.look_every:
                 self.draw(step)
             if is_saving and self.health.is_well:
                 self.save()
@@ -281,7 +230,8 @@ class Run:
             verdict = self.health.verdict(reading, self.pace.wait_share)
             rate = self.pace.steps_per_second * self.config.train.batch
             extra = {"images_per_second": rate, "wait_share": self.pace.wait_share}
-            extra["lr"] = self._lr(reading.step - 1)  # a reading may arrive looks after its steps
+            # A reading may arrive looks after its steps.
+            extra["lr"] = self.schedule.lr(reading.step - 1)
             self.journal.write(reading.step, {**reading.means, **extra, "health": verdict.text})
             self._show(reading, rate, verdict)
             if verdict.is_ill:
@@ -289,7 +239,6 @@ class Run:
         return verdict
 
     def _show(self, reading: Reading, rate: float, verdict: Verdict) -> None:
-        epoch = reading.step * self.config.train.batch / self.count
         # The last ones are cut first where a terminal is narrow.
         shown = {"": f"{rate:,.0f} img/s", "loss": f"{reading.means['loss']:.2f}"}
         if self.accuracy is not None:
@@ -299,7 +248,7 @@ class Run:
         if "residual" in reading.means:
             shown["residual"] = f"{reading.means['residual']:.1f}"
         shown["wait"] = f"{self.pace.wait_share:.0%}"
-        title = f"{self.config.method} epoch {epoch:.1f}"
+        title = f"{self.config.method} epoch {self.schedule.epoch(reading.step):.1f}"
         self.display.progress(title, reading.step, self.total, shown)
         if verdict.state != "ok":
             self.display.say(f"step {reading.step}: {verdict.text}")
@@ -329,10 +278,9 @@ class Run:
         """Views of some images, always the same, and how directions lie: for tensorboard."""
         if rank() > 0 or not self.config.train.tensorboard:
             return
-        some = evenly(self.count, 8)
-        epoch = torch.full_like(some, self.step * self.config.train.batch // self.count)
         with self.pace.paused(lambda: self.loader.waited):
-            batch = next(self.loader.batches(iter([Portion(some, epoch)])))
+            epoch = int(self.schedule.epoch(self.step))
+            batch = images.some(self.loader, evenly(self.count, 8), epoch)
             x, y = view_maker(self.config, self.dtype, compiled=False)(batch)
             self.journal.draw(self.step, colors(x), colors(y), step.r)
 
@@ -361,23 +309,12 @@ class Run:
             checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
             network, settings = self.method.encoder, self.config.network
             encoder.save(self.out, network, settings, self.config.views.size, self.side)
-            self._list_unreadable()
+            unreadable = images.list_unreadable(self.loader, self.out / folder.UNREADABLE)
+            if unreadable > self._told:
+                self._told = unreadable
+                path = self.out / folder.UNREADABLE
+                self.display.say(f"{unreadable:,} images that cannot be read: {path}")
         self.saved_at = time.monotonic()
-
-    def _list_unreadable(self) -> None:
-        """Images that could not be read, with those met before the run was interrupted."""
-        if not self.loader.unreadable:
-            return
-        path = self.out / folder.UNREADABLE
-        pairs = self.loader.unreadable
-        lines = [f"{origin}: {reason}".replace("\n", " ") + "\n" for origin, reason in pairs]
-        if path.exists():
-            now, before = set(lines), path.read_bytes().decode(errors="replace").split("\n")
-            lines += [f"{line}\n" for line in before if line and f"{line}\n" not in now]
-        checkpoint.write_text(path, "".join(lines))
-        if len(lines) > self._told:
-            self._told = len(lines)
-            self.display.say(f"{len(lines):,} images that cannot be read: {path}")
 
     def _is_finite(self) -> bool:
         """Whether weights and statistics are numbers; waits for the device."""
@@ -429,14 +366,12 @@ class Run:
     def _require_images(self, state: dict[str, Any]) -> None:
         """A run goes on with the images it began with; an old checkpoint may not tell."""
         place = self.config.data.source
-        if (images := state.get("images", self.count)) != self.count:
+        if (count := state.get("images", self.count)) != self.count:
             raise ValueError(
-                f"{self.out} holds a run on {images:,} images, and {place} has "
+                f"{self.out} holds a run on {count:,} images, and {place} has "
                 f"{self.count:,}; choose another --out"
             )
-        before = state.get("shades", self.shades)
-        both = (before >= 0) & (self.shades >= 0)
-        if ((before - self.shades).abs() > 2)[both].any():  # of 255; decoders differ by less
+        if images.are_others(state.get("shades", self.shades), self.shades):
             raise ValueError(
                 f"{self.out} holds a run on other images than those of {place}, of the same "
                 "number; choose another --out, or give data.source as it was"
@@ -489,14 +424,3 @@ def _lay_out(optimizer: torch.optim.Optimizer) -> None:
             is_moment = isinstance(value, Tensor) and value.shape == p.shape
             if is_moment and value.stride() != p.stride():
                 state[name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
-
-
-def load_source(config: Config) -> Source:
-    """The images of a run."""
-    source = open_source(config.data.source, config.data.split)
-    if 0 < config.data.limit < len(source):
-        order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
-        source = subset(source, order[: config.data.limit].sort().values)
-    if len(source) < 2:
-        raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
-    return source

@@ -18,6 +18,7 @@ from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features
 from compressive.evaluation.tsne import PERPLEXITY, STEPS, tsne
 from compressive.learner import view_pair
+from compressive.online import evenly
 from compressive.views import draw_pair, image_keys
 
 FILE = "gallery.safetensors"
@@ -45,8 +46,7 @@ def gallery(
         )
     train, test = exam.features("train"), exam.features("test")
     # Sets are often sorted by class: images from all over have many.
-    chosen = torch.linspace(0, len(test.index) - 1, min(rows, len(test.index))).long()
-    chosen = chosen.to(exam.device)
+    chosen = evenly(len(test.index), rows).to(exam.device)
     near = nearest(test.feats[chosen], train.feats, min(neighbors, len(train.feats)))
     batches = list(exam.some("test", test.index[chosen].cpu()))
     tensors = {

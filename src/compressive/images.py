@@ -1,0 +1,87 @@
+"""The images of a run: which they are, whether they are still the same, which cannot be read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compressive.checkpoint import write_text
+from compressive.config import Config
+from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
+from compressive.data.pictures import Source, subset
+from compressive.data.plan import Portion
+from compressive.data.sources import open_source
+from compressive.online import evenly
+
+Loader = Resident | Streaming
+
+
+def load_source(config: Config) -> Source:
+    """The images of a run."""
+    source = open_source(config.data.source, config.data.split)
+    if 0 < config.data.limit < len(source):
+        order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
+        source = subset(source, order[: config.data.limit].sort().values)
+    if len(source) < 2:
+        raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
+    return source
+
+
+def side(source: Source, config: Config) -> int:
+    """Pixels of the shorter side at which images are kept."""
+    return canvas_side(source, config.views.size, config.data.side)
+
+
+def load(
+    source: Source,
+    config: Config,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> Loader:
+    """Images in reach of the device."""
+    return open_loader(
+        source,
+        side=side(source, config),
+        device=device,
+        resident=config.data.resident,
+        workers=config.data.workers,
+        progress=progress,
+    )
+
+
+def some(loader: Loader, index: Int[Tensor, " some"], epoch: int = 0) -> Batch:
+    """These images, out of turn."""
+    return next(loader.batches(iter([Portion(index, torch.full_like(index, epoch))])))
+
+
+def shades(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
+    """Mean colors of some images, which tell sets apart; -1 where one cannot be read.
+
+    Not their pixels, which another version of a decoder may round otherwise.
+    """
+    index = evenly(count, 16)
+    batch = some(loader, index)
+    means = batch.images.sum((2, 3)) / (batch.height * batch.width).unsqueeze(1)
+    substitute = batch.index.cpu() != index
+    return means.cpu().masked_fill(substitute.unsqueeze(1), -1)
+
+
+def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:
+    """Whether shades are those of other images."""
+    both = (before >= 0) & (now >= 0)
+    return bool(((before - now).abs() > 2)[both].any())  # of 255; decoders differ by less
+
+
+def list_unreadable(loader: Loader, path: Path) -> int:
+    """Write down which images cannot be read, with those of earlier lists; how many there are."""
+    if not loader.unreadable:
+        return 0
+    pairs = loader.unreadable
+    lines = [f"{origin}: {reason}".replace("\n", " ") + "\n" for origin, reason in pairs]
+    if path.exists():
+        now, before = set(lines), path.read_bytes().decode(errors="replace").split("\n")
+        lines += [f"{line}\n" for line in before if line and f"{line}\n" not in now]
+    write_text(path, "".join(lines))
+    return len(lines)
