@@ -111,8 +111,15 @@ def test_presets_are_the_papers_ablations(
         ({"seeds": "a"}, "whole numbers"),
         ({"seeds": "-1"}, "seed must be"),
         ({"preset": "gamma"}, "one of beta, kappa-e, kappa-b, crop-area, loss-weight"),
-        ({"preset": "beta", "recipe": "simclr/quickstart"}, "which simclr does not read"),
-        ({"preset": "loss-weight"}, "which c-simclr does not read"),
+        (
+            {"preset": "beta", "recipe": "simclr/quickstart"},
+            "bottleneck.beta, which changes nothing: only c-simclr is compressed",
+        ),
+        ({"preset": "loss-weight"}, "nothing: c-simclr has no decoder of its own"),
+        (
+            {"vary": ["method=simclr,c-simclr", "bottleneck.beta=0,1"]},
+            r"methodsimclr-beta0-seed0 and methodsimclr-beta1-seed0; bottleneck\.beta: only c-",
+        ),
         ({"recipe": "none"}, "no recipe 'none'"),
     ],
 )

@@ -3,10 +3,10 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from compressive import recipes
-from compressive.config import Config, is_compressed, is_contrastive, override
+from compressive.config import Config, flat, idle, is_contrastive, override
 
 PRESETS = ("beta", "kappa-e", "kappa-b", "crop-area", "loss-weight")
 
@@ -32,20 +32,20 @@ def ablation(name: str, config: Config) -> tuple[str, list[str]]:
     beta: Tables 5 and 14; kappa-e: Tables 11 and 12; kappa-b: Table 13; crop-area: Table 15;
     loss-weight: Tables 7 and 8, kappa_d being twice the weight.
     """
-    compressed, contrastive = is_compressed(config), is_contrastive(config)
-    kappa_e = "256 512 1024 2048 4096 8192" if contrastive else "4096 8192 16384 32768"
-    known = {  # setting, values, whether the method has it
-        "beta": ("bottleneck.beta", "0 0.01 0.1 1 1.5", compressed),
-        "kappa-e": ("bottleneck.kappa_e", kappa_e, compressed),
-        "kappa-b": ("bottleneck.kappa_b", "1 3 10 15 20", compressed or contrastive),
-        "crop-area": ("views.crop_area_min", "0.08 0.16 0.25 0.5", True),
-        "loss-weight": ("decoder.kappa_d", "2 4 10", not contrastive),
+    wide = "256 512 1024 2048 4096 8192"
+    kappa_e = wide if is_contrastive(config) else "4096 8192 16384 32768"
+    known = {
+        "beta": ("bottleneck.beta", "0 0.01 0.1 1 1.5"),
+        "kappa-e": ("bottleneck.kappa_e", kappa_e),
+        "kappa-b": ("bottleneck.kappa_b", "1 3 10 15 20"),
+        "crop-area": ("views.crop_area_min", "0.08 0.16 0.25 0.5"),
+        "loss-weight": ("decoder.kappa_d", "2 4 10"),
     }
     if name not in known:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    setting, values, has_it = known[name]
-    if not has_it:
-        raise ValueError(f"preset {name} varies {setting}, which {config.method} does not read")
+    setting, values = known[name]
+    if why := idle(config).get(setting):
+        raise ValueError(f"preset {name} varies {setting}, which changes nothing: {why}")
     return setting, values.split()
 
 
@@ -86,10 +86,18 @@ def plan(
             job = Job("-".join([*words, f"seed{seed}"]), setting, varied, seed, device)
             found.append(override(base, *job.changes))
             jobs.append(job._replace(device=found[-1].train.device))
+    read = [_read(config) for config in found]
     for a, b in itertools.combinations(range(len(jobs)), 2):
-        if found[a] == found[b] or jobs[a].name == jobs[b].name:
-            raise ValueError(f"two runs are the same: {jobs[a].name} and {jobs[b].name}")
+        if jobs[a].name == jobs[b].name or read[a] == read[b]:
+            vain = [f"; {name}: {why}" for name, why in idle(found[a]).items() if name in axes]
+            names = f"{jobs[a].name} and {jobs[b].name}"
+            raise ValueError(f"two runs are the same: {names}{''.join(vain)}")
     return jobs
+
+
+def _read(config: Config) -> dict[str, Any]:
+    """The settings that a run looks at."""
+    return {name: value for name, value in flat(config).items() if name not in idle(config)}
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -129,7 +129,10 @@ def pretrain(
     try:
         with one_line_errors():
             chosen = _chosen(data, recipe, epochs)
-            chosen = settings.override(chosen, f"data.source={data}", *given, *(changes or ()))
+            given += changes or ()
+            chosen = settings.override(chosen, f"data.source={data}", *given)
+            if distributed.rank() == 0:
+                _say_what_is_idle(chosen, given)
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)
         if distributed.rank() == 0:
             _say_where(outcome)
@@ -137,6 +140,14 @@ def pretrain(
         distributed.stop()
     if outcome.step < outcome.total:
         raise typer.Exit(130)
+
+
+def _say_what_is_idle(chosen: settings.Config, changes: list[str]) -> None:
+    """A line for each setting that someone changed in vain."""
+    reasons = settings.idle(chosen)
+    for name in dict.fromkeys(change.split("=")[0].strip() for change in changes):
+        if name in reasons:
+            print(f"note: {name} changes nothing here: {reasons[name]}")
 
 
 def _chosen(data: str, recipe: str, epochs: int | None) -> settings.Config:

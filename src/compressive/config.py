@@ -15,6 +15,11 @@ Method = Literal[
     "simclr", "c-simclr", "byol", "c-byol", "moco-v3", "c-moco-v3", "simsiam", "c-simsiam"
 ]
 METHODS: tuple[str, ...] = typing.get_args(Method)
+_RISE = "bottleneck.warmup_epochs"
+_OF_COMPRESSION = (
+    "bottleneck.kappa_e bottleneck.b_sees bottleneck.beta bottleneck.schedule "
+    f"bottleneck.target_rate bottleneck.sample bottleneck.rate {_RISE}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +238,33 @@ def is_contrastive(config: Config) -> bool:
 def is_compressed(config: Config) -> bool:
     """Whether z is drawn and its residual information priced."""
     return config.method.startswith("c-")
+
+
+def idle(config: Config) -> dict[str, str]:
+    """Settings that a run does not look at, the others being as they are, each with the reason."""
+    method, optimizer = config.method, config.optim.name
+    is_plain, is_bootstrap = not is_compressed(config), not is_contrastive(config)
+    is_moco, is_slow = "moco" in method, "moco" in method or "byol" in method
+    # Of two reasons the first is told.
+    rules = (
+        (is_plain, f"only c-{method} is compressed", _OF_COMPRESSION),
+        (config.bottleneck.schedule != "linear", "bottleneck.schedule is not linear", _RISE),
+        (is_plain and is_bootstrap, f"{method} has no temperature", "bottleneck.kappa_b"),
+        (not is_bootstrap, f"b(z|y) of {method} sees the other view", "bottleneck.b_sees"),
+        (not is_bootstrap, f"{method} has no decoder of its own", "decoder.kappa_d"),
+        (is_bootstrap, f"{method} has no negatives", "decoder.own_view_negatives"),
+        (is_moco, f"{method} takes those of the other view", "decoder.own_view_negatives"),
+        (not is_slow, f"{method} has no slow target", "target.rate target.independent"),
+        (optimizer == "adamw", "optim.name is adamw", "optim.momentum"),
+        (optimizer != "lars", f"optim.name is {optimizer}", "optim.trust"),
+        (config.views.set == "paper", "views.set is paper", "views.strength"),
+        (config.train.steps > 0, "train.steps is given", "train.epochs"),
+    )
+    found: dict[str, str] = {}
+    for holds, why, names in rules:
+        if holds:
+            found = dict.fromkeys(names.split(), why) | found
+    return found
 
 
 def override(config: Config, *changes: str) -> Config:

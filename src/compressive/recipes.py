@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from compressive import paper
-from compressive.config import Config, flat, from_dict, is_compressed, is_contrastive
+from compressive.config import Config, flat, from_dict, idle
 from compressive.paper import Layer, Variant
 
 
@@ -333,20 +333,5 @@ def _recipe(name: str, method: str, *layers: Layer, **words: Any) -> Recipe:
     config = from_dict(settings)
     origins = dict.fromkeys(flat(config), "default")
     origins |= {setting: source for setting, (_, source) in values.items()}
-    origins |= dict.fromkeys(_unread(config), f"not read for {method}")
+    origins |= {setting: f"not read: {why}" for setting, why in idle(config).items()}
     return Recipe(name=name, config=config, origins=origins, **words)
-
-
-def _unread(config: Config) -> set[str]:
-    """Settings that have no effect on a run of this method, the others being as they are."""
-    unread = {name for name in flat(config) if name.startswith("bottleneck.")}
-    if is_compressed(config):
-        unread = set() if config.bottleneck.schedule == "linear" else {"bottleneck.warmup_epochs"}
-    if is_contrastive(config):
-        unread -= {"bottleneck.kappa_b"}
-        unread |= {"decoder.kappa_d", "target.rate", "target.independent"}
-    else:
-        unread |= {"decoder.own_view_negatives"}
-    if config.views.set == "paper":
-        unread |= {"views.strength"}
-    return unread if config.optim.name == "lars" else unread | {"optim.trust"}
