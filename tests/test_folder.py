@@ -111,5 +111,9 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"seed": ')
     assert "config.json is damaged: " in refusal(tmp_path, tiny())
+    (tmp_path / "config.json").write_bytes(b'{"seed": "\xff"}')
+    assert "config.json is damaged: " in refusal(tmp_path, tiny())
     (tmp_path / "config.json").write_text('{"sead": 1}')
-    assert "did you mean seed?" in refusal(tmp_path, tiny())
+    told = refusal(tmp_path, tiny())
+    assert told.startswith(f"{tmp_path / 'config.json'}: no setting 'sead'")
+    assert "did you mean seed?" in told

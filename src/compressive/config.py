@@ -140,7 +140,7 @@ class Optim:
 
     def __post_init__(self) -> None:
         _within("optim", self, lr=(0.0, math.inf, True), trust=(0.0, math.inf, True))
-        _within("optim", self, momentum=(0.0, 1.0, False))
+        _within("optim", self, momentum=(0.0, 0.9999, False))
         _within("optim", self, weight_decay=(0.0, math.inf, False))
         _at_least("optim", self, warmup_epochs=0)
 

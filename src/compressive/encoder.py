@@ -76,7 +76,8 @@ def save(folder: Path, network: nn.Module, settings: Network, size: int, side: i
     """Write encoder.safetensors: the backbone's weights by their timm names.
 
     `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it where timm has the same
-    network; with `small_stem`, `first_shortcut` (ResNet-18, -34) or `width` only `load` does.
+    network; with `small_stem`, `first_shortcut` (ResNet-18, -34) or `width` only `load` does. With
+    `same_pool`, as in the paper's recipes, timm loads it and computes other features.
     """
     sizes = {"size": str(size), "side": str(side)}
     about = {"network": json.dumps(asdict(settings)), **sizes, "format": "pt"}

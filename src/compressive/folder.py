@@ -74,13 +74,15 @@ def read_config(folder: Path) -> Config:
     path = Path(folder) / CONFIG
     try:
         settings = json.loads(path.read_text())
+        if isinstance(settings, dict):
+            settings.pop("about", None)
+        return from_dict(settings)
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} is no folder of a run: it has no {CONFIG}") from None
-    except json.JSONDecodeError as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    if isinstance(settings, dict):
-        settings.pop("about", None)
-    return from_dict(settings)
+    except ValueError as error:  # a setting of another version, or a value that somebody wrote
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _about(device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Datasets for transfer: the paper's eleven with their splits and metrics, and a user's own."""
+"""Datasets for transfer: the paper's eleven with their splits and metrics."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +7,11 @@ from typing import Literal, NamedTuple
 from jaxtyping import Int64
 from torch import Tensor
 
-from compressive.data.decode import first_line
-from compressive.data.pictures import NoSplit, Source, subset
-from compressive.data.sources import open_source
+from compressive.data.pictures import Source, subset
 from compressive.data.splits import stratified
 from compressive.data.transfer_files import Found, read
 
 Metric = Literal["top-1", "mean per class"]
-_TEST, _VAL = 0.2, 0.1  # shares that are held out of a user's images where no folder says which
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,6 @@ class Dataset:
     test: int
     layout: str  # in the folder of all datasets
     files: str  # where they come from
-    torchvision: str = ""  # its class that can fetch them
 
 
 class Split(NamedTuple):
@@ -42,11 +38,10 @@ class Split(NamedTuple):
     test: Source
     metric: Metric
     notes: tuple[str, ...]  # what a number measured on it must be published with
-    drawn: Int64[Tensor, " fit"] | None  # which of all images are train or val, where we drew test
     held: Int64[Tensor, " val"] | None  # which of train and val are val, where we drew it
 
 
-_FETCH = "its authors' archive, or download=True, by which torchvision fetches it"
+_FETCH = "its authors' archive, or torchvision's class of that name, with download=True"
 DATASETS = {
     "food101": Dataset(
         classes=101,
@@ -56,7 +51,6 @@ DATASETS = {
         test=25_250,
         layout="food-101/ with images/CLASS/*.jpg, meta/train.json, meta/test.json",
         files=_FETCH,
-        torchvision="Food101",
     ),
     "cifar10": Dataset(
         classes=10,
@@ -67,7 +61,6 @@ DATASETS = {
         layout="cifar-10-batches-py/ of its Python version, or cifar10/ with train*.parquet and "
         "test*.parquet",
         files=_FETCH,
-        torchvision="CIFAR10",
     ),
     "cifar100": Dataset(
         classes=100,
@@ -78,7 +71,6 @@ DATASETS = {
         layout="cifar-100-python/ of its Python version, or cifar100/ with train*.parquet and "
         "test*.parquet",
         files=_FETCH,
-        torchvision="CIFAR100",
     ),
     "flowers": Dataset(
         classes=102,
@@ -88,7 +80,6 @@ DATASETS = {
         test=6_149,
         layout="flowers-102/ with jpg/image_*.jpg, imagelabels.mat, setid.mat",
         files=_FETCH,
-        torchvision="Flowers102",
     ),
     "pet": Dataset(
         classes=37,
@@ -98,7 +89,6 @@ DATASETS = {
         test=3_669,
         layout="oxford-iiit-pet/ with images/*.jpg, annotations/trainval.txt, annotations/test.txt",
         files=_FETCH,
-        torchvision="OxfordIIITPet",
     ),
     "cars": Dataset(
         classes=196,
@@ -119,7 +109,6 @@ DATASETS = {
         test=6_084,
         layout="caltech101/101_ObjectCategories/CLASS/*.jpg, with BACKGROUND_Google/",
         files=_FETCH,
-        torchvision="Caltech101",
     ),
     "dtd": Dataset(
         classes=47,
@@ -130,7 +119,6 @@ DATASETS = {
         layout="dtd/dtd/ with images/CLASS/*.jpg, labels/train1.txt, labels/val1.txt, "
         "labels/test1.txt",
         files=_FETCH,
-        torchvision="DTD",
     ),
     "sun397": Dataset(
         classes=397,
@@ -151,7 +139,6 @@ DATASETS = {
         layout="fgvc-aircraft-2013b/data/ with images/*.jpg, variants.txt, "
         "images_variant_train.txt, images_variant_val.txt, images_variant_test.txt",
         files=_FETCH,
-        torchvision="FGVCAircraft",
     ),
     "birdsnap": Dataset(
         classes=500,
@@ -167,7 +154,7 @@ DATASETS = {
 }
 
 
-def open_transfer(name: str, root: str | Path, *, seed: int = 0, download: bool = False) -> Split:
+def open_transfer(name: str, root: str | Path, *, seed: int = 0) -> Split:
     """One of the paper's datasets, from the folder that has them all.
 
     Where its authors held nothing out for validation, as many images as BYOL did are held out here,
@@ -176,7 +163,7 @@ def open_transfer(name: str, root: str | Path, *, seed: int = 0, download: bool 
     if name not in DATASETS:
         raise ValueError(f"no transfer dataset {name!r}; there are {', '.join(DATASETS)}")
     dataset, root = DATASETS[name], Path(root).expanduser()
-    found = _found(name, root, seed, download)
+    found = _found(name, root, seed)
     whole = len(found.train) == dataset.train + dataset.val
     size = dataset.val if whole else dataset.val / (dataset.train + dataset.val)
     split = _with_val(found, size, seed, dataset.metric)
@@ -191,83 +178,24 @@ def open_transfer(name: str, root: str | Path, *, seed: int = 0, download: bool 
     return split._replace(notes=(*split.notes, f"{words[0]}; in the paper {words[1]}"))
 
 
-def class_folder(place: str | Path, *, seed: int = 0) -> Split:
-    """A dataset of the user's own, from any place that `open_source` knows.
-
-    With splits train and test, and perhaps val, these are taken; without a test a fifth of all is,
-    and without a val a tenth of train, in proportion to the classes.
-    """
-    train = open_source(place)
-    val, test, notes, drawn = _opened(place, "val"), _opened(place, "test"), (), None
-    if val is not None and test is not None and val.origin(0) == test.origin(0):
-        val, notes = None, ("test is the split val, as there is no other",)
-    for source in (train, val, test):
-        _require_classes(source, train, place)
-    if test is None:
-        assert train.labels is not None
-        drawn, rest = stratified(train.labels, _TEST, seed=seed)
-        notes = (f"test: {len(rest):,} of {len(train):,} images, drawn by class with seed {seed}",)
-        train, test = subset(train, drawn), subset(train, rest)
-    return _with_val(Found(train, val, test, notes, drawn), _VAL, seed, "top-1")
-
-
-def _require_classes(source: Source | None, train: Source, place: str | Path) -> None:
-    """Labels, with the same ids as in train; numbers without names may end earlier."""
-    if source is None:
-        return
-    if source.labels is None or source.classes is None or train.classes is None:
-        raise ValueError(
-            f"{place} has images without labels; they must lie in a folder for each class, or have "
-            "labels in their shards"
-        )
-    if source.classes != train.classes[: len(source.classes)]:
-        raise ValueError(
-            f"{place} has splits of different classes, {', '.join(train.classes[:3])} ... and "
-            f"{', '.join(source.classes[:3])} ...; each must have those of train"
-        )
-
-
-def _opened(place: str | Path, split: str) -> Source | None:
-    try:
-        return open_source(place, split)
-    except NoSplit:
-        return None
-
-
 def _with_val(found: Found, size: int | float, seed: int, metric: Metric) -> Split:
     """A split that has a val, of train if there was none."""
     if found.val is not None:
-        return Split(found.train, found.val, found.test, metric, found.notes, found.drawn, None)
+        return Split(found.train, found.val, found.test, metric, found.notes, None)
     assert found.train.labels is not None
     kept, held = stratified(found.train.labels, size, seed=seed)
     note = f"val: {len(held):,} of {len(found.train):,} images, drawn by class with seed {seed}"
     train, val = subset(found.train, kept), subset(found.train, held)
-    return Split(train, val, found.test, metric, (*found.notes, note), found.drawn, held)
+    return Split(train, val, found.test, metric, (*found.notes, note), held)
 
 
-def _found(name: str, root: Path, seed: int, download: bool) -> Found:
+def _found(name: str, root: Path, seed: int) -> Found:
     dataset = DATASETS[name]
     try:
         return read(name, root, seed)
     except FileNotFoundError as error:
-        if download and dataset.torchvision:
-            _fetch(name, root)
-            return _found(name, root, seed, download=False)
         lost = f"no {error.filename}; " if error.filename else ""
         raise FileNotFoundError(
             f"{name} is not in {root}, or not whole: {lost}expected there is {dataset.layout}; "
             f"the files come from {dataset.files}"
-        ) from error
-
-
-def _fetch(name: str, root: Path) -> None:
-    from torchvision import datasets
-
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        getattr(datasets, DATASETS[name].torchvision)(str(root), download=True)
-    except (OSError, RuntimeError) as error:
-        raise FileNotFoundError(
-            f"{name} is not in {root} and could not be fetched ({first_line(error)}); expected "
-            f"there is {DATASETS[name].layout}"
         ) from error

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from compressive.data.pictures import Pictures, Source, read_file, subset
 from compressive.data.shards import open_parquet
@@ -28,7 +26,6 @@ class Found(NamedTuple):
     val: Source | None
     test: Source
     notes: tuple[str, ...] = ()
-    drawn: Int64[Tensor, " train"] | None = None  # which of all images are `train`, where we drew
 
 
 class _Listed(NamedTuple):
@@ -142,7 +139,7 @@ def _caltech101(root: Path, seed: int) -> Found:
         f"{_PER_CLASS} images of each class drawn with seed {seed} for training, the rest is test",
         f"{background} is {'one of the classes' if background in classes else 'missing'}",
     )
-    return Found(subset(whole, parts.kept), None, subset(whole, parts.held), notes, parts.kept)
+    return Found(subset(whole, parts.kept), None, subset(whole, parts.held), notes)
 
 
 def _sun397(root: Path) -> Found:
