@@ -14,8 +14,8 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 # A module imports only from floors below its own, never from its own.
 FLOORS = [
-    "inputs special radial distributed views config paper checkpoint display pace lock shipped "
-    "data.answers data.builtin data.decode data.flow data.labelmaps "
+    "inputs special radial distributed views config paper checkpoint display pace lock signals "
+    "shipped data.answers data.builtin data.decode data.flow data.labelmaps "
     "corruptions.tables report.reading report.figures",
     "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "
     "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.robustness "

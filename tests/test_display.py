@@ -1,5 +1,6 @@
 """What a person sees: one moving line on a terminal, few lines in a log, nothing when quiet."""
 
+import errno
 import io
 import time
 
@@ -38,6 +39,32 @@ def test_a_terminal_shows_a_bar_that_goes_away() -> None:
     for part in ("byol epoch 3.0", "75%", "loss 2.718  kNN 41.0%", "going on from step 3\n"):
         assert part in output
     assert output.endswith("\x1b[2K") or "\x1b[2K" in output.split("going on")[1]
+
+
+class Closing(io.StringIO):
+    """A terminal that somebody closes."""
+
+    is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_goes_on_when_nobody_looks(terminal: bool) -> None:
+    file = Closing()
+    display = Display(Console(file=file, force_terminal=terminal, width=80), every=0)
+    with display:
+        display.say("one")
+        file.is_closed = True
+        display.progress("byol epoch 3.0", 30, 40, {"loss": "2.718"})
+        display.say("two")
+        time.sleep(0.25)  # the bar is drawn ten times a second
+        display.say("three")
+    assert "one" in file.getvalue()
+    assert "two" not in file.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 130])

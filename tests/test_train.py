@@ -129,7 +129,7 @@ class Interrupting(Display):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_the_same_call_goes_on(
     number: int, tmp_path: Path, uninterrupted: Path
 ) -> None:

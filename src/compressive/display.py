@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,6 +22,7 @@ class Display:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, every: float = 10):
         self.console = console or Console()
+        self.console.file = cast(IO[str], _Patient(self.console.file))
         self._quiet, self._every, self._said, self._open = quiet, every, -1e9, ""
         # In a narrow terminal readings are cut, and nothing else.
         fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -64,3 +67,22 @@ class Display:
         """A line that stays."""
         if not self._quiet:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class _Patient:
+    """A file that loses what cannot be written: a run outlives a terminal, and a pipe."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from compressive.ablations import Job, plan
 from compressive.config import Config, override
 from compressive.display import Display
 from compressive.lock import hold, require_place
+from compressive.signals import heard
 from compressive.tally import Row, rows, table
 
 FILE = "sweep.json"
@@ -85,7 +85,7 @@ def sweep(
     try:
         state = _State(out, about, jobs)
         work = _Work(state, train, judge, display or Display())
-        with _requests_to_stop(work.stop):
+        with heard(lambda _: work.stop()):
             work.do(at_once)
         failed = [out / f"{job.name}.log" for job in jobs if job.name in state.failed]
         return Summary(out, state.write(), failed, work.stopping > 0)
@@ -244,23 +244,6 @@ class _Work:
         with self._one:
             self._running.discard(process)
         return code
-
-
-@contextmanager
-def _requests_to_stop(stop: Callable[[], None]) -> Iterator[None]:
-    """Hear Ctrl-C, the end of a job on a cluster, and a terminal that is closed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python hears signals in its main thread only
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-    before = [signal.signal(number, lambda *_: stop()) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, old in zip(numbers, before, strict=True):
-            signal.signal(number, old)
 
 
 def _last_line(log: Path) -> str:

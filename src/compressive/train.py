@@ -7,12 +7,10 @@ checkpoint therefore does what it would have done without the break, to the last
 
 import hashlib
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 
 import torch
 from torch import Tensor
@@ -27,6 +25,7 @@ from compressive.learner import autocast
 from compressive.methods import Builder, Step, build
 from compressive.monitor import Verdict
 from compressive.run import Outcome, Run
+from compressive.signals import heard
 
 
 def pretrain(
@@ -40,9 +39,9 @@ def pretrain(
 ) -> Outcome:
     """Train as the config says; leave encoder, checkpoints and readings in a folder.
 
-    Goes on where a run in that folder stopped. SIGINT and SIGTERM save and return early. A run
-    that falls ill goes back to its last good checkpoint and on from there with other random
-    numbers; after `health.tries` such returns it ends with `Ill`.
+    Goes on where a run in that folder stopped. Ctrl-C, SIGTERM and a closed terminal save and
+    return early. A run that falls ill goes back to its last good checkpoint and on from there with
+    other random numbers; after `health.tries` such returns it ends with `Ill`.
 
     `source` takes the place of data.source, and `method` makes another one than config.method's.
     """
@@ -111,18 +110,10 @@ def requests_to_stop() -> Iterator[list[int]]:
     """A list that fills when someone asks to stop; a second Ctrl-C stops at once."""
     asked: list[int] = []
 
-    def ask(number: int, _: FrameType | None) -> None:
+    def ask(number: int) -> None:
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.append(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # Python hears signals in its main thread only
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, ask) for number in numbers]
-    try:
+    with heard(ask):
         yield asked
-    finally:
-        for number, old in zip(numbers, before, strict=True):
-            signal.signal(number, old)
