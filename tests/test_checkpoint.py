@@ -325,7 +325,7 @@ def test_damaged_checkpoints_are_skipped_and_named(
         "metadata, file not fully covered); delete it and resume from the one before"
     ]
     first.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"all 2 checkpoints in .* are damaged; delete the folder"):
+    with pytest.raises(ValueError, match=r"all 2 checkpoints in .* are damaged; choose another"):
         checkpoint.latest(tmp_path)
 
 

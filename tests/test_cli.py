@@ -320,6 +320,14 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert "encoder: " not in result.stdout
 
 
+@pytest.mark.parametrize("change", ["data.source=elsewhere", "recipe=byol/quickstart"])
+def test_images_and_recipe_are_not_settings(change: str, tmp_path: Path) -> None:
+    """A run would have the name and the batch of one, and the images of another."""
+    message = complaint(pretrain(*small(tmp_path), "--set", change, "--out", tmp_path / "run"))
+    assert message == "images and recipe are given as such, not with --set"
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = tiny()

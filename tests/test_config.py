@@ -158,10 +158,6 @@ def test_settings_that_belong_together_may_come_in_any_order(changes: tuple[str,
             "views.strength belongs to views.set=simclr; the paper's is fixed",
         ),
         (
-            ["bottleneck.sample=false"],
-            "bottleneck.sample=false has no z to read: set bottleneck.rate=closed",
-        ),
-        (
             ["bottleneck.target_rate=2", "bottleneck.schedule=cosine"],
             "bottleneck.target_rate steers beta: schedule must be constant",
         ),

@@ -15,11 +15,14 @@ from tiny import noise, silent, tiny
 from torch import Tensor, nn
 
 import compressive
+from compressive.augment import center_crop, colors, normalize
 from compressive.config import Network
-from compressive.data.loaders import Resident
+from compressive.data.loaders import Resident, open_loader
+from compressive.data.pictures import Pictures
 from compressive.data.plan import Portion
 from compressive.data.sources import open_source
 from compressive.encoder import FILE, Encoder, load, save
+from compressive.evaluation.subject import Subject, open_subject
 from compressive.networks import build
 from compressive.online import features
 from compressive.train import pretrain
@@ -27,6 +30,7 @@ from compressive.train import pretrain
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE, SIDE = 32, 60
+SETTINGS = Network(name="test_resnet")
 
 
 def trained(settings: Network) -> nn.Module:
@@ -168,6 +172,59 @@ def test_pictures_are_centered_and_normalized_as_in_training(encoder: Encoder) -
     assert torch.equal(encoder.preprocess(marked), encoder.preprocess(gray))
     marked[:, 20] = 255
     assert not torch.equal(encoder.preprocess(marked), encoder.preprocess(gray))
+
+
+@pytest.mark.parametrize("sides", [(480, 600), (600, 480), (64, 500), (40, 34)])
+def test_a_photograph_fills_what_a_network_of_small_squares_sees(sides: tuple[int, int]) -> None:
+    """As CIFAR's: the shorter side to 32, the center of the longer; not the longer side to 32."""
+    ours = Encoder(nn.Linear(1, 1), Network(), 32, 32)
+    picture = smooth(*sides)
+    scale = 32 / min(sides)
+    size = round(sides[1] * scale), round(sides[0] * scale)
+    small = np.asarray(picture.resize(size, Image.Resampling.BICUBIC))
+    top, left = ((n - 32) // 2 for n in small.shape[:2])
+    small = small[top : top + 32, left : left + 32].copy()
+    expected = torch.from_numpy(small).permute(2, 0, 1) / 255
+    seen = colors(ours.preprocess(picture))[0]
+    assert (seen - expected).abs().max() < 1.5 / 255  # both round to levels
+    assert (seen - seen.mean((1, 2), keepdim=True)).abs().mean() > 0.05, "something was compared"
+
+
+def smooth(height: int, width: int) -> Image.Image:
+    """A picture with a slope, a wave and a mark in each corner of its central square."""
+    y, x = np.mgrid[:height, :width] / min(height, width)
+    waves = [np.sin(5 * x), np.cos(4 * y), np.sin(3 * (x + y))]
+    return Image.fromarray((127 + 120 * np.stack(waves, 2)).astype(np.uint8))
+
+
+def test_what_views_were_made_by_travels_with_the_weights(tmp_path: Path) -> None:
+    """In the file: it may leave the folder of its run."""
+    network = build(SETTINGS, SIZE)
+    picture = noise(60, 45)
+    for antialias in (False, True):
+        save(tmp_path, network, SETTINGS, SIZE, 60, antialias=antialias)
+        (tmp_path / FILE).rename(tmp_path / "elsewhere.safetensors")
+        ours = load(tmp_path / "elsewhere.safetensors")
+        assert ours.antialias == antialias
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+        expected = normalize(center_crop(pixels, SIZE, antialias=antialias))
+        assert torch.equal(ours.preprocess(picture), expected)
+        subject = open_subject(str(tmp_path / "elsewhere.safetensors"), torch.device("cpu"))
+        assert subject.crop().antialias == antialias
+
+
+@pytest.mark.parametrize("size", [32, 48])
+@pytest.mark.parametrize("sides", [(60, 45), (45, 60), (300, 200), (30, 400), (20, 25)])
+def test_evaluation_sees_what_preprocess_makes(size: int, sides: tuple[int, int]) -> None:
+    """Also where the canvases of training were as small as the views."""
+    ours = Encoder(nn.Linear(1, 1), Network(), size, size)
+    picture = torch.from_numpy(np.array(smooth(*sides))).permute(2, 0, 1)
+    source = Pictures(name="one", count=1, read=lambda _: picture, place=str)
+    subject = Subject(name="a", network=ours.network, size=size, side=size)
+    fitted, side = subject.fitted(source)
+    with open_loader(fitted, side=side, device="cpu") as loader:
+        batch = next(loader.batches(iter([Portion(torch.tensor([0]), torch.tensor([0]))])))
+    torch.testing.assert_close(subject.crop()(batch), ours.preprocess(picture))
 
 
 def test_large_pictures_are_shrunk_as_in_training(encoder: Encoder) -> None:

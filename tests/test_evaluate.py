@@ -166,6 +166,10 @@ def test_sets_of_test_images_are_not_opened_where_none_may_be(
     elsewhere = ["transfer", "robustness"]
     tasks = ["few-label", *elsewhere]
     out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"--sets .*/sets is no folder"):
+        evaluate(str(run), only=tasks, out=out, **given)
+    assert not out.exists()
+    (tmp_path / "sets").mkdir()
     results, _ = evaluate(str(run), held_out=True, only=tasks, out=out, **given)
     assert results.skipped == [f"{name}, which is on test images" for name in elsewhere]
     evaluate(str(run), only=["few-label"], out=tmp_path / "test", **given)

@@ -142,6 +142,30 @@ def test_shrinking_is_pillows_antialiased_bicubic(height: int, width: int) -> No
     assert theirs.std() > 10, "something was compared"
 
 
+@pytest.mark.parametrize(
+    ("sides", "least", "size", "cut"),
+    [
+        ((64, 48), 16, (21, 16), (21, 16)),  # not 16 x 12
+        ((48, 64), 12, (12, 16), (12, 16)),  # as without
+        ((20, 200), 16, (16, 160), (16, 32)),  # twice the shorter side is enough
+        ((12, 100), 16, (12, 100), (12, 32)),  # nothing is enlarged
+        ((16, 9), 16, (16, 9), (16, 9)),
+    ],
+)
+def test_the_shorter_side_keeps_what_a_network_sees(
+    sides: tuple[int, int], least: int, size: tuple[int, int], cut: tuple[int, int]
+) -> None:
+    """Of images too long for that the middle is kept."""
+    image = np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8)
+    ours = shrink(torch.from_numpy(image).permute(2, 0, 1), 16, least).permute(1, 2, 0).numpy()
+    height, width = size
+    theirs = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+    top, left = ((whole - kept) // 2 for whole, kept in zip(size, cut, strict=True))
+    theirs = theirs[top : top + cut[0], left : left + cut[1]]
+    assert ours.shape == theirs.shape == (*cut, 3)
+    assert np.abs(ours.astype(int) - theirs).max() <= 1
+
+
 def test_images_that_fit_are_not_resized() -> None:
     image = Memory([(16, 9)]).pictures[0]
     assert shrink(image, 16) is image

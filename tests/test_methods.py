@@ -392,7 +392,6 @@ def test_the_settings_arrive() -> None:
                 "bottleneck.kappa_b=8",
                 "decoder.kappa_d=6",
                 "bottleneck.sample=false",
-                "bottleneck.rate=closed",
             )
         )
         moco: Any = build(override(Config(), "method=moco-v3", "network.name=resnet18"))

@@ -5,7 +5,7 @@ import torch
 
 from compressive import metrics
 from compressive.evaluation.results import Results
-from compressive.evaluation.scores import add_scores, recall, reliability, right
+from compressive.evaluation.scores import add_scores, per_class, recall, reliability, right
 
 LOGITS = torch.randn(200, 7, generator=torch.Generator().manual_seed(0)) * 2
 LABELS = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))  # class 6 is absent
@@ -13,7 +13,7 @@ LABELS = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))  #
 
 def test_every_mean_is_the_metric() -> None:
     results = Results("a")
-    add_scores(results, "linear", "set", LOGITS, LABELS, {})
+    add_scores(results, "linear", "set", LOGITS, LABELS, {}, seen=LABELS)
     expected = {
         "top-1": metrics.top_k_accuracy(LOGITS, LABELS),
         "top-5": metrics.top_k_accuracy(LOGITS, LABELS, 5),
@@ -46,3 +46,48 @@ def test_the_gaps_of_the_reliability_diagram_are_the_calibration_error() -> None
     gap = sum(count * abs(mean - accuracy) for mean, accuracy, count in bins) / 200
     # float32 there, float64 here
     assert gap == pytest.approx(float(metrics.ece(LOGITS, LABELS)), rel=1e-5)
+
+
+def test_an_image_of_an_unseen_class_is_wrong_and_not_in_nll() -> None:
+    """Whatever the classifier says of it, so that two classifiers are judged by the same images."""
+    results = Results("a")
+    seen = torch.tensor([0, 1, 2, 4, 5])
+    protocol = {"classifier": "any"}
+    add_scores(results, "linear", "set", LOGITS, LABELS, protocol, seen=seen)
+    found = {record.metric: record for record in results.records}
+    known = LABELS != 3
+    assert found["nll"].n == int(known.sum()) < 200
+    assert found["nll"].value == pytest.approx(float(metrics.nll(LOGITS[known], LABELS[known])))
+    assert found["nll"].protocol["left out of nll"] == int((~known).sum())
+    assert found["top-1"].n == 200
+
+
+@pytest.mark.parametrize("sizes", [(990, 10), (200, 20, 5, 2), (50, 50, 50)])
+def test_the_interval_of_the_mean_over_classes_is_that_of_draws_within_each(
+    sizes: tuple[int, ...],
+) -> None:
+    """The reference draws images of each class anew; 4,000 draws of both agree to a few percent."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.full((n,), c) for c, n in enumerate(sizes)])
+    hits = torch.rand(len(labels), generator=draw) < 0.8
+    results = Results("a")
+    record = results.add("a", "b", "mean per class", per_class(hits, labels), protocol={})
+    assert record.value == pytest.approx(
+        sum(float(hits[labels == c].double().mean()) for c in range(len(sizes))) / len(sizes)
+    )
+    spread = sum(
+        float(hits[labels == c].double().var(correction=0)) / n for c, n in enumerate(sizes)
+    )
+    wide = 2 * 1.96 * spread**0.5 / len(sizes)
+    assert record.low is not None
+    assert record.high is not None
+    clipped = min(1.0, record.value + wide / 2) - (record.value - wide / 2)
+    assert record.high - record.low == pytest.approx(clipped, rel=0.12)
+
+
+def test_all_right_is_all_right_in_every_draw() -> None:
+    labels = torch.tensor([0] * 99 + [1])
+    record = Results("a").add(
+        "a", "b", "mean per class", per_class(torch.ones(100).bool(), labels), protocol={}
+    )
+    assert (record.low, record.value, record.high) == (1.0, 1.0, 1.0)

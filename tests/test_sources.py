@@ -250,6 +250,22 @@ def test_a_flat_folder_has_its_images_in_sorted_order_and_no_labels(tmp_path: Pa
     assert_same(source.image(1), picture(0))
 
 
+@pytest.mark.parametrize(("link", "to"), [("cat/up", ".."), ("here", "."), ("dog/far", "../..")])
+def test_a_link_to_a_folder_around_it_is_passed_by(tmp_path: Path, link: str, to: str) -> None:
+    """It would have no end; a link to a folder elsewhere is followed."""
+    root = tmp_path / "photos"
+    for name in ("cat", "dog"):
+        for i in range(2):
+            put(root / name / f"{i}.png")
+    (root / link).symlink_to(to)
+    (root / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+    put(tmp_path / "elsewhere" / "9.png")
+    source = open_source(root)
+    origins = [Path(source.origin(i)).relative_to(root).as_posix() for i in range(len(source))]
+    assert origins == ["cat/0.png", "cat/1.png", "cat/more/9.png", "dog/0.png", "dog/1.png"]
+    assert source.classes == ("cat", "dog")
+
+
 def test_class_folders_are_labels(tmp_path: Path) -> None:
     for seed, name in enumerate(["dog/1.png", "cat/2.png", "cat/1.png", "dog/more/0.png"]):
         put(tmp_path / name, seed)

@@ -1,5 +1,6 @@
 """A run: killed, stopped, ill or left alone, it does what a plain loop over the steps would do."""
 
+import io
 import json
 import math
 import os
@@ -18,11 +19,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import together
+from rich.console import Console
 from safetensors.torch import load_file
 from tiny import Written, differences, journal, last, photos, silent, tensors, tiny, words
 from torch import Tensor
 
-from compressive import checkpoint, train
+from compressive import checkpoint, images, train
 from compressive.config import METHODS, Config, override
 from compressive.data.loaders import Resident, canvas_side
 from compressive.data.plan import plan
@@ -33,8 +35,10 @@ from compressive.learner import Learner, optimizer, view_maker
 from compressive.methods import Bootstrap, Contrastive, build
 from compressive.monitor import Reading, Readings, Verdict
 from compressive.online import held_out
+from compressive.report.reading import unfinished
 from compressive.run import Ill, Run
 from compressive.train import gradients, pretrain, requests_to_stop, seed_step
+from compressive.watch import frame
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -160,6 +164,52 @@ def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) 
     assert differences(last(tmp_path / "run"), last(tmp_path / "whole")) == []
     assert journal(tmp_path / "run") == journal(tmp_path / "whole")
     assert [line["step"] for line in journal(tmp_path / "run") if "loss" in line] == [3, 6]
+
+
+def test_before_there_is_anything_to_save_ctrl_c_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While images are decoded, which may take long."""
+    before, read = signal.getsignal(signal.SIGINT), load_source
+
+    def interrupted(config: Config) -> Any:
+        assert signal.getsignal(signal.SIGINT) is before
+        return read(config)
+
+    monkeypatch.setattr(images, "load_source", interrupted)
+    assert pretrain(tiny("train.steps=1"), tmp_path / "a", display=silent()).step == 1
+
+
+def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
+    """Somebody made room on a disk; the same command must not begin anew over the result."""
+    config = tiny("train.steps=2")
+    pretrain(config, tmp_path, display=silent())
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="holds an encoder, and no checkpoint to go on from"):
+        pretrain(config, tmp_path, display=silent())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_was_given_up_says_so_in_its_journal(tmp_path: Path) -> None:
+    config = tiny("train.steps=3", "optim.lr=1e30", "health.tries=1")
+    with pytest.raises(Ill, match="stopped after 1 returns: nan"):
+        pretrain(config, tmp_path, display=silent())
+    assert journal(tmp_path)[-1]["stopped"].startswith("nan")
+    assert unfinished(tmp_path) == "training has not come to its end: step 0 of 3"
+    seen = io.StringIO()
+    Console(file=seen, width=120).print(frame(tmp_path))
+    assert "given up: nan" in seen.getvalue()
+    assert "finished" not in seen.getvalue()
+
+
+def test_where_an_illness_is_suspected_what_was_saved_is_older(tmp_path: Path) -> None:
+    """As told in the outcome: a directions' spread of 5 times uniform is never reached."""
+    ill = ("health.collapse_std=5", "train.steps=24", "train.log_every=2")
+    outcome = pretrain(tiny(*ill), tmp_path, display=Interrupting(signal.SIGTERM, at=2))
+    assert (outcome.step, outcome.saved) == (2, 0)
+    well = pretrain(tiny("train.steps=3"), tmp_path / "b", display=silent())
+    assert (well.step, well.saved) == (3, 3)
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:

@@ -184,6 +184,11 @@ def center_box(height: Integers, width: Integers, share: float = 0.875) -> Box:
 
 
 @door
+def central_share(size: int) -> float:
+    """Of the shorter side, what evaluation sees; up to 32 pixels all: CIFAR's images are whole."""
+    return 1.0 if size <= 32 else 0.875
+
+
 def center_crop(
     images: UInt8[Tensor, "batch ..."],
     size: int,
@@ -192,16 +197,12 @@ def center_crop(
     width: Integers | None = None,
     antialias: bool = False,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """The view for evaluation, not yet normalized, of images in canvases as `augment` takes them.
-
-    Up to 32 pixels the central square is not reduced to 0.875 of itself: CIFAR's images stay as
-    they are.
-    """
+    """The view for evaluation, not yet normalized, of images in canvases as in `augment`."""
     images = _planar(images)
     full = images.new_ones(len(images), dtype=torch.long)
     height = full * images.shape[2] if height is None else height
     width = full * images.shape[3] if width is None else width
-    box = center_box(height, width, 1.0 if size <= 32 else 0.875)
+    box = center_box(height, width, central_share(size))
     with full_precision(images):
         return crop_resize_flip(images, box, full < 0, size, antialias=antialias)
 

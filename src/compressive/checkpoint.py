@@ -135,8 +135,8 @@ def latest(folder: Path) -> Path | None:
             return path
     if found:
         raise ValueError(
-            f"all {len(found)} checkpoints in {folder} are damaged; "
-            "delete the folder to start from the beginning"
+            f"all {len(found)} checkpoints in {folder} are damaged; choose another --out to begin "
+            "anew"
         )
     return None
 

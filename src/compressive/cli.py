@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs are wrapped anew
     pretty_exceptions_enable=False,
     help="Measure and control how much information a visual representation keeps.",
 )
@@ -130,7 +131,10 @@ def pretrain(
         with one_line_errors():
             chosen = _chosen(data, recipe, epochs)
             given += changes or ()
-            chosen = settings.override(chosen, f"data.source={data}", *given)
+            begun, where = chosen.recipe, f"data.source={data}"
+            chosen = settings.override(chosen, where, *given)
+            if (chosen.recipe, f"data.source={chosen.data.source}") != (begun, where):
+                raise ValueError("images and recipe are given as such, not with --set")
             if distributed.rank() == 0:
                 _say_what_is_idle(chosen, given)
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)
@@ -192,12 +196,12 @@ def _default_out(config: settings.Config, data: str) -> Path:
 def _say_where(outcome: "Outcome") -> None:
     console = Console(soft_wrap=True)
     if outcome.step < outcome.total:
-        console.print(
-            f"stopped and saved at step {outcome.step:,} of {outcome.total:,} in {outcome.folder}; "
-            "the same command goes on",
-            highlight=False,
-            markup=False,
-        )
+        where = f"{outcome.step:,} of {outcome.total:,}"
+        stopped = f"stopped and saved at step {where} in {outcome.folder}"
+        if outcome.saved < outcome.step:
+            stopped = f"stopped at step {where}, where the run seemed ill: {outcome.folder} is as "
+            stopped += f"it was at step {outcome.saved:,}"
+        console.print(f"{stopped}; the same command goes on", highlight=False, markup=False)
         return
     if outcome.accuracy is not None:
         console.print(

@@ -109,7 +109,7 @@ def evaluate(
     from compressive.evaluation.suite import evaluate as judge
     from compressive.evaluation.tables import notes, results_table
 
-    tasks = [name.strip() for name in only.split(",") if name.strip()]
+    tasks = [name.strip() for name in only.split(",")] if only else []
     distributed.start()
     is_first = distributed.rank() == 0
     try:

@@ -90,7 +90,7 @@ class Bottleneck:
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # of beta, from 0
     warmup_epochs: float = 0.0  # of the linear schedule
     target_rate: float | None = None  # movable nats to steer beta toward; None leaves beta alone
-    sample: bool = True  # draw z; without, z is its mode
+    sample: bool = True  # draw z; without, z is its mode, and the rate closed
     rate: Literal["sample", "closed"] = "sample"  # estimate of the residual: at z, or over all z
 
     def __post_init__(self) -> None:
@@ -101,8 +101,6 @@ class Bottleneck:
             _within("bottleneck", self, target_rate=(0.0, math.inf, True))
             if self.schedule != "constant":
                 raise ValueError("bottleneck.target_rate steers beta: schedule must be constant")
-        if not self.sample and self.rate == "sample" and self.beta > 0:
-            raise ValueError("bottleneck.sample=false has no z to read: set bottleneck.rate=closed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +256,7 @@ def idle(config: Config) -> dict[str, str]:
         (optimizer == "adamw", "optim.name is adamw", "optim.momentum"),
         (optimizer != "lars", f"optim.name is {optimizer}", "optim.trust"),
         (config.views.set == "paper", "views.set is paper", "views.strength"),
+        (not config.bottleneck.sample, "z is not drawn", "bottleneck.rate"),
         (config.train.steps > 0, "train.steps is given", "train.epochs"),
     )
     found: dict[str, str] = {}

@@ -72,7 +72,7 @@ class Display:
 class _Patient:
     """A file that loses what cannot be written: a run outlives a terminal, and a pipe."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
 
     def write(self, text: str) -> int:

@@ -52,8 +52,8 @@ def embed(
     subject = open_subject(place, where, network=network, size=size)
     source = open_source(images, split)
     with display or Display() as shown:
-        side = subject.canvas(source)
-        with open_loader(source, side=side, device=where, resident="no") as loader:
+        fitted, side = subject.fitted(source)
+        with open_loader(fitted, side=side, device=where, resident="no") as loader:
             found = extract(
                 subject.network,
                 loader,

@@ -1,6 +1,7 @@
 """The product of a run: a frozen backbone with its preprocessing, saved and loaded."""
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from compressive import shipped
-from compressive.augment import center_crop, normalize
+from compressive.augment import center_crop, central_share, normalize
 from compressive.checkpoint import write_bytes
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, shrink
@@ -36,12 +37,21 @@ class Encoder(nn.Module):
     frozen; `encoder.requires_grad_(True).train()` fine-tunes them.
     """
 
-    def __init__(self, network: nn.Module, settings: Network, size: int, side: int) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        settings: Network,
+        size: int,
+        side: int,
+        *,
+        antialias: bool = False,
+    ) -> None:
         super().__init__()
         self.network = network
         self.settings = settings
         self.size = size  # of what the network sees
         self.side = side  # of the canvases in training: longer images were shrunk to it first
+        self.antialias = antialias  # whether its views were
 
     @property
     def feature_dim(self) -> int:
@@ -62,25 +72,41 @@ class Encoder(nn.Module):
         device = next(self.parameters()).device
         if isinstance(images, Tensor) and images.ndim == 4:
             if max(images.shape[2:]) <= self.side:
-                return normalize(center_crop(images.to(device), self.size))
+                return self._seen(images.to(device))
             images = list(images)
         many = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
         if not many:
             raise ValueError("no images were given")
         # Bytes are shrunk on the host: torch has no antialiased resizing of them elsewhere.
-        small = [shrink(_pixels(one).cpu(), self.side) for one in many]
-        return normalize(torch.cat([center_crop(one[None].to(device), self.size) for one in small]))
+        small = [shrink(_pixels(one).cpu(), self.side, least(self.size)) for one in many]
+        return torch.cat([self._seen(one[None].to(device)) for one in small])
+
+    def _seen(self, images: UInt8[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 size size"]:
+        return normalize(center_crop(images, self.size, antialias=self.antialias))
 
 
-def save(folder: Path, network: nn.Module, settings: Network, size: int, side: int) -> Path:
+def least(size: int) -> int:
+    """Pixels of the shorter side from which a network that sees `size` has them all."""
+    return math.ceil(size / central_share(size))
+
+
+def save(
+    folder: Path,
+    network: nn.Module,
+    settings: Network,
+    size: int,
+    side: int,
+    *,
+    antialias: bool = False,
+) -> Path:
     """Write encoder.safetensors: the backbone's weights by their timm names.
 
     `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it where timm has the same
     network; with `small_stem`, `first_shortcut` (ResNet-18, -34) or `width` only `load` does. With
     `same_pool`, as in the paper's recipes, timm loads it and computes other features.
     """
-    sizes = {"size": str(size), "side": str(side)}
-    about = {"network": json.dumps(asdict(settings)), **sizes, "format": "pt"}
+    views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
+    about = {"network": json.dumps(asdict(settings)), **views, "format": "pt"}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     path = folder / FILE
     write_bytes(path, serialize(weights, about))
@@ -95,7 +121,7 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
     """
     path = _file(place)
     kept, weights = _read(path)
-    if taken := (_FACTS | {"format"}) & (about or {}).keys():
+    if taken := (_FACTS | {"antialias", "format"}) & (about or {}).keys():
         raise ValueError(f"about must leave {min(taken)!r} to the encoder, which has its own")
     rounded = {name: _rounded(value, f"{name} of {path}") for name, value in weights.items()}
     write_bytes(target, serialize(rounded, {**kept, **(about or {})}))
@@ -112,7 +138,9 @@ def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
     size, side = int(about["size"]), int(about["side"])
     network = build(settings, size)
     network.load_state_dict(weights)
-    return Encoder(network, settings, size, side).to(device).eval().requires_grad_(False)
+    antialias = about.get("antialias") == "true"  # older files do not say, and were not
+    ours = Encoder(network, settings, size, side, antialias=antialias)
+    return ours.to(device).eval().requires_grad_(False)
 
 
 def _file(place: str | Path) -> Path:

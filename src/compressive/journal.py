@@ -18,7 +18,7 @@ from compressive.distributed import rank
 _SIDE = 96  # pixels at most: larger ones only make the files heavy
 _PAIRS = 512  # directions that are compared with each other
 
-STOPPED = "stopped"  # in the last line of a run that was asked to stop
+STOPPED = "stopped"  # in the last line of a run that was asked to, or fell ill too often: why
 
 
 class Journal:

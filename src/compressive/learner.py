@@ -1,5 +1,6 @@
 """What a training step is made of: a method with its probe, the views it sees, its optimizer."""
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -42,12 +43,13 @@ def pick_device(name: str, called: str = "train.device") -> torch.device:
         return (
             torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
         )
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}")
+    device = torch.device(name)
     if device.type == "cuda" and not _has_gpu():
         raise ValueError(f"{called} is cuda, but torch sees no GPU; use {called}=cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"{called} is {name}, and torch sees {torch.cuda.device_count()} GPUs")
     return device
 
 

@@ -272,7 +272,9 @@ def build(config: Config) -> Contrastive | Bootstrap:
     network, bottleneck = config.network, config.bottleneck
     out, biased = network.out, network.biased_variance
     head = partial(mlp, out, network.hidden, out, biased_variance=biased)
-    settings: dict[str, Any] = {"kappa_b": bottleneck.kappa_b, "rate": bottleneck.rate}
+    # At its mode z has the highest density there is, and says nothing of the mean over z.
+    rate = bottleneck.rate if bottleneck.sample else "closed"
+    settings: dict[str, Any] = {"kappa_b": bottleneck.kappa_b, "rate": rate}
     if is_compressed(config):
         settings["kappa_e"] = bottleneck.kappa_e
         settings["sample"] = VonMisesFisher.rsample if bottleneck.sample else _at_mode

@@ -277,6 +277,6 @@ def require_known(name: str) -> None:
         raise ValueError(f"timm has no network {name!r}; {hint}")
     if "." in name:
         raise ValueError(
-            f"name must be without the tag of pretrained weights, which are not loaded: "
+            f"network.name must be without the tag of pretrained weights, which are not loaded: "
             f"{name.partition('.')[0]!r}, got {name!r}"
         )

@@ -86,7 +86,12 @@ def nearest_neighbors(
 
 @torch.no_grad()
 def features(
-    encoder: nn.Module, batches: Iterable[Batch], size: int, precision: torch.dtype
+    encoder: nn.Module,
+    batches: Iterable[Batch],
+    size: int,
+    precision: torch.dtype,
+    *,
+    antialias: bool = False,
 ) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
     """Features of central crops in evaluation mode, in float32, and the places of the images."""
     was_training = encoder.training
@@ -94,7 +99,8 @@ def features(
     feats, index = [], []
     try:
         for batch in batches:
-            view = center_crop(batch.images, size, height=batch.height, width=batch.width)
+            sides = {"height": batch.height, "width": batch.width}
+            view = center_crop(batch.images, size, **sides, antialias=antialias)
             with torch.autocast(view.device.type, precision, enabled=precision != torch.float32):
                 feats.append(encoder(normalize(view)).float())
             index.append(batch.index)
@@ -112,20 +118,27 @@ def accuracy(
     held: Bool[Tensor, " count"],
     *,
     size: int,
+    antialias: bool,
     precision: torch.dtype,
     neighbors: int,
     bank: int,
-) -> Accuracy:
-    """How well labels that were held out are told by probe and neighbors.
+) -> Accuracy | None:
+    """How well labels that were held out are told by probe and neighbors; none: nothing to ask.
 
     `bank` bounds both the images that neighbors are sought among and those they are sought for.
     """
     seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
-    feats, index = features(encoder, batches(_portions(torch.cat([seen, asked]))), size, precision)
-    # Of what was really read: a bad file has a substitute, which may be held out or not.
-    label, is_held = labels.to(feats.device)[index], held.to(feats.device)[index]
-    bank_part, asked_part = ~is_held & (label >= 0), is_held & (label >= 0)
-    truth = label[asked_part]
+    wanted = torch.cat([seen, asked])
+    feats, index = features(
+        encoder, batches(_portions(wanted)), size, precision, antialias=antialias
+    )
+    # A bad file has a substitute, which is asked for itself, or was not drawn.
+    is_there = index == wanted.to(index.device)
+    feats, index = feats[is_there], index[is_there]
+    label, asked_part = labels.to(feats.device)[index], held.to(feats.device)[index]
+    bank_part, truth = ~asked_part, label[asked_part]
+    if not len(truth) or not bank_part.any():
+        return None
     votes = nearest_neighbors(
         feats[bank_part],
         label[bank_part],

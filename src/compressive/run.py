@@ -48,6 +48,7 @@ class Outcome(NamedTuple):
 
     folder: Path
     step: int
+    saved: int  # the step of the last checkpoint
     total: int
     accuracy: Accuracy | None  # of the labels held out, when it was last measured
 
@@ -83,7 +84,7 @@ class Run:
         for remark in self.schedule.remarks:
             display.say(remark)
         self.total = self.schedule.total
-        self.step = self.attempt = self._told = 0
+        self.step = self.attempt = self._saved = self._told = 0
         self.readings, self.pace = Readings(), Pace()
         self.health = Health(config, warmup=self.schedule.warmup)
         self.accuracy: Accuracy | None = None
@@ -257,22 +258,23 @@ class Run:
         """Ask probe and neighbors for the labels that were held out; the first process does."""
         if rank() > 0 or self.inner.probe is None or self.labels is None:
             return
-        if not (self.held & (self.labels >= 0)).any():
-            return  # of a few images none may be held out
         with self.pace.paused(lambda: self.loader.waited):
-            self.accuracy = accuracy(
+            found = accuracy(
                 self.method.encoder,
                 self.inner.probe,
                 self.loader.batches,
                 self.labels,
                 self.held,
                 size=self.config.views.size,
+                antialias=self.config.views.antialias,
                 precision=self.dtype,
                 neighbors=self.config.probe.neighbors,
                 bank=self.config.probe.bank,
             )
-        found = {"probe_accuracy": self.accuracy.probe, "knn_accuracy": self.accuracy.neighbors}
-        self.journal.write(self.step, found)
+        if found is not None:  # of a few images none may be held out, or none that can be read
+            self.accuracy = found
+            words = {"probe_accuracy": found.probe, "knn_accuracy": found.neighbors}
+            self.journal.write(self.step, words)
 
     def draw(self, step: Step) -> None:
         """Views of some images, always the same, and how directions lie: for tensorboard."""
@@ -307,8 +309,10 @@ class Run:
                 **{name: part.state_dict() for name, part in self._parts()},
             }
             checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
-            network, settings = self.method.encoder, self.config.network
-            encoder.save(self.out, network, settings, self.config.views.size, self.side)
+            self._saved = self.step
+            network, settings, views = self.method.encoder, self.config.network, self.config.views
+            seen = {"antialias": views.antialias}
+            encoder.save(self.out, network, settings, views.size, self.side, **seen)
             unreadable = images.list_unreadable(self.loader, self.out / folder.UNREADABLE)
             if unreadable > self._told:
                 self._told = unreadable
@@ -327,6 +331,11 @@ class Run:
         # Waits for all, so that none finds the checkpoint that the first is about to write.
         self._require_same(path)
         if path is None:
+            if rank() == 0 and (self.out / encoder.FILE).exists():
+                raise ValueError(
+                    f"{self.out} holds an encoder, and no checkpoint to go on from: training "
+                    "would begin anew and replace it; choose another --out, or delete it"
+                )
             self.journal = Journal(self.out, tensorboard=self.config.train.tensorboard)
             self.save()
             return
@@ -340,13 +349,14 @@ class Run:
         for each in (self.optimizer, self.probe_optimizer):
             if each is not None:
                 _lay_out(each)
-        self.step, self.attempt = state["step"], max(self.attempt, state["attempt"])
+        self.step = self._saved = state["step"]
+        self.attempt = max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
         tensorboard = self.config.train.tensorboard
         self.journal = Journal(self.out, step=self.step, tensorboard=tensorboard)
         if self.step >= self.total:
             self.display.say(f"finished before: all {self.total:,} steps are done")
-        elif self.step:
+        else:
             self.display.say(f"going on from step {self.step:,} of {self.total:,}")
 
     def _require_same(self, path: Path | None) -> None:
@@ -381,6 +391,7 @@ class Run:
         """Back to the last good checkpoint with other random numbers, or out."""
         self.attempt += 1
         if self.attempt > self.config.health.tries:
+            self.journal.write(self.step, {STOPPED: verdict.text})
             raise Ill(f"stopped after {self.config.health.tries} returns: {verdict.text}")
         self.display.say(f"step {self.step}: {verdict.text}; back to the last good checkpoint")
         self.journal.close()
@@ -393,7 +404,7 @@ class Run:
             self.save()  # where an illness is suspected, the checkpoint before is the better one
         if self.step < self.total:
             self.journal.write(self.step, {STOPPED: "asked to"})
-        return Outcome(self.out, self.step, self.total, self.accuracy)
+        return Outcome(self.out, self.step, self._saved, self.total, self.accuracy)
 
     def close(self) -> None:
         """End threads and files."""

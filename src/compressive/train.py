@@ -45,14 +45,15 @@ def pretrain(
 
     `source` takes the place of data.source, and `method` makes another one than config.method's.
     """
-    with display or Display(quiet=rank() > 0) as shown, requests_to_stop() as asked:
+    with display or Display(quiet=rank() > 0) as shown:
         run = Run(config, Path(out), shown, resume=resume, source=source, method=method)
         shown.say(_summary(run))
         try:
-            run.restore()
-            while (verdict := _train(run, asked)).is_ill:
-                run.go_back(verdict)
-            return run.finish()
+            with requests_to_stop() as asked:  # not before: there is nothing to save yet
+                run.restore()
+                while (verdict := _train(run, asked)).is_ill:
+                    run.go_back(verdict)
+                return run.finish()
         finally:
             run.close()
 

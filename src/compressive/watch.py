@@ -47,11 +47,11 @@ class _Standing(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        return self.total is not None and self.step >= self.total
+        return self.total is not None and self.step >= self.total and not self.is_stopped
 
     @property
     def is_stopped(self) -> bool:
-        """Someone asked it to: its last line says so, and a run that goes on writes others."""
+        """Asked to, or ill too often: its last line says so, and a run that goes on has others."""
         return bool(self.lines) and "stopped" in self.lines[-1]
 
     @property
@@ -135,7 +135,9 @@ def _progress(standing: _Standing) -> RenderableType:
     if standing.is_over:
         words.append("finished")
     elif standing.is_stopped:
-        words.append("stopped; the same command goes on")
+        why = standing.lines[-1]["stopped"]
+        asked = why == "asked to"
+        words.append("stopped; the same command goes on" if asked else f"given up: {why}")
     if standing.age is None:
         words.append("not heard of yet")
     else:

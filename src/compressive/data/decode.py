@@ -55,13 +55,24 @@ def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
         raise Unreadable(first_line(error)) from error
 
 
-def shrink(image: UInt8[Tensor, "3 h w"], side: int) -> UInt8[Tensor, "3 new_h new_w"]:
-    """The longer side brought down to `side`, antialiased bicubic; smaller images as they are."""
+def shrink(
+    image: UInt8[Tensor, "3 h w"], side: int, least: int = 0
+) -> UInt8[Tensor, "3 new_h new_w"]:
+    """The longer side brought down to `side`, antialiased bicubic; smaller images as they are.
+
+    But no shorter side goes below `least`: where an image is too long for that, its ends are cut.
+    """
     sides = image.shape[1:]
     if max(sides) <= side:
         return image
-    size = [max(1, round(n * side / max(sides))) for n in sides]
-    return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
+    share = max(side / max(sides), least / min(sides))
+    if share < 1:
+        size = [max(1, round(n * share)) for n in sides]
+        image = functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
+    for axis in (1, 2):
+        if (excess := image.shape[axis] - max(side, 2 * least)) > 0:
+            image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
+    return image
 
 
 def rgb(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:

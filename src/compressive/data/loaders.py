@@ -191,15 +191,13 @@ class _Reader:
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
     """Pixels of the canvases for views of this size; `setting` if it is not 0.
 
-    As large as the largest of a sample of images, but not larger than views need: 16/7 of their
-    side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145 pixels), and
-    for small views 4 times their side up to 256, as memory is no concern there. An image beyond
+    As large as the largest of a sample of images, but not larger than views need. An image beyond
     the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which matrix products
     on a GPU want; smaller sets of one size, such as CIFAR, fill their canvases.
     """
     if setting:
         return setting
-    most = max(round(view_size * 16 / 7), min(4 * view_size, 256))
+    most = most_needed(view_size)
     count, largest = len(source), 0
     for i in range(min(_SAMPLE, count)):
         try:
@@ -210,6 +208,15 @@ def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
             break
     side = min(largest, most) or most
     return side if side <= 64 else -(-side // 8) * 8
+
+
+def most_needed(view_size: int) -> int:
+    """Pixels beyond which views of this size gain nothing.
+
+    16/7 of their side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145
+    pixels), and for small views 4 times their side up to 256, as memory is no concern there.
+    """
+    return max(round(view_size * 16 / 7), min(4 * view_size, 256))
 
 
 def open_loader(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
-from compressive.data.decode import Unreadable, decode
+from compressive.data.decode import Unreadable, decode, shrink
 
 _VAL = ("val", "valid", "validation", "dev")
 # What a split may be called, in the order that it is looked for. ImageNet's val is what people test
@@ -106,6 +106,18 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
         read=lambda i: source.image(whole[i]),
         place=lambda i: source.origin(whole[i]),
         labels=None if source.labels is None else source.labels[index],
+        classes=source.classes,
+    )
+
+
+def shrunk(source: Source, side: int, least: int) -> Source:
+    """A source whose images come as `shrink` leaves them."""
+    return Pictures(
+        name=source.name,
+        count=len(source),
+        read=lambda i: shrink(source.image(i), side, least),
+        place=source.origin,
+        labels=source.labels,
         classes=source.classes,
     )
 

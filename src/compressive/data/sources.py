@@ -97,12 +97,18 @@ def _listing(folder: str | Path) -> _Listing:
     return found
 
 
-def _below(folder: str, prefix: str) -> list[str]:
-    """All images in a folder and its subfolders, each with the prefix."""
+def _below(folder: str, prefix: str, above: tuple[str, ...]) -> list[str]:
+    """All images in a folder and its subfolders, each with the prefix.
+
+    A link to a folder that it lies in would have no end, and is passed by.
+    """
+    real = os.path.realpath(folder)
+    if real in above or any(path.startswith(f"{real}/") for path in above):
+        return []
     images, folders, _ = _listing(folder)
     found = [prefix + name for name in images]
     for name in folders:
-        found += _below(f"{folder}/{name}", f"{prefix}{name}/")
+        found += _below(f"{folder}/{name}", f"{prefix}{name}/", (*above, real))
     return found
 
 
@@ -111,7 +117,8 @@ def _open_folder(root: Path, split: str) -> Source:
     chosen = choose_split(split, splits or ["train"], root)
     base = root / chosen if splits else root
     direct, folders, _ = _listing(base)
-    inner = {name: _below(f"{base}/{name}", f"{name}/") for name in folders}
+    above = (os.path.realpath(base),)
+    inner = {name: _below(f"{base}/{name}", f"{name}/", above) for name in folders}
     inner = {name: paths for name, paths in inner.items() if paths}
     paths = [*direct, *chain.from_iterable(inner.values())]
     # Ids are the same in every split, even where one of them lacks a class.

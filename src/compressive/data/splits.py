@@ -38,9 +38,12 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     nearest = min(max(round(size * total), least), most)
     wanted = size if isinstance(size, int) else nearest if 0 < size < 1 else -1
     if wanted < 1 or not least <= wanted <= most:
+        takes = f"takes a share between 0 and 1 or {least:,} to {most:,} images"
+        if most < max(1, least):
+            takes = "takes two images or more of a class"
         raise ValueError(
             f"to hold out {size} of {total:,} images so that {classes:,} classes are on both sides "
-            f"takes a share between 0 and 1 or {least:,} to {most:,} images"
+            f"{takes}"
         )
     # Webster's method: of a class of n the k-th image is due at (k - 1/2) / n of the way. Its
     # first is due at once and its last never.

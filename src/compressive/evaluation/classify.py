@@ -186,6 +186,7 @@ def _score(exam: Exam, task: str, classifier: Classifier, protocol: dict[str, ob
         logits,
         test.labels,
         protocol,
+        seen=exam.features("train").labels,
         classes=exam.splits.test.classes,
         images=exam.images("test", test.index),
     )

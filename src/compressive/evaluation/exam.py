@@ -209,10 +209,10 @@ class Exam:
     def loader(self, split: str) -> Loader:
         """The images of a split in reach of the device."""
         if split not in self._loaders:
-            source = self.source(split)
+            source, side = self.subject.fitted(self.source(split))
             self._loaders[split] = open_loader(
                 source,
-                side=self.subject.canvas(source),
+                side=side,
                 device=self.device,
                 progress=lambda done, total: self.tell(f"decoding {split}", done, total),
             )
@@ -252,8 +252,8 @@ class Exam:
 
     def read(self, source: Source, crop: Crop, title: str) -> Features:
         """Features of another set, whose images are let go afterwards."""
-        side = self.subject.canvas(source)
-        with open_loader(source, side=side, device=self.device) as loader:
+        fitted, side = self.subject.fitted(source)
+        with open_loader(fitted, side=side, device=self.device) as loader:
             return self.features_of(source, loader, crop, title)
 
     @cached_property
@@ -288,7 +288,8 @@ class Exam:
         """What is recorded with every number of this set."""
         notes = {"notes": list(self.splits.notes)} if self.splits.notes else {}
         dtype = str(self.dtype).removeprefix("torch.")
-        return {**self.crop.words(), "precision": dtype, **notes, **more}
+        seen = {**self.crop.words(), **self.subject.shrinking()}
+        return {**seen, "precision": dtype, **notes, **more}
 
     def images(self, split: str, index: Int[Tensor, " some"] | None = None) -> str:
         """A short name for some images of a split, on whichever machine and device."""

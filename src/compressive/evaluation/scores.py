@@ -13,8 +13,6 @@ from compressive.metrics import ece
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
 
-_NEVER = -1e20  # log of the probability of a class that the classifier never saw
-
 
 def right(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
     """Whether the label of each image is among its k highest logits."""
@@ -24,10 +22,13 @@ def right(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
 
 
 def per_class(right: Bool[Tensor, " batch"], labels: Labels) -> Float[Tensor, " batch"]:
-    """Values whose mean is the mean over classes: images of a rare one weigh more."""
-    counts = labels.bincount()
-    weights = len(labels) / (counts.clamp(min=1) * (counts > 0).sum())
-    return right * weights[labels].double()
+    """Values whose mean is the mean over classes, and spreads as it does: images of a rare class
+    weigh more, by how far each is from the mean of its class (the infinitesimal jackknife)."""
+    hits, counts = right.double(), labels.bincount()
+    present = (counts > 0).sum()
+    recall = hits.new_zeros(len(counts)).index_add(0, labels, hits) / counts.clamp(min=1)
+    weights = len(labels) / (counts.clamp(min=1) * present)
+    return recall.sum() / present + weights[labels] * (hits - recall[labels])
 
 
 def add_scores(
@@ -38,19 +39,20 @@ def add_scores(
     labels: Labels,
     protocol: dict[str, Any],
     *,
+    seen: Int[Tensor, " train"],
     classes: Sequence[str] | None = None,
     images: str = "",
 ) -> float:
     """Accuracy and calibration of a classifier's test logits; the top-1 accuracy.
 
-    Images of a class that no training image has are wrong, but left out of NLL, where they would
-    be infinite.
+    Images of a class that is not `seen` in training are wrong, but left out of NLL, which is
+    infinite at the minimum.
     """
     logits, labels = logits.double().cpu(), labels.cpu()
     hits = right(logits, labels)
     log_p = logits.log_softmax(1)
     p, log_y = log_p.exp(), log_p.gather(1, labels[:, None])[:, 0]
-    known = log_y > _NEVER
+    known = torch.isin(labels, seen.cpu())
     if not known.all():
         protocol = {**protocol, "left out of nll": int((~known).sum())}
     values = {

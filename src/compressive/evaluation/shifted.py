@@ -101,9 +101,8 @@ def _transfer(exam: Exam, name: str, split: Split) -> None:
     names = split.train.classes
     pixels = some_pixels(split.test)
     images = named(split.test, test.index.tolist(), test.labels.cpu(), pixels)
-    add_scores(
-        exam.results, "transfer", name, logits, test.labels, protocol, classes=names, images=images
-    )
+    words = {"classes": names, "images": images, "seen": torch.cat([train.labels, val.labels])}
+    add_scores(exam.results, "transfer", name, logits, test.labels, protocol, **words)
 
 
 def _natural(exam: Exam, shift: Shift) -> None:

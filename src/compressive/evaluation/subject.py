@@ -1,6 +1,7 @@
 """What is evaluated: the encoder of a run or of the package, a file of weights, a timm network."""
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ import torch
 from torch import nn
 
 from compressive import checkpoint, encoder, folder, networks, shipped
-from compressive.augment import MEAN, STD
+from compressive.augment import MEAN, STD, central_share
 from compressive.config import Config
-from compressive.data.loaders import canvas_side
-from compressive.data.pictures import Source
+from compressive.data.loaders import canvas_side, most_needed
+from compressive.data.pictures import Source, shrunk
 from compressive.evaluation import published
 from compressive.evaluation.features import Crop, fingerprint
 from compressive.methods import Bootstrap, Contrastive, build
@@ -46,13 +47,20 @@ class Subject:
 
     def crop(self, share: float | None = None) -> Crop:
         """What it sees of an image; as pretraining has it: CIFAR's images are seen whole."""
-        share = share or (1.0 if self.size <= 32 else 0.875)
+        share = share or central_share(self.size)
         return Crop(self.size, share, self.antialias, self.mean, self.std)
 
-    def canvas(self, source: Source) -> int:
-        """Pixels of the canvases for these images, which are shrunk as in training."""
-        needed = canvas_side(source, self.size)
-        return min(self.side or needed, needed)
+    def shrinking(self) -> dict[str, str]:
+        """What is done to larger images first, as it is recorded with each number."""
+        side = min(self.side or math.inf, most_needed(self.size))
+        words = f"longer side to {side}, shorter not below {encoder.least(self.size)}"
+        return {"larger images": f"{words}, antialiased bicubic"}
+
+    def fitted(self, source: Source) -> tuple[Source, int]:
+        """These images, shrunk as in training where that leaves what it sees; their canvases."""
+        needed, least = canvas_side(source, self.size), encoder.least(self.size)
+        side = min(self.side or needed, needed)
+        return shrunk(source, side, least), min(needed, max(side, 2 * least))
 
 
 def open_subject(place: str, device: torch.device, *, network: str = "", size: int = 0) -> Subject:
@@ -135,13 +143,12 @@ def _of_file(path: Path, name: str, size: int) -> Subject:
 
 def _of_ours(name: str, path: Path) -> Subject:
     ours = encoder.load(path)
-    has_config = (path.parent / folder.CONFIG).is_file()
     return Subject(
         name=name,
         network=ours.network,
         size=ours.size,
         side=ours.side,
-        antialias=has_config and folder.read_config(path.parent).views.antialias,
+        antialias=ours.antialias,
         sha256=_sha256(path),
     )
 

@@ -71,6 +71,8 @@ def evaluate(
     for name, number in (("--size", size), ("--images", images), ("--epochs", epochs)):
         if number < 0:
             raise ValueError(f"{name} must be 0 or more, got {number}")
+    if sets is not None and not sets.is_dir():
+        raise ValueError(f"--sets {sets} is no folder; give the one that has the sets' folders")
     photographs = None if frost is None else load_frost(frost)
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)

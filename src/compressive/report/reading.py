@@ -59,7 +59,8 @@ class Run:
         """Whether training came to its end; none where nothing tells how long it was to be."""
         if self.total is None:
             return None
-        return bool(self.journal) and self.journal[-1]["step"] >= self.total
+        last = self.journal[-1] if self.journal else {"step": 0}
+        return last["step"] >= self.total and "stopped" not in last
 
     @property
     def health(self) -> str | None:
@@ -124,11 +125,13 @@ def of_other_weights(run: Path, about: object) -> str:
 def unfinished(run: Path) -> str:
     """A line where the training of a run has not come to its end; else nothing."""
     lines = _journal(run / "metrics.jsonl", [])
-    return _so_far(lines, total_steps(run, _json(run / "config.json", [])))
+    return _so_far(run, lines, total_steps(run, _json(run / "config.json", [])))
 
 
-def _so_far(journal: Sequence[Mapping[str, Any]], total: int | None) -> str:
-    step = journal[-1]["step"] if journal else 0
+def _so_far(run: Path, journal: Sequence[Mapping[str, Any]], total: int | None) -> str:
+    """Of its weights, which are those of the last checkpoint: the journal may be ahead of them."""
+    saved = max((run / "checkpoints").glob("step_*.safetensors"), default=None)
+    step = int(saved.stem.removeprefix("step_")) if saved else journal[-1]["step"] if journal else 0
     if total is None or step >= total:
         return ""
     return f"training has not come to its end: step {step:,} of {total:,}"
@@ -179,7 +182,7 @@ def _read(given: Path, name: str, held_out: bool) -> Run:
     lines = _journal(marks[1], missing) if inside != path else []
     total = total_steps(path, settings)
     has_encoder = (path / "encoder.safetensors").is_file()
-    so_far = _so_far(lines, total)
+    so_far = _so_far(path, lines, total)
     if so_far:
         missing.append(so_far)
     elif inside != path and not has_encoder:
