@@ -19,9 +19,9 @@ from typer.testing import CliRunner, Result
 import compressive
 from compressive import recipes
 from compressive.cli import app
-from compressive.commands import one_line_errors
 from compressive.config import flat
 from compressive.folder import read_config
+from compressive.terminal import one_line_errors
 
 RUN = CliRunner()
 

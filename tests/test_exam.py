@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from compressive.augment import MEAN, STD, normalize
 from compressive.evaluation.classify import _folds, few_label, knn, logistic_regression
-from compressive.evaluation.exam import Exam, open_splits
+from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features
+from compressive.evaluation.opening import open_splits
 from compressive.evaluation.results import Results
 from compressive.evaluation.subject import Subject
 from compressive.logistic import PENALTIES, Selection

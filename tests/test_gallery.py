@@ -22,8 +22,9 @@ from tiny import noise, photos, silent, tiny
 from compressive.augment import augment_pair
 from compressive.config import Config
 from compressive.data.pictures import Source
-from compressive.evaluation.exam import Exam, open_splits
+from compressive.evaluation.exam import Exam
 from compressive.evaluation.gallery import gallery
+from compressive.evaluation.opening import open_splits
 from compressive.evaluation.results import Results
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.evaluation.tsne import _gradient, joint_probabilities, tsne

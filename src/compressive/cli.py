@@ -1,4 +1,7 @@
-"""The command line; here the commands that make runs, in `commands` those that look at them."""
+"""The command line; here the commands that make runs, in `commands` those that look at them.
+
+Longer than 300 lines, many of them options with their help.
+"""
 
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +14,7 @@ from rich.table import Table
 
 from compressive import commands, recipes
 from compressive import config as settings
-from compressive.commands import one_line_errors
+from compressive.terminal import one_line_errors
 
 if TYPE_CHECKING:
     from compressive.data.pictures import Source

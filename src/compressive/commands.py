@@ -1,58 +1,13 @@
-"""Commands on runs: evaluate, embed, compare, report, sweep, watch; and one-line errors."""
+"""Commands on runs: evaluate, embed, compare, report, sweep, watch."""
 
 import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Bad input is one line and exit code 2; what went wrong later is one line and 1."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        complain(str(error) if isinstance(error, ValueError) else _words(error))
-        raise typer.Exit(2) from None
-    except (RuntimeError, MemoryError) as error:
-        from compressive.run import Ill
-
-        text = str(error) or ("out of memory" if isinstance(error, MemoryError) else "")
-        words = text if isinstance(error, Ill) else _too_much(text)
-        if not words:
-            raise
-        complain(words)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        complain("interrupted; what was saved before is kept, and the same command goes on")
-        raise typer.Exit(130) from None
-
-
-def _too_much(text: str) -> str:
-    """What to do where memory ends, as torch says it of a GPU and of the host, and NumPy."""
-    if not re.search(r"out of memory|to allocate|alloc_failed|bad_alloc", text, re.IGNORECASE):
-        return ""
-    asked = re.search(r"to allocate ([\d.]+ \w+)", text)
-    return (
-        f"not enough memory{f' for {asked[1]} more' if asked else ''}; pretrain needs less with a "
-        "smaller train.batch or views.size, and on the device with data.resident=no; evaluate "
-        "with --images"
-    )
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error) if error.filename is None else str(error)
-
-
-def complain(text: str) -> None:
-    """One line for a person."""
-    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)
+from compressive.terminal import complain, one_line_errors
 
 
 def evaluate(

@@ -28,7 +28,7 @@ class Data:
 
     source: str = "builtin"  # a folder, parquet or tar files, torchvision:NAME, or builtin
     split: str = "train"  # the part of the source to train on
-    side: int = 0  # larger images are shrunk to this longer side; 0: 16/7 of the view's, 512 at 224
+    side: int = 0  # larger images are shrunk to this longer side; 0: 16/7 of the view's
     resident: Literal["auto", "yes", "no"] = "auto"  # decoded once, held on the device as uint8
     workers: int = 0  # threads that decode otherwise; 0: one per core
     limit: int = 0  # use only so many images, drawn at random; 0: all

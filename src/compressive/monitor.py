@@ -38,9 +38,8 @@ class Readings:
     `add` in a step sums on the device, `post` at a log point sends the means off, and `collect`
     at a later one finds them there. Means are over all processes and bitwise the same in each.
 
-    Where something is decided by them, at a log point first `collect(wait=True)` and then `post`:
-    so every process, and a resumed run, decides at the same step. That costs nothing: the reading
-    is an interval old, and while the host waits, the device has that interval's work.
+    Where several processes decide by them, `collect(wait=True)` after `post`: so that all decide at
+    the same step.
     """
 
     def __init__(self) -> None:

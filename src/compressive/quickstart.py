@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from compressive import recipes
+from compressive.data.flow import LABEL
 from compressive.data.loaders import Resident
 from compressive.data.sources import open_source
 from compressive.display import Display
@@ -70,7 +71,7 @@ def quickstart(out: Path, *, seed: int = 0, display: Display | None = None) -> I
 def _pixels() -> float:
     """The test accuracy of a linear probe on raw pixels."""
     sets = [_load(split) for split in ("train", "test")]
-    labels = [loaded.numbers[4] for loaded in sets]
+    labels = [loaded.numbers[LABEL] for loaded in sets]
     flat = [loaded.images.flatten(1).float() / 255 for loaded in sets]
     pixels = list(zip(flat, labels, strict=True))
     # Weaker penalties take longer, and only fit the training pictures better.

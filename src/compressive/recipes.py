@@ -138,7 +138,7 @@ def imagenet(method: str, network: str, epochs: int) -> Recipe:
 def cifar10(method: str, epochs: int) -> Recipe:
     """CIFAR-10 with ResNet-18 on one GPU: ours, the paper has no such run and no number.
 
-    `expected` has what this and other code reached. 200 epochs of SimCLR or C-SimCLR are 4 minutes
+    `expected` has what this and other code reached. 200 epochs of SimCLR or C-SimCLR are 5 minutes
     on an H200.
     """
     plain = method.removeprefix("c-")

@@ -1,4 +1,7 @@
-"""The von Mises-Fisher distribution on the unit sphere, as a torch distribution."""
+"""The von Mises-Fisher distribution on the unit sphere, as a torch distribution.
+
+Longer than 300 lines, as density, sampler and their gradients are one thing.
+"""
 
 import operator
 from collections.abc import Callable

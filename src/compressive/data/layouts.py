@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple
 
 from compressive.corruptions.tables import EXTRAS, NAMES
 
-SEVERITIES = 5
+SEVERITIES = (1, 2, 3, 4, 5)
 # Of ImageNet-C; some people unpack each into a folder of its name.
 ARCHIVES = ("", "blur/", "digital/", "noise/", "weather/", "extra/")
 
-# How images are to be prepared: as the encoder's test images, or cut only and never resized.
+# How images are to be prepared: as the encoder's test images, or the whole shorter side.
 Crop = Literal["resize", "center"]
 
 

@@ -71,8 +71,8 @@ def open_cell(
     if corruption not in NAMES + EXTRAS:
         allowed = ", ".join(NAMES + EXTRAS)
         raise ValueError(f"corruption must be one of {allowed}, got {corruption!r}")
-    if not 1 <= severity <= SEVERITIES:
-        raise ValueError(f"severity must be from 1 to {SEVERITIES}, got {severity}")
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity must be from 1 to {SEVERITIES[-1]}, got {severity}")
     place = _corruption(name, find(name, root), corruption)
     if place is None:
         raise FileNotFoundError(f"no {corruption} of {name} in {root}: {expected(name)}")
@@ -103,7 +103,7 @@ def _cifar_cell(name: str, file: Path, severity: int) -> Shift:
     array = np.load(file, mmap_mode="r")
     labels = np.load(file.with_name("labels.npy"))
     classes = 100 if name == "cifar100-c" else 10
-    count, rest = divmod(len(array), SEVERITIES)
+    count, rest = divmod(len(array), len(SEVERITIES))
     images = array.dtype == np.uint8 and array.shape[1:] == (32, 32, 3) and count > 0 and not rest
     if not images or labels.shape != array.shape[:1] or labels.max() >= classes:
         raise ValueError(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from compressive import folder
 from compressive.config import flat
-from compressive.evaluation.results import HIGHER, LOWER, Record, Results, read
+from compressive.evaluation.results import Record, Results, read
 from compressive.metrics import bootstrap_interval
+from compressive.report.tables import HIGHER, LOWER
 
 Verdict = Literal[
     "better",

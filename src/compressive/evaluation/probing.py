@@ -10,6 +10,7 @@ from torch import Tensor
 from compressive.augment import augment_pair, normalize
 from compressive.config import Config
 from compressive.corruptions.catalog import EXTRAS, NAMES, corrupt, default_table
+from compressive.data.layouts import SEVERITIES
 from compressive.data.loaders import Batch
 from compressive.evaluation.classify import linear
 from compressive.evaluation.exam import Exam
@@ -25,7 +26,6 @@ from compressive.views import View, image_keys
 
 SOME, RANKED = 10_000, 25_600  # images for what is quadratic in them, and for RankMe as its authors
 PAIRS = 256  # images whose views are each other's candidates
-SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def geometry(exam: Exam) -> None:

@@ -13,13 +13,9 @@ from torch import Tensor
 
 from compressive.checkpoint import write_bytes, write_text
 from compressive.metrics import bootstrap_interval
+from compressive.report.tables import ACCURACIES
 
 FILE, VALUES = "results.json", "values.safetensors"
-
-ACCURACIES = ("top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames")
-# Of these more or less is better; of all others neither.
-HIGHER = (*ACCURACIES, "predictive")
-LOWER = ("nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from compressive import logistic
 from compressive.data.labelmaps import imagenet_wnids
+from compressive.data.layouts import SEVERITIES
 from compressive.data.shifts import CELLS, SHIFTS, Shift, corruptions_at, open_cell, open_shift
 from compressive.data.transfer import DATASETS, Split, open_transfer
 from compressive.evaluation.classify import linear
@@ -19,7 +20,6 @@ from compressive.evaluation.robustness import mean_corruption_error, mean_over_c
 from compressive.evaluation.scores import add_scores
 from compressive.metrics import mean_per_class_accuracy, top_k_accuracy
 
-SEVERITIES = (1, 2, 3, 4, 5)
 _WNID = re.compile(r"n\d{8}")
 _CIFAR10 = (
     "airplane",

@@ -15,29 +15,28 @@ from compressive.corruptions.catalog import load_frost
 from compressive.display import Display
 from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
-from compressive.evaluation.exam import HELD_OUT, Exam, open_splits
+from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import fingerprint as content_of_weights
 from compressive.evaluation.gallery import gallery
+from compressive.evaluation.opening import HELD_OUT, open_splits
 from compressive.evaluation.results import FILE, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.learner import pick_device
 from compressive.lock import hold, require_place
 
+_STANDARD = (
+    *("linear", "logistic", "knn", "few-label", "geometry"),
+    *("corruptions", "smoothness", "information", "gallery"),
+)
+_ELSEWHERE = ("transfer", "robustness")  # on sets of their own
 SUITES = {
     "quick": ("logistic", "knn", "few-label", "geometry"),
-    "standard": (
-        *("linear", "logistic", "knn", "few-label", "geometry"),
-        *("corruptions", "smoothness", "information", "gallery"),
-    ),
-    "paper": (
-        *("linear", "logistic", "knn", "few-label", "geometry"),
-        *("corruptions", "smoothness", "information", "gallery", "transfer", "robustness"),
-    ),
+    "standard": _STANDARD,
+    "paper": (*_STANDARD, *_ELSEWHERE),
 }
 TASKS = SUITES["paper"]
 Task = Callable[[Exam], object]
-_ELSEWHERE = ("transfer", "robustness")  # on sets of their own
 _UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
 

@@ -9,9 +9,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from compressive.evaluation.compare import Difference, Group, compare, open_groups
-from compressive.evaluation.results import ACCURACIES, FILE, Record, Results
+from compressive.evaluation.results import FILE, Record, Results
 from compressive.report.reading import results_of
-from compressive.report.tables import Verdicts
+from compressive.report.tables import ACCURACIES, Verdicts
 
 PERCENT = (*ACCURACIES, "ece", "brier")
 _SCALE = "accuracies, ECE and Brier x 100"

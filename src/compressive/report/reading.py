@@ -1,4 +1,7 @@
-"""What the folder of a run holds so far, whole or not, read without torch."""
+"""What the folder of a run holds so far, whole or not, read without torch.
+
+Longer than 300 lines, as every file of a run may be missing, damaged or half-written.
+"""
 
 import hashlib
 import json

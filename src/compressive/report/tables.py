@@ -10,10 +10,10 @@ from compressive.corruptions.tables import EXTRAS, NAMES
 from compressive.report.figures import minus
 from compressive.report.reading import Figure, Run, number
 
-_PERCENT = {"top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames"}
-# Of these more or less is better, as in `evaluation.results`, which needs torch; of others neither.
-HIGHER = _PERCENT | {"predictive"}
-LOWER = {"nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl"}
+ACCURACIES = ("top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames")
+# Of these more or less is better; of all others neither.
+HIGHER = (*ACCURACIES, "predictive")
+LOWER = ("nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl")
 _TERMS = {  # words for what a metric does not say by its name
     "nll": "negative log-likelihood of the right class, in nats",
     "brier": "Brier score, the squared distance from the probabilities to the right class, 0 to 2",
@@ -76,7 +76,7 @@ def digits(value: float) -> str:
 
 def cell(figure: Figure) -> Cell:
     """A figure as it stands in a table, accuracies in percent."""
-    percent = figure.metric in _PERCENT
+    percent = figure.metric in ACCURACIES
 
     def text(value: float) -> str:
         return minus(f"{100 * value:.1f}") if percent else digits(value)
