@@ -156,6 +156,17 @@ def test_figures_of_test_and_of_held_out_images_are_not_mixed(
     assert (tmp_path / "results.json").read_bytes() == before
 
 
+def test_results_are_not_put_among_images(run: Path, tmp_path: Path) -> None:
+    """Nor is anything made there; a folder that an evaluation began in is its own."""
+    (tmp_path / "cat").mkdir()
+    given: dict[str, Any] = {"only": ["knn"], "out": tmp_path, "display": silent()}
+    with pytest.raises(ValueError, match=r"is not empty and holds no results\.json; choose"):
+        evaluate(str(run), device="cpu", **given)
+    assert [path.name for path in tmp_path.iterdir()] == ["cat"]
+    (tmp_path / "cat").rename(tmp_path / "features")
+    evaluate(str(run), device="cpu", **given)
+
+
 def test_sets_of_test_images_are_not_opened_where_none_may_be(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,10 @@ from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import fingerprint as content_of_weights
+from compressive.evaluation.gallery import FILE as GALLERY
 from compressive.evaluation.gallery import gallery
 from compressive.evaluation.opening import HELD_OUT, open_splits
-from compressive.evaluation.results import FILE, Results, read
+from compressive.evaluation.results import FILE, VALUES, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.learner import pick_device
@@ -78,6 +79,7 @@ def evaluate(
     splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
     out = out or _default_out(place, "held-out" if held_out else "evaluation")
     require_place(out)
+    _require_own(out)
     results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
     display = display or Display(quiet=rank() > 0)
     with _alone(out), display:
@@ -125,6 +127,13 @@ def evaluate(
         finally:
             exam.close()
     return results, out
+
+
+def _require_own(out: Path) -> None:
+    """Results, or nothing yet: a folder of images would be looked through as one ever after."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if FILE not in names and names - {"features", VALUES, GALLERY}:
+        raise ValueError(f"{out} is not empty and holds no {FILE}; choose another --out")
 
 
 @contextmanager
