@@ -324,7 +324,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
 def test_images_and_recipe_are_not_settings(change: str, tmp_path: Path) -> None:
     """A run would have the name and the batch of one, and the images of another."""
     message = complaint(pretrain(*small(tmp_path), "--set", change, "--out", tmp_path / "run"))
-    assert message == "images and recipe are given as such, not with --set"
+    assert message == "give images as DATA and a recipe with --recipe, not with --set"
     assert not (tmp_path / "run").exists()
 
 

@@ -137,7 +137,7 @@ def pretrain(
             begun, where = chosen.recipe, f"data.source={data}"
             chosen = settings.override(chosen, where, *given)
             if (chosen.recipe, f"data.source={chosen.data.source}") != (begun, where):
-                raise ValueError("images and recipe are given as such, not with --set")
+                raise ValueError("give images as DATA and a recipe with --recipe, not with --set")
             if distributed.rank() == 0:
                 _say_what_is_idle(chosen, given)
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)

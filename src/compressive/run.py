@@ -310,9 +310,15 @@ class Run:
             }
             checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
             self._saved = self.step
-            network, settings, views = self.method.encoder, self.config.network, self.config.views
-            seen = {"antialias": views.antialias}
-            encoder.save(self.out, network, settings, views.size, self.side, **seen)
+            views = self.config.views
+            encoder.save(
+                self.out,
+                self.method.encoder,
+                self.config.network,
+                views.size,
+                self.side,
+                antialias=views.antialias,
+            )
             unreadable = images.list_unreadable(self.loader, self.out / folder.UNREADABLE)
             if unreadable > self._told:
                 self._told = unreadable
