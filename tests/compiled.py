@@ -36,7 +36,7 @@ def objectives(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
 
 # Further arguments of each call: from the second on torch makes a number a symbol.
 CALLS = {
-    "fixed": [(64.0, 256), (1024.0, 256), (16384.0, 256), (1024.0, 64), (1024.0, 128)],
+    "fixed": [(64.0, 256), (16384.0, 256), (1024.0, 64)],
 }
 
 

@@ -12,8 +12,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from processes import together
 from sklearn.neighbors import KNeighborsClassifier
+from tiny import silent, tiny
 from torch import Tensor, nn
 
+from compressive import run
 from compressive.augment import center_crop, normalize
 from compressive.cli import _typical_side
 from compressive.data.decode import Unreadable
@@ -30,6 +32,7 @@ from compressive.online import (
     held_out,
     nearest_neighbors,
 )
+from compressive.train import pretrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -362,3 +365,33 @@ def test_features_are_of_central_crops_of_what_lies_in_the_canvas() -> None:
     encoder.eval()
     views = [normalize(center_crop(source.image(int(i))[None], SIZE)) for i in places]
     torch.testing.assert_close(feats, encoder(torch.cat(views)))
+
+
+def test_crops_are_antialiased_where_the_views_were() -> None:
+    source, places = Shades(LABELS), torch.tensor([5, 0, 30])
+    loader = Resident(source, side=SIZE, device="cpu")
+    found = {}
+    for antialias in (False, True):
+        batches = loader.batches([Portion(places, torch.zeros_like(places))])
+        encoder, small = Moody().eval(), SIZE // 4
+        feats, _ = features(encoder, batches, small, torch.float32, antialias=antialias)
+        pixels = torch.stack([source.image(int(i)) for i in places])
+        expected = encoder(normalize(center_crop(pixels, small, antialias=antialias)))
+        torch.testing.assert_close(feats, expected)
+        found[antialias] = feats
+    assert not torch.allclose(found[False], found[True], atol=1e-3)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_run_asks_as_it_trains(
+    antialias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ask(*given: Any, **words: Any) -> Accuracy | None:
+        asked.append(words["antialias"])
+        return accuracy(*given, **words)
+
+    monkeypatch.setattr(run, "accuracy", ask)
+    pretrain(tiny(f"views.antialias={antialias}"), tmp_path, display=silent())
+    assert set(asked) == {antialias}

@@ -139,7 +139,7 @@ def test_radial_law_of_samples(learned: bool, dtype: torch.dtype) -> None:
     """Kolmogorov-Smirnov over the whole grid, Bonferroni-corrected (10^7 draws: benchmarks)."""
     p_values = {}
     for n, kappa in KS_GRID:
-        draws = 20_000 if n <= 256 else 4_000
+        draws = 10_000 if n <= 256 else 2_000
         k = torch.tensor(kappa, dtype=dtype) if learned else kappa
         p = VonMisesFisher(unit_vectors(n, dtype=dtype), k)
         p_values[n, kappa] = CosineLaw(n, kappa).ks(angles(p, p.sample((draws,))).astype(float))
