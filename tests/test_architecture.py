@@ -14,22 +14,22 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 # A module imports only from floors below its own, never from its own.
 FLOORS = [
-    "inputs special radial distributed views config paper checkpoint display pace lock signals "
+    "inputs special radial distributed views config paper files display pace lock signals "
     "shipped data.answers data.builtin data.decode data.flow data.labelmaps "
-    "corruptions.tables report.reading report.figures",
+    "corruptions.tables report.figures",
     "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "
-    "data.layouts data.pictures data.plan data.videos corruptions.filters evaluation.robustness "
-    "evaluation.tsne report.gallery report.tables report.outcome settings watch",
+    "checkpoint data.layouts data.pictures data.plan data.videos corruptions.filters "
+    "evaluation.robustness evaluation.tsne report.reading settings",
     "ablations objectives uniform monitor schedule encoder logistic data.loaders data.shards "
     "data.shifts data.splits data.torchvision_sets corruptions.noise corruptions.blur "
     "corruptions.digital corruptions.jpeg evaluation.linear evaluation.published "
-    "evaluation.results report.ablation",
-    "methods online probes meter tally report.page data.sources data.transfer_files "
-    "corruptions.weather corruptions.spatter evaluation.features evaluation.scores "
-    "evaluation.compare evaluation.smoothness",
+    "report.gallery report.tables report.outcome watch",
+    "methods online probes meter tally data.sources data.transfer_files corruptions.weather "
+    "corruptions.spatter evaluation.results evaluation.features evaluation.smoothness "
+    "report.ablation",
     "learner images data.transfer corruptions.catalog evaluation.information evaluation.subject "
-    "evaluation.tables evaluation.opening",
-    "run embed evaluation.exam",
+    "evaluation.scores evaluation.compare evaluation.opening report.page",
+    "run embed evaluation.exam evaluation.tables",
     "train terminal evaluation.classify",
     "evaluation.gallery evaluation.probing evaluation.shifted",
     "evaluation.suite",

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compressive import checkpoint
+from compressive import checkpoint, files
 from compressive.optim import LARS, parameter_groups
 
 
@@ -335,13 +335,13 @@ def test_what_an_interrupted_save_left_is_cleared_away(tmp_path: Path) -> None:
     checkpoint.save_step(tmp_path, 4, {})
     assert names(tmp_path) == [".config.json.7.partial", "step_00000004.safetensors"]
     (tmp_path / ".other.json.8.partial").touch()  # somebody is writing it now
-    checkpoint.write_text(tmp_path / "config.json", "{}")
+    files.write_text(tmp_path / "config.json", "{}")
     assert names(tmp_path) == [".other.json.8.partial", "config.json", "step_00000004.safetensors"]
 
 
 def test_text_is_written_whole_with_the_rights_of_any_new_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "config.json"
-    checkpoint.write_text(path, json.dumps({"name": "Größe"}, ensure_ascii=False))
+    files.write_text(path, json.dumps({"name": "Größe"}, ensure_ascii=False))
     assert json.loads(path.read_text(encoding="utf-8")) == {"name": "Größe"}
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode

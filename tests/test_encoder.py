@@ -21,8 +21,9 @@ from compressive.data.loaders import Resident, open_loader
 from compressive.data.pictures import Pictures
 from compressive.data.plan import Portion
 from compressive.data.sources import open_source
-from compressive.encoder import FILE, Encoder, load, save
+from compressive.encoder import Encoder, load, save
 from compressive.evaluation.subject import Subject, open_subject
+from compressive.files import ENCODER
 from compressive.networks import build
 from compressive.online import features
 from compressive.train import pretrain
@@ -61,7 +62,7 @@ def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
     network = saved(tmp_path, Network(name=name))
     options: dict[str, Any] = {"img_size": SIZE} if name == "test_vit" else {}
     theirs = timm.create_model(
-        name, num_classes=0, checkpoint_path=str(tmp_path / FILE), **options
+        name, num_classes=0, checkpoint_path=str(tmp_path / ENCODER), **options
     ).eval()
     ours = compressive.load(tmp_path)
     x = images()
@@ -81,13 +82,13 @@ def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
 def test_what_timm_does_not_have_comes_back_with_load(settings: Network, tmp_path: Path) -> None:
     """timm refuses the weights, rather than compute something else."""
     network = saved(tmp_path, settings)
-    ours = load(tmp_path / FILE)
+    ours = load(tmp_path / ENCODER)
     x = images()
     assert torch.equal(network(x), ours(x))
     assert ours.settings == settings
     assert (ours.size, ours.side) == (SIZE, SIDE)
     with pytest.raises(RuntimeError, match=r"conv1\.weight|layer1\.0\.downsample"):
-        timm.create_model("resnet18", num_classes=0, checkpoint_path=str(tmp_path / FILE))
+        timm.create_model("resnet18", num_classes=0, checkpoint_path=str(tmp_path / ENCODER))
 
 
 def test_what_is_loaded_is_frozen_and_ready(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_run_ends_with_the_encoder_that_it_trained(tmp_path: Path) -> None:
     config = tiny("method=c-simclr", "train.steps=3", "views.size=24")
     outcome = pretrain(config, tmp_path, display=silent())
     ours = compressive.load(str(outcome.folder))
-    place = str(outcome.folder / FILE)
+    place = str(outcome.folder / ENCODER)
     theirs = timm.create_model("test_resnet", num_classes=0, checkpoint_path=place).eval()
     source = open_source(config.data.source)
     paths = [source.origin(i) for i in range(7)]
@@ -203,7 +204,7 @@ def test_what_views_were_made_by_travels_with_the_weights(tmp_path: Path) -> Non
     picture = noise(60, 45)
     for antialias in (False, True):
         save(tmp_path, network, SETTINGS, SIZE, 60, antialias=antialias)
-        (tmp_path / FILE).rename(tmp_path / "elsewhere.safetensors")
+        (tmp_path / ENCODER).rename(tmp_path / "elsewhere.safetensors")
         ours = load(tmp_path / "elsewhere.safetensors")
         assert ours.antialias == antialias
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
@@ -280,7 +281,7 @@ def test_a_place_without_an_encoder_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
 def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
     saved(tmp_path, Network(name="test_resnet"))
-    path = tmp_path / FILE
+    path = tmp_path / ENCODER
     whole = path.read_bytes()
     path.write_bytes({"cut": whole[:-100], "text": b"hello, encoder", "empty": b""}[damage])
     with pytest.raises(ValueError, match="is damaged or no safetensors file") as caught:

@@ -10,9 +10,9 @@ from compressive import optim
 from compressive.augment import augment
 from compressive.config import Optim, Views
 from compressive.data.loaders import Batch
+from compressive.inputs import autocast
 from compressive.learner import (
     Learner,
-    autocast,
     is_compiled,
     optimizer,
     pick_device,

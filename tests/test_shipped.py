@@ -19,8 +19,9 @@ from compressive import shipped
 from compressive.cli import app
 from compressive.config import Network
 from compressive.data.sources import open_source
-from compressive.encoder import FILE, load, pack, save
+from compressive.encoder import load, pack, save
 from compressive.evaluation.subject import open_subject
+from compressive.files import ENCODER
 from compressive.networks import build
 from compressive.online import nearest_neighbors
 from compressive.train import pretrain
@@ -99,7 +100,7 @@ def one_line(caught: pytest.ExceptionInfo[Exception]) -> str:
 def test_kernels_are_rounded_to_float16_and_all_else_is_kept_to_the_bit(
     whole: Path, packed: Path
 ) -> None:
-    before, after = load_file(whole / FILE), load_file(packed)
+    before, after = load_file(whole / ENCODER), load_file(packed)
     assert after.keys() == before.keys()
     for name, value in before.items():
         if value.ndim < 2:  # batch norms, their statistics, counters
@@ -113,7 +114,7 @@ def test_kernels_are_rounded_to_float16_and_all_else_is_kept_to_the_bit(
         assert np.abs(half - exact).max() > 0
     kinds = {value.dtype for value in after.values()}
     assert kinds == {torch.float16, torch.float32, torch.int64}
-    assert packed.stat().st_size < 0.51 * (whole / FILE).stat().st_size
+    assert packed.stat().st_size < 0.51 * (whole / ENCODER).stat().st_size
 
 
 def test_features_are_those_of_the_original_to_float16s_rounding(whole: Path, packed: Path) -> None:
@@ -133,8 +134,8 @@ def test_the_file_says_what_the_original_says_and_what_it_is_told(
     whole: Path, tmp_path: Path
 ) -> None:
     about = {"recipe": "c-byol/cifar10-r18-200", "seed": "1", "figures": '{"top-1": 92.1}'}
-    path = pack(whole / FILE, tmp_path / "a.safetensors", about)
-    assert metadata(path) == metadata(whole / FILE) | about
+    path = pack(whole / ENCODER, tmp_path / "a.safetensors", about)
+    assert metadata(path) == metadata(whole / ENCODER) | about
     again = pack(path, tmp_path / "b.safetensors", {"seed": "2"})
     assert metadata(again) == metadata(path) | {"seed": "2"}
     once, twice = load_file(path), load_file(again)
@@ -252,12 +253,12 @@ def test_a_name_is_found(run: Path) -> None:
 def test_a_folder_or_file_of_that_name_wins(here: Path, whole: Path) -> None:
     save(here / NAME, trained(), SETTINGS, SIZE, 40)
     assert load(NAME).settings == SETTINGS
-    (here / NAME / FILE).unlink()
+    (here / NAME / ENCODER).unlink()
     for opened in (lambda: load(NAME), lambda: open_subject(NAME, CPU)):
-        with pytest.raises(FileNotFoundError, match=f"no encoder at {NAME}/{FILE}"):
+        with pytest.raises(FileNotFoundError, match=f"no encoder at {NAME}/{ENCODER}"):
             opened()
     (here / NAME).rmdir()
-    (here / NAME).write_bytes((whole / FILE).read_bytes())
+    (here / NAME).write_bytes((whole / ENCODER).read_bytes())
     assert load(NAME).settings == SETTINGS
     (here / NAME).unlink()
     assert load(NAME).settings.name == "test_resnet"
@@ -289,7 +290,7 @@ def test_without_any_there_is_no_mention(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(shipped, "WEIGHTS", tmp_path / "none")
     assert shipped.names() == ()
     assert shipped.find(NAME) is None
-    with pytest.raises(FileNotFoundError, match=f"or its {FILE}$"):
+    with pytest.raises(FileNotFoundError, match=f"or its {ENCODER}$"):
         load(NAME)
     with pytest.raises(ValueError, match=r"see timm\.list_models|did you mean") as caught:
         open_subject(NAME, CPU)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from tiny import journal, silent, sorted_photos, tiny
 
 from compressive import watch as watching
-from compressive.config import Config, to_json
+from compressive.config import Config
 from compressive.train import pretrain
 from compressive.watch import frame, sparkline, watch
 
@@ -36,7 +37,7 @@ def text_of(run: Path) -> str:
 
 def made(folder: Path, lines: list[dict[str, Any]], end: str = "") -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(to_json(Config()))
+    (folder / "config.json").write_text(json.dumps(asdict(Config())))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines) + end)
     return folder
 

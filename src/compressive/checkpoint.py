@@ -1,20 +1,17 @@
-"""What a run leaves on disk to go on from: whole files or none, and no code in them."""
+"""What a run leaves on disk to go on from, with no code in it."""
 
-import errno
-import glob
 import json
 import logging
-import os
 import re
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from compressive.files import PARTIAL, write_bytes
 
 # Raise it when a reader of the old format would misread the new one.
 FORMAT = 1
@@ -34,8 +31,6 @@ _DTYPES = {
 }
 _LONGEST_HEADER = 100_000_000  # a limit of safetensors' reader
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's share, the file's limit
-_PARTIAL = ".partial"
 _STEP = re.compile(r"step_(\d+)\.safetensors")
 _log = logging.getLogger(__name__)
 
@@ -78,7 +73,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
             f"{path} would have a header of {len(encoded) / 1e6:.0f} MB, which no reader takes; "
             "keep long lists of numbers as tensors"
         )
-    _write(path, [len(encoded).to_bytes(8, "little"), encoded, *content.values()])
+    write_bytes(path, len(encoded).to_bytes(8, "little"), encoded, *content.values())
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -110,7 +105,7 @@ def save_step(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) 
     if keep < 1:
         raise ValueError(f"keep must be 1 or more, got {keep}")
     path = folder / f"step_{step:08d}.safetensors"
-    for left in folder.glob(f".step_*{_PARTIAL}"):  # of a step that will not come again
+    for left in folder.glob(f".step_*{PARTIAL}"):  # of a step that will not come again
         left.unlink(missing_ok=True)
     save(path, state)
     earlier = [p for p in steps(folder) if step_of(p) <= step]
@@ -152,53 +147,6 @@ def step_of(path: Path) -> int:
     if match is None:
         raise ValueError(f"a checkpoint is called step_NUMBER.safetensors, got {path.name}")
     return int(match[1])
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file, such as JSON, whole or not at all."""
-    _write(path, [text.encode()])
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    _write(path, [content])
-
-
-def _write(path: Path, content: Sequence[bytes | memoryview]) -> None:
-    """Beside the path, to the disk, and only then under its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PARTIAL}"):
-        left.unlink(missing_ok=True)
-    # With the process in its name: if two write after all, one fails, and no mixture is renamed.
-    partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            for part in content:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may keep the new name without its content
-        partial.replace(path)
-        _flush_names(path.parent)
-    except OSError as error:
-        size = sum(map(len, content)) / 1e6
-        hint = "make room and run the same command again" if error.errno in _FULL else "look there"
-        raise OSError(
-            error.errno,
-            f"could not write {path} ({size:.1f} MB): {error.strerror}; {hint}, "
-            "what was there before is whole",
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _flush_names(folder: Path) -> None:
-    """Have the new name survive a power cut as well; not every file system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from compressive.files import CONFIG
 from compressive.terminal import complain, one_line_errors
 
 
@@ -103,7 +104,7 @@ def _say_if_unfinished(encoder: str) -> None:
     """A line where an encoder is that of a run which has not come to its end."""
     from compressive.report.reading import unfinished
 
-    if (Path(encoder) / "config.json").is_file() and (words := unfinished(Path(encoder))):
+    if (Path(encoder) / CONFIG).is_file() and (words := unfinished(Path(encoder))):
         Console(stderr=True, soft_wrap=True).print(f"{encoder}: {words}", markup=False)
 
 

@@ -4,7 +4,6 @@ Longer than 300 lines, so that every setting is in one file.
 """
 
 import difflib
-import json
 import math
 import types
 import typing
@@ -281,13 +280,8 @@ def override(config: Config, *changes: str) -> Config:
     return from_dict(settings)
 
 
-def to_json(config: Config) -> str:
-    """All settings, indented."""
-    return json.dumps(asdict(config), indent=2)
-
-
 def from_dict(settings: dict[str, Any]) -> Config:
-    """A config of what `dataclasses.asdict` or `to_json` made of one; unknown names are errors."""
+    """A config of what `dataclasses.asdict` made of one; unknown names are errors."""
     return _build(Config, settings, "")
 
 

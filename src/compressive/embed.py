@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compressive.checkpoint import write_bytes
 from compressive.data.loaders import open_loader
 from compressive.data.pictures import Source
 from compressive.data.sources import open_source
 from compressive.display import Display
 from compressive.evaluation.features import extract
 from compressive.evaluation.subject import open_subject
+from compressive.files import write_bytes
 from compressive.learner import pick_device, precision
 from compressive.lock import require_place
 

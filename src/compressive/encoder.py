@@ -18,12 +18,11 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from compressive import shipped
 from compressive.augment import center_crop, central_share, normalize
-from compressive.checkpoint import write_bytes
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, shrink
+from compressive.files import ENCODER, write_bytes
 from compressive.networks import build, feature_dim
 
-FILE = "encoder.safetensors"
 _FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
 Picture = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
@@ -108,7 +107,7 @@ def save(
     views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
     about = {"network": json.dumps(asdict(settings)), **views, "format": "pt"}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
-    path = folder / FILE
+    path = folder / ENCODER
     write_bytes(path, serialize(weights, about))
     return path
 
@@ -146,13 +145,13 @@ def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
 def _file(place: str | Path) -> Path:
     path = Path(place)
     if path.is_dir():
-        path = path / FILE
+        path = path / ENCODER
     elif isinstance(place, str) and not path.exists():
         path = shipped.find(place) or path
     if not path.is_file():
         raise FileNotFoundError(
             f"no encoder at {path}; give the folder of a run that has finished or saved, "
-            f"or its {FILE}{shipped.hint()}"
+            f"or its {ENCODER}{shipped.hint()}"
         )
     return path
 

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from compressive.checkpoint import write_text
 from compressive.config import Config, flat, from_dict
+from compressive.files import CONFIG, write_text
 from compressive.lock import require_place
-
-CONFIG, CHECKPOINTS, UNREADABLE = "config.json", "checkpoints", "unreadable.txt"
 
 # Settings that do not change what is learned: a run may go on with other values of these.
 FREE = {

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive.checkpoint import write_text
 from compressive.config import Config
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
 from compressive.data.pictures import Source, subset
 from compressive.data.plan import Portion
 from compressive.data.sources import open_source
+from compressive.files import write_text
 from compressive.online import evenly
 
 Loader = Resident | Streaming

@@ -29,6 +29,11 @@ def door(function: F) -> F:
     return function
 
 
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """A network in bfloat16, if that is the precision."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
     """Keep autocast out: what is computed inside runs in the dtype of its inputs."""

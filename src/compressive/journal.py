@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.checkpoint import write_text
 from compressive.distributed import rank
+from compressive.files import METRICS, write_text
 
 _SIDE = 96  # pixels at most: larger ones only make the files heavy
 _PAIRS = 512  # directions that are compared with each other
@@ -33,7 +33,7 @@ class Journal:
         self._lines, self._events = None, None
         if rank() > 0:
             return
-        path = folder / "metrics.jsonl"
+        path = folder / METRICS
         old = path.read_text(errors="replace").splitlines() if path.exists() else []
         # Written again even where all lines stay: the last may lack its end.
         old = [line for line in old if f'"{STOPPED}": ' not in line]

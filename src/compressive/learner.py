@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -62,13 +61,6 @@ def precision(setting: str, device: torch.device) -> torch.dtype:
     if setting == "auto":
         setting = "bf16" if device.type == "cuda" else "float32"
     return torch.bfloat16 if setting == "bf16" else torch.float32
-
-
-def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """The network in bfloat16, if that is the precision."""
-    if dtype == torch.float32:
-        return nullcontext()
-    return torch.autocast(device.type, dtype)
 
 
 def is_compiled(setting: str, device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from compressive.augment import center_crop, normalize
 from compressive.data.loaders import Batch
 from compressive.data.plan import Portion
 from compressive.distributed import mean_value, world_size
+from compressive.inputs import autocast
 from compressive.views import image_keys, uniforms
 
 _HELD = 2**32 - 1  # the epoch and view that no run reaches: a stream of numbers for this alone
@@ -101,7 +102,7 @@ def features(
         for batch in batches:
             sides = {"height": batch.height, "width": batch.width}
             view = center_crop(batch.images, size, **sides, antialias=antialias)
-            with torch.autocast(view.device.type, precision, enabled=precision != torch.float32):
+            with autocast(view.device, precision):
                 feats.append(encoder(normalize(view)).float())
             index.append(batch.index)
     finally:

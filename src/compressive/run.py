@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from compressive import checkpoint, encoder, folder, images
+from compressive import checkpoint, encoder, files, folder, images
 from compressive.augment import colors
 from compressive.config import Config, is_compressed
 from compressive.controller import Controller
@@ -308,7 +308,7 @@ class Run:
                 "accuracy": None if self.accuracy is None else tuple(self.accuracy),
                 **{name: part.state_dict() for name, part in self._parts()},
             }
-            checkpoint.save_step(self.out / folder.CHECKPOINTS, self.step, state)
+            checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, state)
             self._saved = self.step
             views = self.config.views
             encoder.save(
@@ -319,10 +319,10 @@ class Run:
                 self.side,
                 antialias=views.antialias,
             )
-            unreadable = images.list_unreadable(self.loader, self.out / folder.UNREADABLE)
+            unreadable = images.list_unreadable(self.loader, self.out / files.UNREADABLE)
             if unreadable > self._told:
                 self._told = unreadable
-                path = self.out / folder.UNREADABLE
+                path = self.out / files.UNREADABLE
                 self.display.say(f"{unreadable:,} images that cannot be read: {path}")
         self.saved_at = time.monotonic()
 
@@ -333,11 +333,11 @@ class Run:
 
     def restore(self) -> None:
         """Go on from the last whole checkpoint, or make one of the beginning."""
-        path = checkpoint.latest(self.out / folder.CHECKPOINTS)
+        path = checkpoint.latest(self.out / files.CHECKPOINTS)
         # Waits for all, so that none finds the checkpoint that the first is about to write.
         self._require_same(path)
         if path is None:
-            if rank() == 0 and (self.out / encoder.FILE).exists():
+            if rank() == 0 and (self.out / files.ENCODER).exists():
                 raise ValueError(
                     f"{self.out} holds an encoder, and no checkpoint to go on from: training "
                     "would begin anew and replace it; choose another --out, or delete it"
@@ -375,7 +375,7 @@ class Run:
         if len(set(found)) > 1:
             words = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in found)
             raise ValueError(
-                f"processes see different last checkpoints in {self.out / folder.CHECKPOINTS}: "
+                f"processes see different last checkpoints in {self.out / files.CHECKPOINTS}: "
                 f"{words}; run the same command again when all machines see the same files"
             )
 

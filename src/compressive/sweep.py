@@ -18,6 +18,7 @@ from compressive import recipes
 from compressive.ablations import Job, plan
 from compressive.config import Config, override
 from compressive.display import Display
+from compressive.files import ENCODER, EVALUATION, HELD_OUT, RESULTS, write_text
 from compressive.lock import hold, require_place
 from compressive.signals import heard
 from compressive.tally import Row, rows, table
@@ -146,14 +147,14 @@ class _State:
         return {job.name for job in self.jobs if self.runs.get(job.name) == "failed"}
 
     def is_done(self, job: Job) -> bool:
-        last = self.judged(job) / "results.json"
+        last = self.judged(job) / RESULTS
         if self.about["suite"] == NONE:
-            last = self.out / job.name / "encoder.safetensors"
+            last = self.out / job.name / ENCODER
         return self.runs.get(job.name) == "done" and last.is_file()
 
     def judged(self, job: Job) -> Path:
         """Where `evaluate` puts its results."""
-        return self.out / job.name / ("held-out" if self.about["held out"] else "evaluation")
+        return self.out / job.name / (HELD_OUT if self.about["held out"] else EVALUATION)
 
     def note(self, job: Job, how: str) -> None:
         with self._one:
@@ -162,8 +163,6 @@ class _State:
 
     def write(self) -> list[Row]:
         """The file as it is now, the old one or the new one at any time; the table's lines."""
-        from compressive.checkpoint import write_text
-
         done = {job.name for job in self.jobs if self.is_done(job)}
         found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held out"])
         lines = [

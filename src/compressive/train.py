@@ -20,8 +20,7 @@ from compressive.data.loaders import Batch
 from compressive.data.pictures import Source
 from compressive.display import Display
 from compressive.distributed import rank
-from compressive.inputs import unseen
-from compressive.learner import autocast
+from compressive.inputs import autocast, unseen
 from compressive.methods import Builder, Step, build
 from compressive.monitor import Verdict
 from compressive.run import Outcome, Run

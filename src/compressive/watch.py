@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from compressive.files import CONFIG, METRICS
 from compressive.report.reading import journal, number, total_steps
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -84,7 +85,7 @@ def frame(run: Path) -> RenderableType:
 
 
 def _read(run: Path) -> _Standing:
-    path = run / "config.json"
+    path = run / CONFIG
     if not run.exists():
         raise FileNotFoundError(f"{run} is not there")
     if not path.is_file():
@@ -97,8 +98,8 @@ def _read(run: Path) -> _Standing:
         str(config["method"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
-    lines, _ = journal(run / "metrics.jsonl")
-    age = max(0.0, time.time() - (run / "metrics.jsonl").stat().st_mtime) if lines else None
+    lines, _ = journal(run / METRICS)
+    age = max(0.0, time.time() - (run / METRICS).stat().st_mtime) if lines else None
     step = lines[-1]["step"] if lines else 0
     return _Standing(config, lines, step, total_steps(run, config), age)
 

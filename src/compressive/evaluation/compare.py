@@ -12,6 +12,7 @@ from torch import Tensor
 from compressive import folder
 from compressive.config import flat
 from compressive.evaluation.results import Record, Results, read
+from compressive.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.metrics import bootstrap_interval
 from compressive.report.tables import HIGHER, LOWER
 
@@ -77,7 +78,7 @@ def short_names(places: Sequence[str]) -> list[str]:
     if len(places) < 2:
         return list(places)
     names = [list(Path(place).parts) for place in places]
-    for end, known in ((-1, ("results.json",)), (-1, ("evaluation", "held-out")), (0, ())):
+    for end, known in ((-1, (RESULTS,)), (-1, (EVALUATION, HELD_OUT)), (0, ())):
         while min(map(len, names)) > 1 and len({name[end] for name in names}) == 1:
             if known and names[0][end] not in known:
                 break
@@ -97,7 +98,7 @@ def _experiment(place: str) -> tuple[str, int | None]:
     """What runs with another seed have in common, and the seed; or the place, without settings."""
     path = Path(place)
     inside = path if path.is_dir() else path.parent
-    run = inside if (inside / folder.CONFIG).exists() else inside.parent
+    run = inside if (inside / CONFIG).exists() else inside.parent
     try:
         config = folder.read_config(run)
     except FileNotFoundError:

@@ -14,11 +14,11 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from compressive.augment import center_box, crop_resize_flip, normalize
-from compressive.checkpoint import write_bytes
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.plan import Portion
 from compressive.distributed import any_process, gather, rank, world_size
-from compressive.inputs import full_precision
+from compressive.files import write_bytes
+from compressive.inputs import autocast, full_precision
 
 Loader = Resident | Streaming
 BATCH = 512
@@ -62,8 +62,7 @@ def forward(
     network: nn.Module, images: Float[Tensor, "batch 3 h w"], precision: torch.dtype
 ) -> Float[Tensor, "batch feat"]:
     """Features in float32 of prepared images."""
-    enabled = precision != torch.float32
-    with torch.no_grad(), torch.autocast(images.device.type, precision, enabled=enabled):
+    with torch.no_grad(), autocast(images.device, precision):
         return network(images).float()
 
 

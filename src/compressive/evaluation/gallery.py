@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compressive.augment import render
-from compressive.checkpoint import write_bytes
 from compressive.config import Config
 from compressive.data.loaders import Batch
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features
 from compressive.evaluation.tsne import PERPLEXITY, STEPS, tsne
+from compressive.files import write_bytes
 from compressive.learner import view_pair
 from compressive.online import evenly
 from compressive.views import draw_pair, image_keys

@@ -18,7 +18,7 @@ from compressive.augment import augment_pair
 from compressive.data.loaders import Batch
 from compressive.distributed import world_size
 from compressive.evaluation.smoothness import keyed_sample
-from compressive.inputs import wide
+from compressive.inputs import autocast, wide
 from compressive.methods import Bootstrap, Contrastive
 from compressive.objectives import expected_residual_information, info_nce
 from compressive.views import View, image_keys
@@ -163,7 +163,7 @@ def _meter(
     keys = image_keys(twice, seed=seed, epoch=_VIEWS, view=view)
     views = augment_pair(batch.images, keys, pair, size, height=batch.height, width=batch.width)
     images = torch.cat(views)
-    with torch.autocast(images.device.type, precision, enabled=precision != torch.float32):
+    with autocast(images.device, precision):
         r = method.projection(method.encoder(images))
         mu = _predicted(method, r)
         target = _direction(r if method.target is None else method.target(images))

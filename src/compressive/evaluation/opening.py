@@ -8,7 +8,7 @@ from compressive.data.pictures import NoSplit, Pictures, Source, subset
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
 
-HELD_OUT = " held out"  # ends the name of a set whose training images stand for its test images
+STAND_IN = " held out"  # ends the name of a set whose training images stand for its test images
 
 
 class Splits(NamedTuple):
@@ -38,7 +38,7 @@ def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False)
     that settings can be chosen by the results.
     """
     whole, notes = open_source(place, "train"), []
-    name = f"{whole.name}{HELD_OUT}" if held_out else whole.name
+    name = f"{whole.name}{STAND_IN}" if held_out else whole.name
     test, train = _test_split(place, whole), _labeled(whole, "train", notes)
     if test is None:
         train, test = _without_a_fifth(train, seed)

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from compressive.checkpoint import write_bytes, write_text
+from compressive.files import RESULTS, write_bytes, write_text
 from compressive.metrics import bootstrap_interval
 from compressive.report.tables import ACCURACIES
 
-FILE, VALUES = "results.json", "values.safetensors"
+VALUES = "values.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,18 +121,20 @@ class Results:
             "records": [asdict(record) for record in self.records],
             "skipped": self.skipped,
         }
-        write_text(folder / FILE, json.dumps(content, indent=1) + "\n")
-        return folder / FILE
+        write_text(folder / RESULTS, json.dumps(content, indent=1) + "\n")
+        return folder / RESULTS
 
 
 def read(folder: str | Path) -> Results:
     """What `write` wrote, given the folder or its results.json."""
     path = Path(folder)
-    path = path / FILE if path.is_dir() else path
+    path = path / RESULTS if path.is_dir() else path
     if not Path(folder).exists():
         raise FileNotFoundError(f"{folder} is not there")
     if not path.is_file():
-        raise FileNotFoundError(f"no {FILE} in {folder}; `compressive evaluate {folder}` makes it")
+        raise FileNotFoundError(
+            f"no {RESULTS} in {folder}; `compressive evaluate {folder}` makes it"
+        )
     try:
         content = json.loads(path.read_text())
         known = {field.name for field in fields(Record)}

@@ -20,7 +20,7 @@ from compressive.augment import (
     saturation,
 )
 from compressive.data.loaders import Batch
-from compressive.inputs import door, one_of, positive
+from compressive.inputs import autocast, door, one_of, positive
 from compressive.views import Keys, Numbers, image_keys, uniforms
 from compressive.vmf import VonMisesFisher
 
@@ -186,7 +186,7 @@ def _directions(
     direction: Callable[[Tensor], Tensor], images: Tensor, precision: torch.dtype
 ) -> Float[Tensor, "batch dim"]:
     """mu of images in [0, 1], in float64: 1 - cos is a difference of nearly equal numbers."""
-    with torch.autocast(images.device.type, precision, enabled=precision != torch.float32):
+    with autocast(images.device, precision):
         mu = direction(normalize(images))
     return F.normalize(mu.double(), dim=1)
 

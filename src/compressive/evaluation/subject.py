@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compressive import checkpoint, encoder, folder, networks, shipped
+from compressive import checkpoint, encoder, files, folder, networks, shipped
 from compressive.augment import MEAN, STD, central_share
 from compressive.config import Config
 from compressive.data.loaders import canvas_side, most_needed
@@ -19,7 +19,7 @@ from compressive.evaluation.features import Crop, fingerprint
 from compressive.methods import Bootstrap, Contrastive, build
 
 _OTHER_WEIGHTS = (
-    f"as the last checkpoint has other weights than {encoder.FILE}; the command that trained the "
+    f"as the last checkpoint has other weights than {files.ENCODER}; the command that trained the "
     "run goes on and writes both"
 )
 
@@ -108,13 +108,13 @@ def _of_run(path: Path, device: torch.device) -> Subject:
         method=method,
         why_no_method=why,
         config=config,
-        sha256=_sha256(path / encoder.FILE),
+        sha256=_sha256(path / files.ENCODER),
     )
 
 
 def _method(path: Path, config: Config, device: torch.device) -> Contrastive | Bootstrap | None:
     """The whole method of a run, as its last checkpoint has it."""
-    last = checkpoint.latest(path / folder.CHECKPOINTS)
+    last = checkpoint.latest(path / files.CHECKPOINTS)
     if last is None:
         return None
     weights: dict[str, Any] = checkpoint.load(last, device)["learner"]

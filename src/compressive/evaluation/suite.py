@@ -19,10 +19,11 @@ from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import fingerprint as content_of_weights
 from compressive.evaluation.gallery import FILE as GALLERY
 from compressive.evaluation.gallery import gallery
-from compressive.evaluation.opening import HELD_OUT, open_splits
-from compressive.evaluation.results import FILE, VALUES, Results, read
+from compressive.evaluation.opening import STAND_IN, open_splits
+from compressive.evaluation.results import VALUES, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
+from compressive.files import EVALUATION, HELD_OUT, RESULTS
 from compressive.learner import pick_device
 from compressive.lock import hold, require_place
 
@@ -77,7 +78,7 @@ def evaluate(
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
     splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
-    out = out or _default_out(place, "held-out" if held_out else "evaluation")
+    out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
     require_place(out)
     _require_own(out)
     results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
@@ -93,7 +94,7 @@ def evaluate(
             display=display,
         )
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
-        if (out / FILE).is_file():
+        if (out / RESULTS).is_file():
             _begin_with(_of_the_same_kind(read(out), out, held_out), exam, out)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
@@ -132,8 +133,8 @@ def evaluate(
 def _require_own(out: Path) -> None:
     """Results, or nothing yet: a folder of images would be looked through as one ever after."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if FILE not in names and names - {"features", VALUES, GALLERY}:
-        raise ValueError(f"{out} is not empty and holds no {FILE}; choose another --out")
+    if RESULTS not in names and names - {"features", VALUES, GALLERY}:
+        raise ValueError(f"{out} is not empty and holds no {RESULTS}; choose another --out")
 
 
 @contextmanager
@@ -161,13 +162,13 @@ def _begin_with(old: Results, exam: Exam, out: Path) -> None:
     if lost:
         raise ValueError(
             f"{out} has {lost} figures of other images or of another size, which would be lost "
-            f"({why} differs); give another --out, or delete {out / FILE}"
+            f"({why} differs); give another --out, or delete {out / RESULTS}"
         )
 
 
 def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
     """What is there already, if it may stand beside what is asked for."""
-    was = str(old.about.get("data", "")).endswith(HELD_OUT)
+    was = str(old.about.get("data", "")).endswith(STAND_IN)
     if was != held_out:
         there, here = ("held-out", "test") if was else ("test", "held-out")
         raise ValueError(

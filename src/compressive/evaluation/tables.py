@@ -9,7 +9,8 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from compressive.evaluation.compare import Difference, Group, compare, open_groups
-from compressive.evaluation.results import FILE, Record, Results
+from compressive.evaluation.results import Record, Results
+from compressive.files import RESULTS
 from compressive.report.reading import results_of
 from compressive.report.tables import ACCURACIES, Verdicts
 
@@ -68,7 +69,7 @@ def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> Verdicts | None
     Without single corruptions, which it draws.
     """
     there = [results_of(run, held_out=held_out) for run in runs]
-    there = [place for place in there if (place / FILE).is_file()]
+    there = [place for place in there if (place / RESULTS).is_file()]
     try:
         groups = open_groups([str(place) for place in there])
         found = compare(*groups) if len(groups) == 2 else []

@@ -1,7 +1,6 @@
 """The page: which sections there is data for, and what stands in each."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from itertools import accumulate, pairwise
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from compressive.files import write_bytes
 from compressive.lock import require_place
 from compressive.report import gallery
 from compressive.report.ablation import studies
@@ -58,10 +58,7 @@ def write_report(
     source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     text = room.from_string(source).render(content)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.{os.getpid()}")  # a reader never sees half a page
-    part.write_bytes(text.encode(errors="replace"))
-    part.replace(out)
+    write_bytes(out, text.encode(errors="replace"))
     return out
 
 

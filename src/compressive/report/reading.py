@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from compressive.files import CONFIG, ENCODER, EVALUATION, HELD_OUT, METRICS, RESULTS
+
 _GALLERY = {  # array of the gallery: its axes, kind of number
     "views": (5, "u"),
     "query": (4, "u"),
@@ -108,15 +110,15 @@ def results_of(run: Path, *, held_out: bool = False) -> Path:
 
     Results that were written elsewhere are a folder of their own.
     """
-    kinds = ("held-out",) if held_out else ("evaluation", "held-out")
+    kinds = (HELD_OUT,) if held_out else (EVALUATION, HELD_OUT)
     there = [run / kind for kind in kinds if (run / kind).is_dir()]
-    return there[0] if there else run if (run / "results.json").is_file() else run / kinds[0]
+    return there[0] if there else run if (run / RESULTS).is_file() else run / kinds[0]
 
 
 def of_other_weights(run: Path, about: object) -> str:
     """A line where these results are not of the encoder that the run has now; else nothing."""
     told = about.get("sha256") if isinstance(about, dict) else None
-    path = run / "encoder.safetensors"
+    path = run / ENCODER
     if not told or not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -127,8 +129,8 @@ def of_other_weights(run: Path, about: object) -> str:
 
 def unfinished(run: Path) -> str:
     """A line where the training of a run has not come to its end; else nothing."""
-    lines = _journal(run / "metrics.jsonl", [])
-    return _so_far(run, lines, total_steps(run, _json(run / "config.json", [])))
+    lines = _journal(run / METRICS, [])
+    return _so_far(run, lines, total_steps(run, _json(run / CONFIG, [])))
 
 
 def _so_far(run: Path, journal: Sequence[Mapping[str, Any]], total: int | None) -> str:
@@ -173,7 +175,7 @@ def _read(given: Path, name: str, held_out: bool) -> Run:
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; give the folder of a run")
     inside = results_of(path, held_out=held_out)
-    marks = [path / "config.json", path / "metrics.jsonl", inside / "results.json"]
+    marks = [path / CONFIG, path / METRICS, inside / RESULTS]
     if not any(mark.is_file() for mark in marks):
         raise ValueError(
             f"{path} is no run: it has none of config.json, metrics.jsonl and "
@@ -184,7 +186,7 @@ def _read(given: Path, name: str, held_out: bool) -> Run:
     about = settings.pop("about", None)
     lines = _journal(marks[1], missing) if inside != path else []
     total = total_steps(path, settings)
-    has_encoder = (path / "encoder.safetensors").is_file()
+    has_encoder = (path / ENCODER).is_file()
     so_far = _so_far(path, lines, total)
     if so_far:
         missing.append(so_far)
