@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +20,10 @@ from typer.testing import CliRunner, Result
 
 import compressive
 from compressive import recipes
-from compressive.cli import app
+from compressive.cli import _say_where, app
 from compressive.config import flat
 from compressive.folder import read_config
+from compressive.run import Outcome
 from compressive.terminal import one_line_errors
 
 RUN = CliRunner()
@@ -324,8 +327,28 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
 def test_images_and_recipe_are_not_settings(change: str, tmp_path: Path) -> None:
     """A run would have the name and the batch of one, and the images of another."""
     message = complaint(pretrain(*small(tmp_path), "--set", change, "--out", tmp_path / "run"))
-    assert message == "give images as DATA and a recipe with --recipe, not with --set"
+    assert message == "give images as DATA and a recipe with --recipe, not as other settings"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_command_comes_to_its_end_when_nobody_listens() -> None:
+    """Its exit code is that of what it did, as for `compressive settings | head`."""
+    there, here = os.pipe()
+    os.close(there)
+    with os.fdopen(here, "w") as pipe:
+        words = [sys.executable, "-m", "compressive", "settings"]
+        done = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_of_a_run_that_seemed_ill_it_is_told_what_was_saved(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _say_where(Outcome(Path("a"), step=7, total=24, saved=4, accuracy=None))
+    assert capsys.readouterr().out == (
+        "stopped at step 7 of 24, where the run seemed ill: a is as it was at step 4; the same "
+        "command goes on\n"
+    )
 
 
 def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ class Closing(io.StringIO):
             raise OSError(errno.EIO, "Input/output error")
         return super().write(text)
 
+    def flush(self) -> None:
+        if self.is_closed:
+            raise BrokenPipeError
+
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_run_goes_on_when_nobody_looks(terminal: bool) -> None:

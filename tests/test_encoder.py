@@ -221,11 +221,24 @@ def test_evaluation_sees_what_preprocess_makes(size: int, sides: tuple[int, int]
     ours = Encoder(nn.Linear(1, 1), Network(), size, size)
     picture = torch.from_numpy(np.array(smooth(*sides))).permute(2, 0, 1)
     source = Pictures(name="one", count=1, read=lambda _: picture, place=str)
-    subject = Subject(name="a", network=ours.network, size=size, side=size)
-    fitted, side = subject.fitted(source)
-    with open_loader(fitted, side=side, device="cpu") as loader:
-        batch = next(loader.batches(iter([Portion(torch.tensor([0]), torch.tensor([0]))])))
-    torch.testing.assert_close(subject.crop()(batch), ours.preprocess(picture))
+    assert_seen_as_preprocessed(ours, source, 0, side=size)
+
+
+def test_evaluation_sees_the_one_long_picture_that_no_sample_has() -> None:
+    """Canvases are as large as the largest of 256 images; of a longer one the ends are cut."""
+    ours = Encoder(nn.Linear(1, 1), Network(), 48, 110)
+    usual = torch.zeros(3, 60, 80, dtype=torch.uint8)
+    long = torch.from_numpy(np.array(smooth(200, 60))).permute(2, 0, 1)
+    source = Pictures(name="a", count=600, read=lambda i: long if i == 1 else usual, place=str)
+    assert_seen_as_preprocessed(ours, source, 1, side=110)
+
+
+def assert_seen_as_preprocessed(ours: Encoder, source: Pictures, i: int, side: int) -> None:
+    subject = Subject(name="a", network=ours.network, size=ours.size, side=side)
+    fitted, canvas = subject.fitted(source)
+    with open_loader(fitted, side=canvas, device="cpu") as loader:
+        batch = next(loader.batches(iter([Portion(torch.tensor([i]), torch.tensor([0]))])))
+    torch.testing.assert_close(subject.crop()(batch), ours.preprocess(source.image(i)))
 
 
 def test_large_pictures_are_shrunk_as_in_training(encoder: Encoder) -> None:

@@ -58,6 +58,32 @@ TRIED = {
 }
 
 
+OF_PRICE = {
+    *("bottleneck.kappa_e", "bottleneck.beta", "bottleneck.schedule", "bottleneck.rate"),
+    "bottleneck.warmup_epochs",
+}
+OF_TARGET = {"target.rate", "target.independent"}
+NEGATIVES, DECODER = "decoder.own_view_negatives", "decoder.kappa_d"
+B, B_SEES, RISE = "bottleneck.kappa_b", "bottleneck.b_sees", "bottleneck.warmup_epochs"
+
+
+def test_each_method_has_settings_of_its_own() -> None:
+    """By what the losses of the paper and of MoCo v3 and SimSiam are made of."""
+    mine = {name for name in OTHER if not name.startswith(("optim", "train"))}
+    found = {method: mine & idle(tiny(f"method={method}")).keys() for method in METHODS}
+    assert found == {
+        "simclr": OF_PRICE | OF_TARGET | {B_SEES, DECODER},
+        "c-simclr": OF_TARGET | {B_SEES, DECODER, RISE},
+        "byol": OF_PRICE | {B, B_SEES, NEGATIVES},
+        "c-byol": {RISE, NEGATIVES},
+        "moco-v3": OF_PRICE | {B_SEES, DECODER, NEGATIVES},
+        "c-moco-v3": {B_SEES, DECODER, NEGATIVES, RISE},
+        "simsiam": OF_PRICE | OF_TARGET | {B, B_SEES, NEGATIVES},
+        "c-simsiam": OF_TARGET | {NEGATIVES, RISE},
+    }
+    assert "bottleneck.rate" in idle(tiny("bottleneck.sample=false"))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_called_idle_changes_no_bit_and_all_else_does(method: str, tmp_path: Path) -> None:
     base = ("train.steps=3", f"method={method}")

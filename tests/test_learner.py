@@ -146,6 +146,11 @@ def test_the_device_is_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("auto") == CPU
     with pytest.raises(ValueError, match=r"torch sees no GPU; use train\.device=cpu"):
         pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match=r"train\.device is cuda:2, and torch sees 2 GPUs"):
+        pick_device("cuda:2")
 
 
 def test_precision_and_compilation_follow_the_device() -> None:

@@ -250,7 +250,10 @@ def test_a_flat_folder_has_its_images_in_sorted_order_and_no_labels(tmp_path: Pa
     assert_same(source.image(1), picture(0))
 
 
-@pytest.mark.parametrize(("link", "to"), [("cat/up", ".."), ("here", "."), ("dog/far", "../..")])
+@pytest.mark.parametrize(
+    ("link", "to"),
+    [("cat/up", ".."), ("here", "."), ("dog/far", "../.."), ("cat/root", "/")],
+)
 def test_a_link_to_a_folder_around_it_is_passed_by(tmp_path: Path, link: str, to: str) -> None:
     """It would have no end; a link to a folder elsewhere is followed."""
     root = tmp_path / "photos"

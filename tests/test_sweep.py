@@ -121,6 +121,9 @@ def test_presets_are_the_papers_ablations(
             r"methodsimclr-beta0-seed0 and methodsimclr-beta1-seed0; bottleneck\.beta: only c-",
         ),
         ({"recipe": "none"}, "no recipe 'none'"),
+        ({"vary": ["data.source=builtin,photos"]}, "give images as DATA"),
+        ({"changes": ["recipe=byol/quickstart"]}, "give images as DATA"),
+        ({"vary": ["network.hidden=8,9"], "changes": ["network.head_layers=1"]}, "no layer"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(given: dict[str, Any], problem: str) -> None:

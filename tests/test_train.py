@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from tiny import Written, differences, journal, last, photos, silent, tensors, tiny, words
 from torch import Tensor
 
-from compressive import checkpoint, images, train
+from compressive import checkpoint, images, online, train
 from compressive.config import METHODS, Config, override
 from compressive.data.loaders import Resident, canvas_side
 from compressive.data.plan import plan
@@ -133,6 +133,16 @@ class Interrupting(Display):
             os.kill(os.getpid(), self.number)
 
 
+def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        config = tiny("train.steps=4", "train.log_every=1")
+        assert pretrain(config, tmp_path, display=Interrupting(signal.SIGHUP, at=2)).step == 4
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_the_same_call_goes_on(
     number: int, tmp_path: Path, uninterrupted: Path
@@ -191,12 +201,14 @@ def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_that_was_given_up_says_so_in_its_journal(tmp_path: Path) -> None:
-    config = tiny("train.steps=3", "optim.lr=1e30", "health.tries=1")
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Path) -> None:
+    """Also one that came to its last step."""
+    config = tiny(f"train.steps={steps}", "optim.lr=1e30", "health.tries=1")
     with pytest.raises(Ill, match="stopped after 1 returns: nan"):
         pretrain(config, tmp_path, display=silent())
     assert journal(tmp_path)[-1]["stopped"].startswith("nan")
-    assert unfinished(tmp_path) == "training has not come to its end: step 0 of 3"
+    assert unfinished(tmp_path) == f"training has not come to its end: step 0 of {steps}"
     seen = io.StringIO()
     Console(file=seen, width=120).print(frame(tmp_path))
     assert "given up: nan" in seen.getvalue()
@@ -475,8 +487,8 @@ def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
         assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([lr] * 2)
         tau = 1 - 0.1 * 0.5 * (1 + math.cos(math.pi * step / 14))
         fast = [*run.method.encoder.parameters(), *run.method.projection.parameters()]
-        for before, now, online in zip(slow, target.network.parameters(), fast, strict=True):
-            torch.testing.assert_close(now, tau * before + (1 - tau) * online)
+        for before, now, quick in zip(slow, target.network.parameters(), fast, strict=True):
+            torch.testing.assert_close(now, tau * before + (1 - tau) * quick)
     run.close()
 
 
@@ -771,7 +783,11 @@ def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
         pretrain(config, out, display=silent())
 
 
-def test_a_set_of_which_no_label_is_held_out_is_trained_all_the_same(tmp_path: Path) -> None:
+def test_a_set_of_which_no_label_is_held_out_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no feature is made for nothing."""
+    monkeypatch.setattr(online, "features", None)
     config = tiny("probe.holdout=0", "method=simclr")
     assert pretrain(config, tmp_path, display=silent()).accuracy is None
     assert "probe_loss" in journal(tmp_path)[-1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from compressive import recipes
-from compressive.config import Config, flat, idle, is_contrastive, override
+from compressive.config import Config, flat, idle, is_contrastive, on_images
 
 PRESETS = ("beta", "kappa-e", "kappa-b", "crop-area", "loss-weight")
 
@@ -64,7 +64,7 @@ def plan(
     them are checked here, before the first run has cost anything.
     """
     base = recipes.get(recipe).config if recipe else Config()
-    base = override(base, f"data.source={data}", *changes)
+    base = on_images(base, data, *changes)
     axes = dict(_axis(text) for text in vary)
     if len(axes) < len(vary):
         raise ValueError("a setting was varied twice; give all its values in one --vary")
@@ -84,7 +84,7 @@ def plan(
             words = [f"{_short(name, axes)}{_safe(v)}" for name, v in varied.items()]
             device = base.train.device
             job = Job("-".join([*words, f"seed{seed}"]), setting, varied, seed, device)
-            found.append(override(base, *job.changes))
+            found.append(on_images(base, data, *job.changes))
             jobs.append(job._replace(device=found[-1].train.device))
     read = [_read(config) for config in found]
     for a, b in itertools.combinations(range(len(jobs)), 2):

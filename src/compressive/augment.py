@@ -183,12 +183,12 @@ def center_box(height: Integers, width: Integers, share: float = 0.875) -> Box:
     return Box((height - side + 1) // 2, (width - side + 1) // 2, side, side)
 
 
-@door
 def central_share(size: int) -> float:
     """Of the shorter side, what evaluation sees; up to 32 pixels all: CIFAR's images are whole."""
     return 1.0 if size <= 32 else 0.875
 
 
+@door
 def center_crop(
     images: UInt8[Tensor, "batch ..."],
     size: int,

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from compressive.files import PARTIAL, write_bytes
+from compressive.files import PARTIAL, STEP, write_bytes
 
 # Raise it when a reader of the old format would misread the new one.
 FORMAT = 1
@@ -31,7 +30,6 @@ _DTYPES = {
 }
 _LONGEST_HEADER = 100_000_000  # a limit of safetensors' reader
 
-_STEP = re.compile(r"step_(\d+)\.safetensors")
 _log = logging.getLogger(__name__)
 
 
@@ -138,12 +136,12 @@ def latest(folder: Path) -> Path | None:
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints in a folder in the order of their steps; unread."""
-    return sorted((p for p in folder.glob("step_*") if _STEP.fullmatch(p.name)), key=step_of)
+    return sorted((p for p in folder.glob("step_*") if STEP.fullmatch(p.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:
     """The number of optimizer steps in the name of a checkpoint."""
-    match = _STEP.fullmatch(path.name)
+    match = STEP.fullmatch(path.name)
     if match is None:
         raise ValueError(f"a checkpoint is called step_NUMBER.safetensors, got {path.name}")
     return int(match[1])

@@ -3,9 +3,10 @@
 Longer than 300 lines, many of them options with their help.
 """
 
+import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from compressive import commands, recipes
 from compressive import config as settings
+from compressive.display import Patient
 from compressive.terminal import one_line_errors
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ def compressive(
     ] = False,
 ) -> None:
     """Measure and control how much information a visual representation keeps."""
+    # What was begun comes to its end, and to its exit code, whoever has stopped listening.
+    sys.stdout, sys.stderr = (cast(TextIO, Patient(each)) for each in (sys.stdout, sys.stderr))
 
 
 @app.command()
@@ -134,10 +138,7 @@ def pretrain(
         with one_line_errors():
             chosen = _chosen(data, recipe, epochs)
             given += changes or ()
-            begun, where = chosen.recipe, f"data.source={data}"
-            chosen = settings.override(chosen, where, *given)
-            if (chosen.recipe, f"data.source={chosen.data.source}") != (begun, where):
-                raise ValueError("give images as DATA and a recipe with --recipe, not with --set")
+            chosen = settings.on_images(chosen, data, *given)
             if distributed.rank() == 0:
                 _say_what_is_idle(chosen, given)
             outcome = train(chosen, out or _default_out(chosen, data), resume=resume)

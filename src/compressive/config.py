@@ -27,7 +27,7 @@ class Data:
 
     source: str = "builtin"  # a folder, parquet or tar files, torchvision:NAME, or builtin
     split: str = "train"  # the part of the source to train on
-    side: int = 0  # larger images are shrunk to this longer side; 0: 16/7 of the view's
+    side: int = 0  # larger images are shrunk to this longer side; 0: what views need
     resident: Literal["auto", "yes", "no"] = "auto"  # decoded once, held on the device as uint8
     workers: int = 0  # threads that decode otherwise; 0: one per core
     limit: int = 0  # use only so many images, drawn at random; 0: all
@@ -242,6 +242,7 @@ def idle(config: Config) -> dict[str, str]:
     method, optimizer = config.method, config.optim.name
     is_plain, is_bootstrap = not is_compressed(config), not is_contrastive(config)
     is_moco, is_slow = "moco" in method, "moco" in method or "byol" in method
+    is_bare = config.network.head_layers == 1 and "simclr" in method  # which has no predictor
     # Of two reasons the first is told.
     rules = (
         (is_plain, f"only c-{method} is compressed", _OF_COMPRESSION),
@@ -257,6 +258,7 @@ def idle(config: Config) -> dict[str, str]:
         (config.views.set == "paper", "views.set is paper", "views.strength"),
         (not config.bottleneck.sample, "z is not drawn", "bottleneck.rate"),
         (config.train.steps > 0, "train.steps is given", "train.epochs"),
+        (is_bare, "there is no layer between", "network.hidden"),
     )
     found: dict[str, str] = {}
     for holds, why, names in rules:
@@ -278,6 +280,15 @@ def override(config: Config, *changes: str) -> Config:
             raise ValueError(f"a change must be NAME=VALUE, such as optim.lr=0.3, got {change!r}")
         _set(settings, name.strip(), text.strip())
     return from_dict(settings)
+
+
+def on_images(config: Config, data: str, *changes: str) -> Config:
+    """The config for these images, with settings changed; not the images, nor the recipe's name."""
+    found = override(config, f"data.source={data}", *changes)
+    begun = override(config, f"data.source={data}")
+    if (found.recipe, found.data.source) != (begun.recipe, begun.data.source):
+        raise ValueError("give images as DATA and a recipe with --recipe, not as other settings")
+    return found
 
 
 def from_dict(settings: dict[str, Any]) -> Config:

@@ -22,7 +22,7 @@ class Display:
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, every: float = 10):
         self.console = console or Console()
-        self.console.file = cast(IO[str], _Patient(self.console.file))
+        self.console.file = cast(IO[str], Patient(self.console.file))
         self._quiet, self._every, self._said, self._open = quiet, every, -1e9, ""
         # In a narrow terminal readings are cut, and nothing else.
         fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -69,18 +69,20 @@ class Display:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class _Patient:
+class Patient:
     """A file that loses what cannot be written: a run outlives a terminal, and a pipe."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
+        """All of it, or none that matters."""
         with suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
+        """As far as that goes."""
         with suppress(OSError):
             self._file.flush()
 

@@ -3,11 +3,13 @@
 import errno
 import glob
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
 CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
 CHECKPOINTS, UNREADABLE = "checkpoints", "unreadable.txt"
+STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of an evaluation, by what it judges on
 RESULTS = "results.json"
 

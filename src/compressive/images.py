@@ -30,7 +30,7 @@ def load_source(config: Config) -> Source:
 
 
 def side(source: Source, config: Config) -> int:
-    """Pixels of the shorter side at which images are kept."""
+    """Pixels of the longer side that images are brought down to."""
     return canvas_side(source, config.views.size, config.data.side)
 
 

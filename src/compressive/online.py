@@ -129,6 +129,8 @@ def accuracy(
     `bank` bounds both the images that neighbors are sought among and those they are sought for.
     """
     seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
+    if not len(seen) or not len(asked):
+        return None
     wanted = torch.cat([seen, asked])
     feats, index = features(
         encoder, batches(_portions(wanted)), size, precision, antialias=antialias

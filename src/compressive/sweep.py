@@ -16,7 +16,7 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.ablations import Job, plan
-from compressive.config import Config, override
+from compressive.config import Config, on_images
 from compressive.display import Display
 from compressive.files import ENCODER, EVALUATION, HELD_OUT, RESULTS, write_text
 from compressive.lock import hold, require_place
@@ -102,7 +102,7 @@ def _require_tasks(suite: str, only: str, images: int, held_out: bool) -> None:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NONE}, got {suite!r}")
     if suite == NONE and (only or images or held_out):
         raise ValueError("--suite none measures nothing: leave out --only, --images and --held-out")
-    for name in filter(None, only.split(",")):
+    for name in only.split(",") if only else ():
         if name.strip() not in TASKS:
             raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {name.strip()!r}")
     if images < 0:
@@ -114,8 +114,7 @@ def _require_images(data: str, recipe: str, changes: Sequence[str]) -> None:
     from compressive.data.sources import open_source
 
     base = recipes.get(recipe).config if recipe else Config()
-    config = override(base, f"data.source={data}", *changes)
-    open_source(config.data.source, config.data.split)
+    open_source(data, on_images(base, data, *changes).data.split)
 
 
 class _State:

@@ -56,11 +56,12 @@ def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
 
 
 def shrink(
-    image: UInt8[Tensor, "3 h w"], side: int, least: int = 0
+    image: UInt8[Tensor, "3 h w"], side: int, least: int = 0, most: int = 0
 ) -> UInt8[Tensor, "3 new_h new_w"]:
     """The longer side brought down to `side`, antialiased bicubic; smaller images as they are.
 
-    But no shorter side goes below `least`: where an image is too long for that, its ends are cut.
+    But no shorter side goes below `least`: where an image is too long for that, its ends are cut,
+    to `most` or twice as much as that.
     """
     sides = image.shape[1:]
     if max(sides) <= side:
@@ -70,7 +71,7 @@ def shrink(
         size = [max(1, round(n * share)) for n in sides]
         image = functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
     for axis in (1, 2):
-        if (excess := image.shape[axis] - max(side, 2 * least)) > 0:
+        if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
     return image
 

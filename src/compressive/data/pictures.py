@@ -110,12 +110,12 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     )
 
 
-def shrunk(source: Source, side: int, least: int) -> Source:
+def shrunk(source: Source, side: int, least: int, most: int) -> Source:
     """A source whose images come as `shrink` leaves them."""
     return Pictures(
         name=source.name,
         count=len(source),
-        read=lambda i: shrink(source.image(i), side, least),
+        read=lambda i: shrink(source.image(i), side, least, most),
         place=source.origin,
         labels=source.labels,
         classes=source.classes,

@@ -103,7 +103,7 @@ def _below(folder: str, prefix: str, above: tuple[str, ...]) -> list[str]:
     A link to a folder that it lies in would have no end, and is passed by.
     """
     real = os.path.realpath(folder)
-    if real in above or any(path.startswith(f"{real}/") for path in above):
+    if real in above or any(path.startswith(f"{real.rstrip('/')}/") for path in above):
         return []
     images, folders, _ = _listing(folder)
     found = [prefix + name for name in images]

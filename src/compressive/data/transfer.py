@@ -41,7 +41,7 @@ class Split(NamedTuple):
     held: Int64[Tensor, " val"] | None  # which of train and val are val, where we drew it
 
 
-_FETCH = "its authors' archive, or torchvision's class of that name, with download=True"
+_FETCH = "its authors' archive, or torchvision's class for it, with download=True"
 DATASETS = {
     "food101": Dataset(
         classes=101,

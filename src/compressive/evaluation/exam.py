@@ -123,6 +123,7 @@ class Exam:
             "weights": content_of_weights(self.subject.network),
             "data": content_of(loader, source.origin, len(source), source.labels),
             "crop": tuple(crop),
+            **self.subject.shrinking(),
             "precision": str(self.dtype),
             "device": self.device.type,
         }
@@ -180,8 +181,11 @@ class Exam:
         """What is recorded with every number of this set."""
         notes = {"notes": list(self.splits.notes)} if self.splits.notes else {}
         dtype = str(self.dtype).removeprefix("torch.")
-        seen = {**self.crop.words(), **self.subject.shrinking()}
-        return {**seen, "precision": dtype, **notes, **more}
+        return {**self.seen(), "precision": dtype, **notes, **more}
+
+    def seen(self) -> dict[str, Any]:
+        """What the network sees of an image, in words."""
+        return {**self.crop.words(), **self.subject.shrinking()}
 
     def images(self, split: str, index: Int[Tensor, " some"] | None = None) -> str:
         """A short name for some images of a split, on whichever machine and device."""

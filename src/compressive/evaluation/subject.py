@@ -60,7 +60,8 @@ class Subject:
         """These images, shrunk as in training where that leaves what it sees; their canvases."""
         needed, least = canvas_side(source, self.size), encoder.least(self.size)
         side = min(self.side or needed, needed)
-        return shrunk(source, side, least), min(needed, max(side, 2 * least))
+        canvas = min(needed, max(side, 2 * least))
+        return shrunk(source, side, min(least, canvas), canvas), canvas
 
 
 def open_subject(place: str, device: torch.device, *, network: str = "", size: int = 0) -> Subject:

@@ -72,6 +72,7 @@ def evaluate(
     for name, number in (("--size", size), ("--images", images), ("--epochs", epochs)):
         if number < 0:
             raise ValueError(f"{name} must be 0 or more, got {number}")
+    sets = None if sets is None else sets.expanduser()
     if sets is not None and not sets.is_dir():
         raise ValueError(f"--sets {sets} is no folder; give the one that has the sets' folders")
     photographs = None if frost is None else load_frost(frost)
@@ -133,7 +134,8 @@ def evaluate(
 def _require_own(out: Path) -> None:
     """Results, or nothing yet: a folder of images would be looked through as one ever after."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    if RESULTS not in names and names - {"features", VALUES, GALLERY}:
+    hidden = {name for name in names if name.startswith(".")}  # of a write that was cut short, too
+    if RESULTS not in names and names - {"features", VALUES, GALLERY} - hidden:
         raise ValueError(f"{out} is not empty and holds no {RESULTS}; choose another --out")
 
 
@@ -153,7 +155,7 @@ def _begin_with(old: Results, exam: Exam, out: Path) -> None:
     results = exam.results
     if old.about.get("weights") != results.about["weights"]:
         return
-    seen = exam.crop.words()
+    seen = exam.seen()
     if any(old.about.get(name, words) != words for name, words in seen.items()):
         lost, why = len(old.records), "--size"
     else:
@@ -231,7 +233,7 @@ def _about(exam: Exam) -> dict[str, object]:
         "encoder": exam.subject.name,
         "weights": content_of_weights(exam.subject.network),
         "sha256": exam.subject.sha256,
-        **exam.crop.words(),
+        **exam.seen(),
         "data": exam.splits.name,
         "train images": len(exam.source("train")),
         "test images": len(exam.source("test")),

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from compressive.files import CONFIG, ENCODER, EVALUATION, HELD_OUT, METRICS, RESULTS
+from compressive.files import (
+    CHECKPOINTS,
+    CONFIG,
+    ENCODER,
+    EVALUATION,
+    HELD_OUT,
+    METRICS,
+    RESULTS,
+    STEP,
+)
 
 _GALLERY = {  # array of the gallery: its axes, kind of number
     "views": (5, "u"),
@@ -135,8 +144,9 @@ def unfinished(run: Path) -> str:
 
 def _so_far(run: Path, journal: Sequence[Mapping[str, Any]], total: int | None) -> str:
     """Of its weights, which are those of the last checkpoint: the journal may be ahead of them."""
-    saved = max((run / "checkpoints").glob("step_*.safetensors"), default=None)
-    step = int(saved.stem.removeprefix("step_")) if saved else journal[-1]["step"] if journal else 0
+    found = map(STEP.fullmatch, (path.name for path in (run / CHECKPOINTS).glob("step_*")))
+    saved = [int(match[1]) for match in found if match]
+    step = max(saved) if saved else journal[-1]["step"] if journal else 0
     if total is None or step >= total:
         return ""
     return f"training has not come to its end: step {step:,} of {total:,}"
