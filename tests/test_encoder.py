@@ -24,7 +24,7 @@ from compressive.data.sources import open_source
 from compressive.encoder import Encoder, load, save
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.files import ENCODER
-from compressive.networks import build
+from compressive.networks import build, feature_dim
 from compressive.online import features
 from compressive.train import pretrain
 
@@ -239,6 +239,67 @@ def assert_seen_as_preprocessed(ours: Encoder, source: Pictures, i: int, side: i
     with open_loader(fitted, side=canvas, device="cpu") as loader:
         batch = next(loader.batches(iter([Portion(torch.tensor([i]), torch.tensor([0]))])))
     torch.testing.assert_close(subject.crop()(batch), ours.preprocess(source.image(i)))
+
+
+@pytest.mark.parametrize("sides", [(32, 40), (192, 128)])
+def test_colors_may_come_last(encoder: Encoder, sides: tuple[int, int]) -> None:
+    """As NumPy has them of a picture, below and above the size of training; one, or a batch."""
+    picture = smooth(*sides)
+    last = torch.from_numpy(np.array(picture))
+    expected = encoder.preprocess(picture)
+    assert torch.equal(encoder.preprocess(last), expected)
+    assert torch.equal(encoder.preprocess(last[None]), expected)
+    with pytest.raises(ValueError, match="must be uint8 of shape"):
+        encoder.preprocess(last / 255)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "L", "RGBA"])
+def test_a_picture_is_seen_as_its_file(encoder: Encoder, mode: str, tmp_path: Path) -> None:
+    values = np.arange(40 * 30).reshape(40, 30)
+    picture = {
+        "I;16": lambda: Image.fromarray((values * 50).astype(np.uint16)),
+        "I": lambda: Image.fromarray((values * 50).astype(np.int32)),
+        "L": lambda: Image.fromarray((values % 256).astype(np.uint8)),
+        "RGBA": lambda: smooth(40, 30).convert("RGBA"),
+    }[mode]()
+    assert picture.mode == mode
+    path = tmp_path / ("a.tiff" if mode == "I" else "a.png")
+    picture.save(path)
+    assert torch.equal(encoder.preprocess(picture), encoder.preprocess(path))
+    with pytest.raises(ValueError, match="cannot be read: pixels are floating-point"):
+        encoder.preprocess(Image.fromarray(values.astype(np.float32)))
+
+
+def test_what_was_not_prepared_is_refused(encoder: Encoder, tmp_path: Path) -> None:
+    for images in (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(3, 32, 32)):
+        with pytest.raises(ValueError, match=r"encoder\.preprocess has made, got torch"):
+            encoder(images)
+    with pytest.raises(
+        ValueError, match="is a folder; give its images, or use `compressive embed`"
+    ):
+        encoder.preprocess(tmp_path)
+
+
+def test_a_backbone_of_ones_own_comes_back_when_it_is_given(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        head_hidden_size = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x.mean((2, 3)))
+
+    network = Own()
+    save(tmp_path, network, Network(name="test_resnet"), SIZE, 64)
+    with pytest.raises(ValueError, match=r"weights of another network .* network=\.\.\.\)$"):
+        load(tmp_path)
+    ours = load(tmp_path, network=Own())
+    x = torch.rand(2, 3, SIZE, SIZE)
+    assert torch.equal(ours(x), network(x))
+    with pytest.raises(ValueError, match="Linear must say how long its features are"):
+        feature_dim(nn.Linear(1, 1))
 
 
 def test_large_pictures_are_shrunk_as_in_training(encoder: Encoder) -> None:

@@ -452,6 +452,29 @@ def test_two_evaluations_are_compared_from_the_command_line(
     alone = CliRunner().invoke(app, ["compare", str(run)])
     assert alone.exit_code == 2
     assert "needs two runs" in alone.output
+    both = tmp_path / "sweep"
+    for place in (run, other):
+        shutil.copytree(place, both / place.name)
+    (both / "sweep.json").touch()
+    whole = CliRunner().invoke(app, ["compare", str(both)])
+    assert whole.exit_code == 0, whole.output
+    page = tmp_path / "sweep.html"
+    done = CliRunner().invoke(app, ["report", str(both), "--out", str(page)])
+    assert done.exit_code == 0, done.output
+    assert all(place.name in page.read_text() for place in (run, other))
+
+
+def test_a_run_is_not_judged_by_images_that_it_was_not_trained_on(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "a"
+    shutil.copytree(run, copy)
+    settings = json.loads((copy / "config.json").read_text())
+    for source in ("python:stripes", str(tmp_path / "gone")):
+        settings["data"]["source"] = source
+        (copy / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(ValueError, match=f"was trained on {source}, which is not here; say"):
+            evaluate(str(copy), only=["knn"], device="cpu", display=silent())
 
 
 def test_what_was_judged_by_held_out_images_alone_is_compared(run: Path, tmp_path: Path) -> None:

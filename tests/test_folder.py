@@ -41,6 +41,19 @@ def test_config_json_has_every_setting_and_where_it_was_made(tmp_path: Path) -> 
     assert read_config(tmp_path / "a" / "b") == config
 
 
+def test_images_are_found_again_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = tiny("data.source=photos")
+    found = read_config(written(tmp_path / "a", config)).data.source
+    assert found == str(tmp_path / "photos")
+    assert open_folder(tmp_path / "a", config, resume=True)
+    nowhere = read_config(written(tmp_path / "b", tiny("data.source=torchvision:CIFAR10")))
+    assert nowhere.data.source == "torchvision:CIFAR10"
+
+
 def test_the_commit_is_that_of_our_source_tree(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():

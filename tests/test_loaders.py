@@ -26,6 +26,7 @@ from compressive.data.loaders import (
     open_loader,
     shrink,
 )
+from compressive.data.pictures import Pictures, require_source
 from compressive.data.plan import Portion
 
 SIDE = 16
@@ -125,6 +126,40 @@ def test_rows_that_are_no_whole_words_are_selected_as_well() -> None:
     plan = portions([2, 1], [0, 0, 1])
     resident = Resident(source, side=5, device="cpu", workers=2)
     assert_equal(list(resident.batches(plan)), [expected(source, p, 5) for p in plan])
+
+
+BAD = {
+    "float": torch.rand(3, 8, 8),
+    "colors last": torch.zeros(8, 8, 3, dtype=torch.uint8),
+    "gray": torch.zeros(8, 8, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_images_of_another_kind_are_refused_and_named(kind: str) -> None:
+    """Floats in [0, 1] would all be black."""
+    source = Memory([(8, 8)] * 4)
+    source.image = lambda i: BAD[kind]  # pyright: ignore
+    for look in (lambda: canvas_side(source, 8), lambda: open_loader(source, side=8, device="cpu")):
+        with pytest.raises(ValueError, match=r"\d: an image must be a uint8 tensor of shape"):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, 1, 0, 1], "must be an int64 tensor or None, got list"),
+        (torch.zeros(4), r"must be an int64 tensor or None, got torch\.float32"),
+        (torch.zeros(3, dtype=torch.int64), r"must have shape \(4,\), got \(3,\)"),
+    ],
+)
+def test_labels_of_another_kind_are_refused(labels: object, words: str) -> None:
+    source = Pictures(name="a", count=4, read=lambda _: BAD["float"], place=str)
+    source.__dict__["labels"] = labels
+    with pytest.raises(ValueError, match=f"^labels of a {words}$"):
+        require_source(source)
+    with pytest.raises(ValueError, match=r"^a source must have name, .*, got list$"):
+        require_source([1, 2])
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 24), (24, 61), (300, 2), (17, 17), (1500, 900)])

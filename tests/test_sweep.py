@@ -195,7 +195,7 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
     assert not summary.interrupted
     assert content(out)["runs"] == {good: "done", bad: "failed"}
     assert last(out / good)["step"] == 2
-    assert summary.failed == [out / f"{bad}.log"]
+    assert summary.failed == [out / "logs" / f"{bad}.log"]
     (text,) = [text for text in said if "failed," in text]
     assert "pretrain ended with 2: error: timm has no network 'no_such_network'" in text
     assert [(row.setting, row.done, row.of) for row in summary.rows] == [
@@ -278,10 +278,11 @@ def test_an_interrupted_sweep_goes_on_without_repeating(
     assert content(out)["runs"] == {first: "done", second: "stopped"}
     assert [row.done for row in summary.rows] == [1, 0, 0]
     assert (out / second / "asked").read_text() == "1"  # once, or it would not save
-    assert f"in group {os.getpgrp()}\n" not in (out / f"{second}.log").read_text()
+    assert f"in group {os.getpgrp()}\n" not in (out / "logs" / f"{second}.log").read_text()
     assert signal.getsignal(number) == heard
 
-    before = times(out / first) | {out / f"{first}.log": (out / f"{first}.log").stat().st_mtime_ns}
+    log = out / "logs" / f"{first}.log"
+    before = times(out / first) | {log: log.stat().st_mtime_ns}
     (out / third).mkdir()
     (out / third / "asked").touch()
     summary = sweep("builtin", out, vary=vary, display=silent())

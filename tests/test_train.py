@@ -653,7 +653,7 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
         return built[-1]
 
     run = Run(
-        tiny("method=simclr", "train.batch=4", "probe.holdout=0.2"),
+        tiny("method=simclr", "train.batch=4", "probe.holdout=0.2", "data.source=builtin"),
         tmp_path,
         silent(),
         resume=False,
@@ -663,6 +663,7 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
     run.restore()
     assert run.method is built[0]
     assert run.inner.probe is not None
+    assert read_config(tmp_path).data.source == "python:gray"
     batch = next(run.batches())
     levels = batch.images.flatten(1).float().mean(1)
     assert torch.equal(levels, 20.0 * batch.index)

@@ -198,7 +198,7 @@ def center_crop(
     antialias: bool = False,
 ) -> Float[Tensor, "batch 3 size size"]:
     """The view for evaluation, not yet normalized, of images in canvases as in `augment`."""
-    images = _planar(images)
+    images = planar(images)
     full = images.new_ones(len(images), dtype=torch.long)
     height = full * images.shape[2] if height is None else height
     width = full * images.shape[3] if width is None else width
@@ -251,7 +251,7 @@ def augment(
     `products` is the dtype of the matrix products and of the images between them: float16 on a GPU
     is faster and costs about 1e-3 of the range; colors are computed in float32 in any case.
     """
-    images = _planar(images)
+    images = planar(images)
     if keys.shape != (len(images), 2) or keys.device != images.device:
         raise ValueError(
             f"keys must be ({len(images)}, 2) on {images.device}, as image_keys makes them, "
@@ -335,7 +335,8 @@ def blur_taps(size: int) -> int:
     return 2 * (size // 10 // 2) + 1
 
 
-def _planar(images: Tensor) -> Tensor:
+def planar(images: Tensor) -> UInt8[Tensor, "batch 3 h w"]:
+    """Bytes with the colors in front, whichever way they came."""
     if images.dtype != torch.uint8 or images.ndim != 4 or 3 not in (images.shape[1::2]):
         raise ValueError(
             "images must be uint8 of shape (batch, 3, h, w) or (batch, h, w, 3), "

@@ -1,4 +1,7 @@
-"""Commands on runs: evaluate, embed, compare, report, sweep, watch."""
+"""Commands on runs: evaluate, embed, compare, report, sweep, watch.
+
+Longer than 300 lines, many of them options with their help.
+"""
 
 import os
 from pathlib import Path
@@ -7,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compressive.files import CONFIG
+from compressive.files import CONFIG, SWEEP
 from compressive.terminal import complain, one_line_errors
 
 
@@ -144,7 +147,8 @@ def embed(
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Two or more evaluated runs, or their results.json.")
+        list[Path],
+        typer.Argument(help="Evaluated runs, or their results.json; or sweeps."),
     ],
     markdown: Annotated[bool, typer.Option(help="The table as Markdown, for a page.")] = False,
 ) -> None:
@@ -160,6 +164,7 @@ def compare(
     from compressive.report.reading import of_other_weights
 
     with one_line_errors():
+        runs = _all(runs)
         first, *others = open_groups([str(_evaluated(run)) for run in runs])
         if not others:
             raise ValueError(
@@ -181,6 +186,15 @@ def compare(
                 Console(stderr=True, soft_wrap=True).print(f"{run}: {older}", markup=False)
 
 
+def _all(runs: list[Path]) -> list[Path]:
+    """These runs, and those of a sweep where its folder was given."""
+    return [one for run in runs for one in (_of_sweep(run) if (run / SWEEP).is_file() else [run])]
+
+
+def _of_sweep(out: Path) -> list[Path]:
+    return sorted(path.parent for path in out.glob(f"*/{CONFIG}"))
+
+
 def _evaluated(run: Path) -> Path:
     """Where the results of a run are."""
     from compressive.report.reading import results_of
@@ -190,7 +204,9 @@ def _evaluated(run: Path) -> Path:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, evaluated or not.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs or sweeps, evaluated or not.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """One page about one run or several: curves, tables, robustness, smoothness, pictures.
@@ -200,7 +216,7 @@ def report(
     from compressive.report.page import write_report
 
     with one_line_errors():
-        judged = None
+        judged, runs = None, _all(runs)
         if len(runs) > 1:  # it takes seconds to have torch, and one run has no need of it
             from compressive.evaluation.tables import verdicts
 
@@ -273,7 +289,7 @@ def sweep(
         Console().print(summary_table(found))
         console = Console(soft_wrap=True)
         console.print(LEGEND, highlight=False, markup=False)
-        done = sorted(path.parent for path in out.glob("*/config.json"))
+        done = _of_sweep(out)
         if done:
             judged = verdicts(done, held_out=held_out)
             page = write_report(done, out / "report.html", held_out=held_out, verdicts=judged)

@@ -10,18 +10,18 @@ from pathlib import Path
 import safetensors
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
-from torchvision.transforms.functional import pil_to_tensor
 
 from compressive import shipped
-from compressive.augment import center_crop, central_share, normalize
+from compressive.augment import center_crop, central_share, normalize, planar
 from compressive.config import Network, from_dict
-from compressive.data.decode import Unreadable, decode, shrink
+from compressive.data.decode import Unreadable, decode, rgb, shrink
 from compressive.files import ENCODER, write_bytes
-from compressive.networks import build, feature_dim
+from compressive.inputs import door
+from compressive.networks import build, feature_dim, fits
 
 _FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
@@ -57,10 +57,17 @@ class Encoder(nn.Module):
         """Length of a feature vector."""
         return feature_dim(self.network)
 
+    @door
     def forward(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch feat"]:
         """Features of prepared images."""
+        if images.ndim != 4 or not images.is_floating_point():
+            raise ValueError(
+                "an encoder takes a batch that encoder.preprocess has made, got "
+                f"{images.dtype} of shape {tuple(images.shape)}"
+            )
         return self.network(images)
 
+    @door
     def preprocess(
         self, images: Picture | Sequence[Picture] | UInt8[Tensor, "batch 3 h w"]
     ) -> Float[Tensor, "batch 3 size size"]:
@@ -70,6 +77,7 @@ class Encoder(nn.Module):
         """
         device = next(self.parameters()).device
         if isinstance(images, Tensor) and images.ndim == 4:
+            images = planar(images)
             if max(images.shape[2:]) <= self.side:
                 return self._seen(images.to(device))
             images = list(images)
@@ -127,15 +135,23 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
     return target
 
 
-def load(place: str | Path, device: str | torch.device = "cpu") -> Encoder:
+def load(
+    place: str | Path, device: str | torch.device = "cpu", *, network: nn.Module | None = None
+) -> Encoder:
     """The encoder of a run, given its folder or its encoder.safetensors; frozen, not training.
 
     Or one that comes with the package, by its name (`shipped.names`) where no file has that name.
+    `network` takes the weights of a run whose backbone was your own.
     """
     about, weights = _read(_file(place), device)
     settings = from_dict({"network": json.loads(about["network"])}).network
     size, side = int(about["size"]), int(about["side"])
-    network = build(settings, size)
+    network = build(settings, size) if network is None else network
+    if not fits(network, weights):
+        raise ValueError(
+            f"{place} has the weights of another network than {settings.name} or the given one; "
+            "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
+        )
     network.load_state_dict(weights)
     antialias = about.get("antialias") == "true"  # older files do not say, and were not
     ours = Encoder(network, settings, size, side, antialias=antialias)
@@ -186,17 +202,22 @@ def _rounded(value: Tensor, name: str) -> Tensor:
     return half
 
 
+@door
 def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
     if isinstance(picture, Tensor):
-        return picture
-    if isinstance(picture, Image.Image):  # upright, as the images of training
-        return pil_to_tensor(ImageOps.exif_transpose(picture).convert("RGB"))
-    if not isinstance(picture, str | os.PathLike):
+        return planar(picture[None])[0]
+    if not isinstance(picture, str | os.PathLike | Image.Image):
         raise TypeError(
             "an image must be a path, a PIL image or a uint8 tensor of shape (3, h, w), "
             f"got {type(picture).__name__}; PIL.Image.fromarray makes one of an array"
         )
     try:
-        return decode(Path(picture).read_bytes())
+        return rgb(picture) if isinstance(picture, Image.Image) else decode(_bytes(picture))
     except Unreadable as problem:
         raise ValueError(f"{picture} cannot be read: {problem}") from None
+
+
+def _bytes(path: str | os.PathLike[str]) -> bytes:
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")
+    return Path(path).read_bytes()

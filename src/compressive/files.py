@@ -11,7 +11,7 @@ CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
 CHECKPOINTS, UNREADABLE = "checkpoints", "unreadable.txt"
 STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of an evaluation, by what it judges on
-RESULTS = "results.json"
+RESULTS, SWEEP = "results.json", "sweep.json"
 
 PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's share, the file's limit

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from compressive.config import Config, flat, from_dict
+from compressive.config import Config, Data, flat, from_dict
 from compressive.files import CONFIG, write_text
 from compressive.lock import require_place
 
@@ -64,6 +65,9 @@ def write_config(folder: Path, config: Config, device: torch.device) -> None:
     """config.json: every setting, and under "about" where, when and by what it was made."""
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {**asdict(config), "about": _about(device)}
+    source = Path(config.data.source).expanduser()
+    if config.data.source != Data().source and source.exists():  # from wherever it is read
+        settings["data"]["source"] = os.path.abspath(source)
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
 
 

@@ -7,15 +7,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive.config import Config
+from compressive.config import Config, Data, override
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
-from compressive.data.pictures import Source, subset
+from compressive.data.pictures import Source, require_source, subset
 from compressive.data.plan import Portion
-from compressive.data.sources import open_source
+from compressive.data.sources import PYTHON, open_source
 from compressive.files import write_text
 from compressive.online import evenly
 
 Loader = Resident | Streaming
+
+
+def from_python(config: Config, source: Source) -> Config:
+    """The config of a run on images that a program gave; where they lie is said there, or not."""
+    require_source(source)
+    if config.data.source != Data().source:
+        return config
+    return override(config, f"data.source={PYTHON}{source.name}")
 
 
 def load_source(config: Config) -> Source:

@@ -82,12 +82,17 @@ def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     if bins < 1:
         raise ValueError(f"bins must be 1 or more, got {bins}")
     confidence, guess = logits.softmax(1).max(1)
-    edges = torch.linspace(0, 1, bins + 1, dtype=logits.dtype, device=logits.device)
-    index = torch.bucketize(confidence, edges, right=True) - 1
+    index = confidence_bin(confidence, bins)
     # n_b/n |acc_b - conf_b| is |sum of the gaps in b| / n. In float64: index_add adds one by one.
     gap = (guess == labels).double() - confidence.double()
     binned = gap.new_zeros(bins + 1).index_add(0, index, gap)
     return (binned.abs().sum() / len(labels)).to(logits.dtype)
+
+
+def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[Tensor, " batch"]:
+    """The bin of each confidence, 0 to `bins`; the last is that of exactly 1."""
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
+    return torch.bucketize(confidence, edges, right=True) - 1
 
 
 @door

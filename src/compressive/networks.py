@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import timm
@@ -111,9 +112,18 @@ def feature_dim(network: nn.Module) -> int:
     """Length of the vector that a backbone makes of an image."""
     # Where timm keeps layers between pool and classifier (VGG, MobileNet), num_features is the
     # number of channels before them.
-    size = network.head_hidden_size
-    assert isinstance(size, int)
+    size = getattr(network, "head_hidden_size", None)
+    if not isinstance(size, int):
+        raise ValueError(
+            f"{type(network).__name__} must say how long its features are: head_hidden_size"
+        )
     return size
+
+
+def fits(network: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+    """Whether these are all weights of the network, of their shapes."""
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
+    return shapes == {name: value.shape for name, value in weights.items()}
 
 
 def mlp(

@@ -74,6 +74,8 @@ class Run:
         self.device = pick_device(config.train.device)
         if rank() == 0:
             folder.open_folder(out, config, resume=resume)
+        if source is not None:
+            self.config = config = images.from_python(config, source)
         source = images.load_source(config) if source is None else source
         self.count, self.labels = len(source), source.labels
         self.held = held_out(self.count, config.probe.holdout, config.seed)

@@ -18,12 +18,11 @@ from compressive import recipes
 from compressive.ablations import Job, plan
 from compressive.config import Config, on_images
 from compressive.display import Display
-from compressive.files import ENCODER, EVALUATION, HELD_OUT, RESULTS, write_text
+from compressive.files import ENCODER, EVALUATION, HELD_OUT, RESULTS, SWEEP, write_text
 from compressive.lock import hold, require_place
 from compressive.signals import heard
 from compressive.tally import Row, rows, table
 
-FILE = "sweep.json"
 NONE = "none"  # a suite: trained and not evaluated
 _INTERRUPTED = 130  # what a command that was asked to stop ends with
 
@@ -63,10 +62,10 @@ def sweep(
     if at_once < 1:
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
     require_place(out)
-    if not (out / FILE).exists():  # later ones must be the same
+    if not (out / SWEEP).exists():  # later ones must be the same
         _require_tasks(suite, only, images, held_out)
     jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)
-    if not (out / FILE).exists():
+    if not (out / SWEEP).exists():
         _require_images(data, recipe, [*changes, *jobs[0].changes])
     about = {
         "data": data,
@@ -88,7 +87,7 @@ def sweep(
         work = _Work(state, train, judge, display or Display())
         with heard(lambda _: work.stop()):
             work.do(at_once)
-        failed = [out / f"{job.name}.log" for job in jobs if job.name in state.failed]
+        failed = [state.log(job) for job in jobs if job.name in state.failed]
         return Summary(out, state.write(), failed, work.stopping > 0)
     finally:
         os.close(held)
@@ -123,7 +122,7 @@ class _State:
     def __init__(self, out: Path, about: dict[str, Any], jobs: list[Job]) -> None:
         self.out, self.about, self.jobs, self.runs = out, about, jobs, dict[str, str]()
         self._one = threading.Lock()
-        path = out / FILE
+        path = out / SWEEP
         if not path.exists():
             if out.is_dir() and any(out.iterdir()):
                 raise ValueError(f"{out} is not empty and holds no sweep; choose another --out")
@@ -151,6 +150,10 @@ class _State:
             last = self.out / job.name / ENCODER
         return self.runs.get(job.name) == "done" and last.is_file()
 
+    def log(self, job: Job) -> Path:
+        """What the commands of a run print; not beside the runs, whose names are given by `*`."""
+        return self.out / "logs" / f"{job.name}.log"
+
     def judged(self, job: Job) -> Path:
         """Where `evaluate` puts its results."""
         return self.out / job.name / (HELD_OUT if self.about["held out"] else EVALUATION)
@@ -169,7 +172,7 @@ class _State:
             for row in found
         ]
         content = {"about": self.about, "runs": self.runs, "table": lines}
-        write_text(self.out / FILE, json.dumps(content, indent=1) + "\n")
+        write_text(self.out / SWEEP, json.dumps(content, indent=1) + "\n")
         return found
 
 
@@ -200,7 +203,7 @@ class _Work:
     def _run(self, job: Job) -> None:
         if self.stopping:
             return
-        folder, log = self.state.out / job.name, self.state.out / f"{job.name}.log"
+        folder, log = self.state.out / job.name, self.state.log(job)
         with self._one:
             self._begun += 1
             place = f"{self._begun} of {len(self.state.jobs)}: {job.name}"
@@ -226,6 +229,7 @@ class _Work:
     def _call(self, words: list[str], log: Path) -> int:
         """Run one of our commands; its output goes to the end of the log."""
         command = [sys.executable, "-m", "compressive", *words]
+        log.parent.mkdir(exist_ok=True)
         with log.open("ab") as lines:
             lines.write(f"$ {shlex.join(command)}\n".encode())
             lines.flush()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressive.data.decode import Unreadable, shrink
 from compressive.data.flow import Arrival, Clock, Flow, Picture
-from compressive.data.pictures import Source
+from compressive.data.pictures import Source, pixels
 from compressive.data.plan import Portion
 
 _CHUNK = 2**26  # bytes that a resident set grows by; a few such pieces wait in memory
@@ -178,7 +178,7 @@ class _Reader:
             if index in self.bad:
                 continue
             try:
-                image = shrink(self.source.image(index), self.side)
+                image = shrink(pixels(self.source, index), self.side)
                 return Picture(image.numpy(), index, self.labels[index])
             except Unreadable as problem:
                 self.bad[index] = str(problem)
@@ -201,7 +201,7 @@ def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
     count, largest = len(source), 0
     for i in range(min(_SAMPLE, count)):
         try:
-            largest = max(largest, *source.image(i * count // min(_SAMPLE, count)).shape[1:])
+            largest = max(largest, *pixels(source, i * count // min(_SAMPLE, count)).shape[1:])
         except Unreadable:
             continue
         if largest >= most:

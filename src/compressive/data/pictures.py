@@ -56,6 +56,40 @@ class Source(Protocol):
         ...
 
 
+def require_source(source: object) -> Source:
+    """Refuse what is no `Source`, so far as that can be told without reading an image."""
+    if not isinstance(source, Source):
+        raise ValueError(
+            "a source must have name, labels, classes, len, image(i) and origin(i), got "
+            f"{type(source).__name__}"
+        )
+    labels: object = source.labels
+    if labels is None:
+        return source
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"labels of {source.name} must be an int64 tensor or None, got {kind}")
+    if labels.shape != (len(source),):
+        raise ValueError(
+            f"labels of {source.name} must have shape ({len(source)},), got {tuple(labels.shape)}"
+        )
+    return source
+
+
+def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
+    """Image i of a source that somebody may have written in a hurry; raises `Unreadable`."""
+    image: object = source.image(i)
+    if not isinstance(image, Tensor):
+        got = type(image).__name__
+    elif image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3:
+        return image
+    else:
+        got = f"{image.dtype} of shape {tuple(image.shape)}"
+    raise ValueError(
+        f"{source.origin(i)}: an image must be a uint8 tensor of shape (3, h, w), got {got}"
+    )
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pictures:
     """A `Source` made of a function that reads image i, as encoded bytes or as pixels."""

@@ -21,6 +21,7 @@ ALLOWED = (
     "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
     " or *.tar shards, or one of them; torchvision:NAME; or builtin"
 )
+PYTHON = "python:"  # and a name: what a program gave, which cannot be opened again
 _BUILTIN = {"train": 6000, "test": 2400}  # pictures; each of the 12 classes has as many
 
 
@@ -44,6 +45,8 @@ def open_source(place: str | Path, split: str = "train") -> Source:
     text = str(place)
     if text == "builtin":
         return _open_builtin(split)
+    if text.startswith(PYTHON):
+        raise ValueError(f"{text} is a source that was given in Python; give images that lie here")
     if text.startswith("torchvision:"):
         return open_torchvision(text, split)
     if not text.strip():

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compressive.evaluation.results import Results
-from compressive.metrics import ece
+from compressive.metrics import confidence_bin, ece
 
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
@@ -88,9 +88,9 @@ def reliability(
 ) -> list[tuple[float, float, int]]:
     """Mean confidence, accuracy and number of the images in each bin of confidence that has any."""
     confidence = p.amax(1)
-    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    bin_of = confidence_bin(confidence, bins)
     found = []
-    for b in range(bins):
+    for b in range(bins + 1):
         inside = bin_of == b
         if inside.any():
             mean, right = confidence[inside].mean(), hits[inside].double().mean()

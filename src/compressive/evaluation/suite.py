@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from compressive.corruptions.catalog import load_frost
+from compressive.data.sources import PYTHON
 from compressive.display import Display
 from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
@@ -213,7 +214,13 @@ def _place(subject: Subject, on: str) -> str:
         return on
     if subject.config is None:
         raise ValueError(f"say with --on which images {subject.name} is to be judged by")
-    return subject.config.data.source
+    source = subject.config.data.source
+    if source.startswith(PYTHON) or (Path(source).is_absolute() and not Path(source).exists()):
+        raise ValueError(
+            f"{subject.name} was trained on {source}, which is not here; say with --on which "
+            "images it is to be judged by"
+        )
+    return source
 
 
 def _default_out(place: str, kind: str) -> Path:
