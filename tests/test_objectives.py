@@ -403,6 +403,7 @@ BAD = [
     (lambda a: simclr_loss(a[:, :1], a[:, :1]), r"r_x must have .* dim >= 2, got \(4, 1\)"),
     (lambda a: simclr_loss(a, a[:3]), r"r_y must have the shape of r_x, \(4, 8\), got \(3, 8\)"),
     (lambda a: simclr_loss(a, a.long()), "r_y must be a floating-point tensor, got torch.int64"),
+    (lambda a: simclr_loss(a, a.numpy()), "r_y must be a floating-point tensor, got ndarray"),
     (lambda a: simclr_loss(a, a.to("meta")), "r_y must be on the device of r_x, cpu, got meta"),
     (
         lambda a: simclr_loss(a, a * math.nan),

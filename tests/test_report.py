@@ -218,6 +218,29 @@ def test_numbers_in_tables_are_those_of_the_files(tmp_path: Path) -> None:
     assert page.numbers["paper"][3:6] == [0.7, 0.9, 0.3]
 
 
+@pytest.mark.parametrize(
+    ("changes", "row", "words"),
+    [
+        ({"recipe": "c-simclr/imagenet-r50-1000"}, ("r50", 1000), "ImageNet, ResNet-50, 1000"),
+        ({"recipe": "c-simclr/imagenet-r50x2-1000"}, ("r50x2", 1000), "twice as wide, 1000"),
+        ({"recipe": "c-simclr/imagenet-r50-7"}, ("r50", 300), "ImageNet, ResNet-50, 300 epochs"),
+        ({"train": {"steps": 12, "epochs": 200}}, ("r50", 300), "test_resnet, 12 steps; logistic"),
+    ],
+)
+def test_a_run_stands_beside_the_one_that_it_repeats(
+    changes: dict[str, Any], row: tuple[str, int], words: str, tmp_path: Path
+) -> None:
+    """And says how long it was itself."""
+    run = write_run(tmp_path / "a")
+    settings = json.loads((run / "config.json").read_text())
+    settings["network"] = {"name": "test_resnet"}
+    (run / "config.json").write_text(json.dumps(settings | changes))
+    page = report(tmp_path, run)
+    top1, _, top5, brier = paper.TABLE_1["c-simclr", *row]
+    assert page.numbers["paper"][:3] == [top1, top5, brier]
+    assert words in page.text
+
+
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'>&<img src=x onerror=y>"
     run = write_run(tmp_path / "<script>\"'&", name=evil)

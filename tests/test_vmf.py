@@ -427,6 +427,10 @@ def test_kl_against_the_uniform_distribution() -> None:
             kl_divergence(u, p), kl_divergence(flat, p), rtol=1e-13, atol=1e-12
         )
     assert kl_divergence(u, HypersphericalUniform(16)) == 0
+    several = HypersphericalUniform(16, (5,), dtype=torch.float64)
+    one = vmf(16, 3.0)
+    assert torch.equal(kl_divergence(one, several), kl_divergence(one, u).expand(5))
+    assert torch.equal(kl_divergence(several, one), kl_divergence(u, one).expand(5))
 
 
 def test_kl_is_differentiable_in_everything() -> None:

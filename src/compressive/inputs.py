@@ -51,13 +51,16 @@ def unseen() -> Iterator[None]:
         _is_unseen.reset(token)
 
 
+@door
 def wide(name: str, tensor: Tensor) -> Tensor:
     """Float32 or float64; narrower floats are widened, anything else is refused."""
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(f"{name} must be a floating-point tensor, got {kind}")
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+@door
 def matrices(**named: Tensor) -> list[Tensor]:
     """Matrices of one shape on one device, a vector with a direction per image, in one dtype."""
     first, model = next(iter(named.items()))

@@ -46,7 +46,7 @@ def pick_device(name: str, called: str = "train.device") -> torch.device:
         raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and not _has_gpu():
-        raise ValueError(f"{called} is cuda, but torch sees no GPU; use {called}=cpu")
+        raise ValueError(f"{called} is {name}, but torch sees no GPU; use {called}=cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"{called} is {name}, and torch sees {torch.cuda.device_count()} GPUs")
     return device

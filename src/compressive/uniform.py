@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence, register_kl
 
 from compressive import special
-from compressive.inputs import door, wide
+from compressive.inputs import door, looks_at, wide
 from compressive.vmf import VonMisesFisher, same_dimension, unit_vector
 
 
@@ -35,7 +35,10 @@ class HypersphericalUniform(Distribution):
         target = wide("dtype", torch.empty((), dtype=dtype)).dtype
         entropy = torch.tensor(special.log_area(dim), dtype=torch.float64, device=device)
         self._entropy = entropy.to(target)
-        super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
+        super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=False)
+        if validate_args is None:
+            validate_args = type(self)._validate_args and looks_at(entropy)
+        self._validate_args = validate_args
 
     def expand(self, batch_shape, _instance=None) -> "HypersphericalUniform":
         """The same distribution with its batch axes expanded."""
@@ -78,14 +81,16 @@ class HypersphericalUniform(Distribution):
 def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
     """The entropy that p lacks, which is its divergence from its own kappa = 0."""
     same_dimension(p, q)
-    return kl_divergence(p, VonMisesFisher(p.mean_direction, 0.0, validate_args=False))
+    found = kl_divergence(p, VonMisesFisher(p.mean_direction, 0.0, validate_args=False))
+    return found.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 @register_kl(HypersphericalUniform, VonMisesFisher)
 def _kl_uniform_vmf(p: HypersphericalUniform, q: VonMisesFisher) -> Tensor:
     """As from kappa = 0."""
     same_dimension(p, q)
-    return kl_divergence(VonMisesFisher(q.mean_direction, 0.0, validate_args=False), q)
+    found = kl_divergence(VonMisesFisher(q.mean_direction, 0.0, validate_args=False), q)
+    return found.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 @register_kl(HypersphericalUniform, HypersphericalUniform)

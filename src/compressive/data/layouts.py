@@ -1,9 +1,12 @@
 """How robustness sets lie on disk, where their files come from, and where one is found."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from compressive.corruptions.tables import EXTRAS, NAMES
+from compressive.data.decode import first_line
 
 SEVERITIES = (1, 2, 3, 4, 5)
 # Of ImageNet-C; some people unpack each into a folder of its name.
@@ -103,6 +106,18 @@ SHIFTS: dict[str, Layout] = {
     "cifar10-c": _cifar(10),
     "cifar100-c": _cifar(100),
 }
+
+
+@contextmanager
+def whole(what: str) -> Iterator[None]:
+    """One line where a file of others is not as it should be, whatever its reader stumbles over."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__} {first_line(error)}"
+        raise ValueError(f"{what} is damaged or of another kind: {reason}") from error
 
 
 def find(name: str, root: str | Path) -> Path:

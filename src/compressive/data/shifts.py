@@ -22,6 +22,7 @@ from compressive.data.layouts import (
     Crop,
     expected,
     find,
+    whole,
 )
 from compressive.data.pictures import Pictures, Source, read_file
 from compressive.data.videos import Videos, read_vid, read_ytbb
@@ -51,7 +52,8 @@ def open_shift(name: str, root: str | Path, wnids: Sequence[str] | None = None) 
         raise ValueError(f"{name!r} {kind}; open_shift opens {', '.join(_OPENERS)}")
     if wnids is not None and (len(wnids) != IMAGENET or list(wnids) != sorted(set(wnids))):
         raise ValueError(f"wnids must be ImageNet's {IMAGENET}, sorted, got {len(wnids)} names")
-    return _OPENERS[name](name, find(name, root), wnids)
+    with whole(f"{name} in {root}"):
+        return _OPENERS[name](name, find(name, root), wnids)
 
 
 def open_cell(

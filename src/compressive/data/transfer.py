@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from jaxtyping import Int64
 from torch import Tensor
 
+from compressive.data.layouts import whole
 from compressive.data.pictures import Source, subset
 from compressive.data.splits import stratified
 from compressive.data.transfer_files import Found, read
@@ -192,7 +193,8 @@ def _with_val(found: Found, size: int | float, seed: int, metric: Metric) -> Spl
 def _found(name: str, root: Path, seed: int) -> Found:
     dataset = DATASETS[name]
     try:
-        return read(name, root, seed)
+        with whole(f"{name} in {root}"):
+            return read(name, root, seed)
     except FileNotFoundError as error:
         lost = f"no {error.filename}; " if error.filename else ""
         raise FileNotFoundError(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from compressive.data.layouts import whole
 from compressive.data.pictures import Pictures, Source, read_file, subset
 from compressive.data.shards import open_parquet
 from compressive.data.splits import per_class
@@ -234,5 +235,5 @@ def _mat(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is Matlab's, and to read it scipy must be installed: pip install scipy"
         ) from None
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, whole(path.name):
         return loadmat(file, squeeze_me=True)

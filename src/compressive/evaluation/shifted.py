@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from compressive import logistic
+from compressive.corruptions.tables import NAMES
 from compressive.data.labelmaps import imagenet_wnids
 from compressive.data.layouts import SEVERITIES
 from compressive.data.shifts import CELLS, SHIFTS, Shift, corruptions_at, open_cell, open_shift
@@ -117,25 +118,32 @@ def _natural(exam: Exam, shift: Shift) -> None:
 
 def _corrupted(exam: Exam, name: str, root: Path, wnids: Sequence[str] | None) -> None:
     """Every corruption of a set from its files, and their mean."""
-    accuracy: dict[str, list[float]] = {}
-    protocol = {}
+    right: dict[str, Float[Tensor, "severities images"]] = {}
+    protocol, images, count = {}, "", 0
     kinds = corruptions_at(name, root)
     for number, kind in enumerate(kinds):
         hits: list[Bool[Tensor, " images"]] = []
         for severity in SEVERITIES:
             cell = open_cell(name, root, kind, severity, wnids)
             logits, protocol = _logits(exam, cell)
+            protocol["notes"] = [note for note in cell.notes if not note.startswith(kind)]
             hits.append(scores(logits, cell.answers.to(exam.device))[0].hits)
-        accuracy[kind] = [float(hit.double().mean()) for hit in hits]
-        words = {**protocol, "by severity": accuracy[kind]}
-        values = torch.stack(hits).double().mean(0)
-        exam.results.add("robustness", f"{name} {kind}", "top-1", values, protocol=words)
+            if len(hits[-1]) != (count := count or len(logits)):
+                raise ValueError(f"{name}: {kind} {severity} has {len(logits)}, not {count} images")
+            images = named(cell.source, range(len(logits)), None, some_pixels(cell.source))
+        right[kind] = torch.stack(hits).double()
+        words = {**protocol, "by severity": right[kind].mean(1).tolist()}
+        values, dataset = right[kind].mean(0), f"{name} {kind}"
+        exam.results.add("robustness", dataset, "top-1", values, protocol=words, images=images)
         exam.tell(name, number + 1, len(kinds))
-    n = len(kinds) * len(SEVERITIES)
+    accuracy = {kind: hits.mean(1).tolist() for kind, hits in right.items()}
     mean, error = mean_over_cells(accuracy), mean_corruption_error(accuracy)
-    words = {**protocol, "left out": list(mean.left_out), "n": "cells, not images"}
-    exam.results.add("robustness", name, "top-1", mean.value, n=n, protocol=words)
+    words = {**protocol, "left out": list(mean.left_out)}
+    # Each cell has the same images, in the same order: one value for each is their mean.
+    values = torch.stack([hits.mean(0) for kind, hits in right.items() if kind in NAMES]).mean(0)
+    exam.results.add("robustness", name, "top-1", values, protocol=words, images=images)
     if exam.classes == 1000:
+        n = len(values)
         exam.results.add("robustness", name, "mce", error.value, n=n, protocol=words)
 
 

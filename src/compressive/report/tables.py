@@ -22,6 +22,7 @@ _TERMS = {  # words for what a metric does not say by its name
     "RankMe": "how many dimensions the features h fill, by the entropy of their singular values; "
     "not the rank in a run's summary, which is of the projections r",
 }
+_NETWORKS = {"r50": "ResNet-50", "r50x2": "ResNet-50 twice as wide"}
 _ORDER = ("linear", "logistic", "few labels", "kNN", "geometry", "information", "corruptions")
 
 
@@ -222,19 +223,29 @@ def beside_paper(runs: Sequence[Run]) -> list[Row]:
         ours = [(run, headline(run, "top-1")) for run in mine]
         if not any(best for _, best in ours):
             continue
-        top1, _, top5, brier = paper.TABLE_1[method, "r50", 300]
-        cells = [Cell(f"{v:.1f}", v) for v in (top1, top5, brier)]
-        rows.append(Row(f"{method} in the paper", "ImageNet, ResNet-50, 300 epochs", cells))
+        for network, epochs in dict.fromkeys(_theirs(run) for run, best in ours if best):
+            top1, _, top5, brier = paper.TABLE_1[method, network, epochs]
+            cells = [Cell(f"{v:.1f}", v) for v in (top1, top5, brier)]
+            size = f"{_NETWORKS[network]}, {epochs} epochs"
+            rows.append(Row(f"{method} in the paper", f"ImageNet, {size}", cells))
         for run, best in ours:
             if best is None:
                 continue
             figures = [headline(run, metric) for metric in ("top-1", "top-5", "brier")]
             cells = [f and Cell(f"{100 * f.value:.1f}", f.value) for f in figures]
-            size = "{}, {} epochs".format(
-                *(run.settings.get(key, "?") for key in ("network.name", "train.epochs"))
-            )
+            steps, epochs = (run.settings.get(f"train.{key}") for key in ("steps", "epochs"))
+            length = f"{steps} steps" if steps else f"{'?' if epochs is None else epochs} epochs"
+            size = f"{run.settings.get('network.name', '?')}, {length}"
             rows.append(Row(f"{run.name} here", f"{best.dataset}, {size}; {best.task}", cells))
     return rows
+
+
+def _theirs(run: Run) -> tuple[str, int]:
+    """Network and epochs of the paper's run that this one repeats, or else of its shortest."""
+    found = re.fullmatch(r"[\w-]+/imagenet-(r50(?:x2)?)-(\d+)", str(run.settings.get("recipe")))
+    if found and (run.settings["method"], found[1], int(found[2])) in paper.TABLE_1:
+        return found[1], int(found[2])
+    return "r50", 300
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
