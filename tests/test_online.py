@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from compressive import run
 from compressive.augment import center_crop, normalize
-from compressive.cli import _typical_side
 from compressive.data.decode import Unreadable
 from compressive.data.loaders import Resident, Streaming
 from compressive.data.pictures import Pictures
 from compressive.data.plan import Portion
+from compressive.images import _typical_side
 from compressive.online import (
     Accuracy,
     OnlineProbe,

@@ -94,6 +94,17 @@ def test_presets_are_the_papers_ablations(
     assert ablated <= set(words)
 
 
+def test_without_a_recipe_runs_are_told_apart_as_the_folders_settings_have_them(
+    tmp_path: Path,
+) -> None:
+    """Which are SGD's, whatever the defaults of all settings are."""
+    vary = ["optim.trust=0.001,0.01"]
+    assert len(plan("builtin", vary=vary)) == 2
+    with pytest.raises(ValueError, match=r"two runs are the same: .*optim\.trust: optim\.name is"):
+        sweep("builtin", tmp_path / "sweep", vary=vary, display=silent())
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -57,13 +57,15 @@ def plan(
     preset: str = "",
     seeds: str = "0",
     changes: Sequence[str] = (),
+    base: Config | None = None,
 ) -> list[Job]:
     """Every combination of the values with every seed, the seeds of one setting together.
 
     vary: "section.name=value,value,..."; changes: "section.name=value", the same for all. All of
-    them are checked here, before the first run has cost anything.
+    them are checked here, before the first run has cost anything. base: what runs begin with where
+    there is no recipe.
     """
-    base = recipes.get(recipe).config if recipe else Config()
+    base = recipes.get(recipe).config if recipe else base or Config()
     base = on_images(base, data, *changes)
     axes = dict(_axis(text) for text in vary)
     if len(axes) < len(vary):

@@ -1,10 +1,6 @@
-"""The command line; here the commands that make runs, in `commands` those that look at them.
-
-Longer than 300 lines, many of them options with their help.
-"""
+"""The command line; here the commands that make runs, in `commands` those that look at them."""
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -19,7 +15,6 @@ from compressive.display import Patient
 from compressive.terminal import one_line_errors
 
 if TYPE_CHECKING:
-    from compressive.data.pictures import Source
     from compressive.run import Outcome
 
 app = typer.Typer(
@@ -129,6 +124,7 @@ def pretrain(
     together.
     """
     from compressive import distributed
+    from compressive.images import settings_for
     from compressive.train import pretrain as train
 
     short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
@@ -136,7 +132,7 @@ def pretrain(
     distributed.start()
     try:
         with one_line_errors():
-            chosen = _chosen(data, recipe, epochs)
+            chosen = settings_for(data, recipe, epochs)
             given += changes or ()
             chosen = settings.on_images(chosen, data, *given)
             if distributed.rank() == 0:
@@ -156,39 +152,6 @@ def _say_what_is_idle(chosen: settings.Config, changes: list[str]) -> None:
     for name in dict.fromkeys(change.split("=")[0].strip() for change in changes):
         if name in reasons:
             print(f"note: {name} changes nothing here: {reasons[name]}")
-
-
-def _chosen(data: str, recipe: str, epochs: int | None) -> settings.Config:
-    """The recipe, or what fits a set of such images on this machine."""
-    if recipe:
-        return recipes.get(recipe).config
-    import torch
-
-    from compressive.data.sources import open_source
-    from compressive.distributed import world_size
-
-    source = open_source(data)
-    # All of it, not what is free: the same command must come to the same settings to go on.
-    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
-    memory *= world_size()
-    side = _typical_side(source)
-    return recipes.for_folder(len(source), side, memory=memory, epochs=epochs).config
-
-
-def _typical_side(source: "Source") -> int:
-    """The median of the shorter sides of some images, spread over the set."""
-    import torch
-
-    from compressive.data.decode import Unreadable
-    from compressive.online import evenly
-
-    sides = []
-    for place in evenly(len(source), 64).tolist():
-        with suppress(Unreadable):
-            sides.append(min(source.image(place).shape[1:]))
-    if not sides:
-        raise ValueError(f"none of {min(64, len(source))} images of {source.name} can be read")
-    return int(torch.tensor(sides).median())
 
 
 def _default_out(config: settings.Config, data: str) -> Path:

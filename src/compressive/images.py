@@ -1,21 +1,48 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from compressive import recipes
 from compressive.config import Config, Data, override
+from compressive.data.decode import Unreadable
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
 from compressive.data.pictures import Source, require_source, subset
 from compressive.data.plan import Portion
 from compressive.data.sources import PYTHON, open_source
+from compressive.distributed import world_size
 from compressive.files import write_text
 from compressive.online import evenly
 
 Loader = Resident | Streaming
+
+
+def settings_for(data: str, recipe: str = "", epochs: int | None = None) -> Config:
+    """The recipe's, or what fits a set of such images on this machine."""
+    if recipe:
+        return recipes.get(recipe).config
+    source = open_source(data)
+    # All of it, not what is free: the same command must come to the same settings to go on.
+    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
+    memory *= world_size()
+    side = _typical_side(source)
+    return recipes.for_folder(len(source), side, memory=memory, epochs=epochs).config
+
+
+def _typical_side(source: Source) -> int:
+    """The median of the shorter sides of some images, spread over the set."""
+    sides = []
+    for place in evenly(len(source), 64).tolist():
+        with suppress(Unreadable):
+            sides.append(min(source.image(place).shape[1:]))
+    if not sides:
+        raise ValueError(f"none of {min(64, len(source))} images of {source.name} can be read")
+    return int(torch.tensor(sides).median())
 
 
 def from_python(config: Config, source: Source) -> Config:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from compressive import recipes
 from compressive.ablations import Job, plan
 from compressive.config import Config, on_images
 from compressive.display import Display
@@ -62,11 +61,12 @@ def sweep(
     if at_once < 1:
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
     require_place(out)
+    base = None
     if not (out / SWEEP).exists():  # later ones must be the same
         _require_tasks(suite, only, images, held_out)
-    jobs = plan(data, recipe=recipe, vary=vary, preset=preset, seeds=seeds, changes=changes)
-    if not (out / SWEEP).exists():
-        _require_images(data, recipe, [*changes, *jobs[0].changes])
+        base = _begun_with(data, recipe, changes)
+    words: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
+    jobs = plan(data, recipe=recipe, base=base, **words)
     about = {
         "data": data,
         "recipe": recipe,
@@ -108,12 +108,14 @@ def _require_tasks(suite: str, only: str, images: int, held_out: bool) -> None:
         raise ValueError(f"--images must be 0 or more, got {images}")
 
 
-def _require_images(data: str, recipe: str, changes: Sequence[str]) -> None:
-    """Refuse now what the first run would refuse."""
+def _begun_with(data: str, recipe: str, changes: Sequence[str]) -> Config:
+    """The settings that every run begins with; refuses now the images that runs would refuse."""
     from compressive.data.sources import open_source
+    from compressive.images import settings_for
 
-    base = recipes.get(recipe).config if recipe else Config()
+    base = settings_for(data, recipe)
     open_source(data, on_images(base, data, *changes).data.split)
+    return base
 
 
 class _State:
