@@ -50,6 +50,9 @@ def test_images_are_found_again_from_elsewhere(
     found = read_config(written(tmp_path / "a", config)).data.source
     assert found == str(tmp_path / "photos")
     assert open_folder(tmp_path / "a", config, resume=True)
+    (tmp_path / "others").mkdir()
+    told = refusal(tmp_path / "a", tiny("data.source=others", "train.epochs=9"))
+    assert f"holds a run with data.source = {found}, not {tmp_path / 'others'}, train.epo" in told
     nowhere = read_config(written(tmp_path / "b", tiny("data.source=torchvision:CIFAR10")))
     assert nowhere.data.source == "torchvision:CIFAR10"
 

@@ -51,6 +51,9 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
         raise ValueError(f"{folder} already holds a run; choose another --out, or delete it")
     old, new = flat(read_config(folder)), flat(config)
     changed = [name for name in old if old[name] != new[name] and name not in FREE]
+    new["data.source"] = _place(config)
+    if changed and new["data.source"] != old["data.source"]:
+        changed = ["data.source", *changed]  # from which others may follow
     if changed:
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -65,10 +68,15 @@ def write_config(folder: Path, config: Config, device: torch.device) -> None:
     """config.json: every setting, and under "about" where, when and by what it was made."""
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {**asdict(config), "about": _about(device)}
-    source = Path(config.data.source).expanduser()
-    if config.data.source != Data().source and source.exists():  # from wherever it is read
-        settings["data"]["source"] = os.path.abspath(source)
+    settings["data"]["source"] = _place(config)
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+
+
+def _place(config: Config) -> str:
+    """Where the images are, from wherever that is read."""
+    source = config.data.source
+    path = Path(source).expanduser()
+    return os.path.abspath(path) if source != Data().source and path.exists() else source
 
 
 def read_config(folder: Path) -> Config:
