@@ -632,10 +632,11 @@ def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens: no internet here
     with pytest.raises(FileNotFoundError) as caught:
-        open_source(f"torchvision:CIFAR10@{tmp_path}")
+        open_source(f"torchvision:CIFAR10@{tmp_path / 'new'}")
     message = str(caught.value)
     assert "\n" not in message
-    assert f"is not in {tmp_path} and could not be fetched" in message
+    assert f"is not in {tmp_path / 'new'} and could not be fetched" in message
+    assert not (tmp_path / "new").exists()
     assert "torchvision:CIFAR10@FOLDER" in message
 
 

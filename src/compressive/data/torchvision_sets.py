@@ -4,6 +4,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,9 +51,13 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
             root.mkdir(parents=True, exist_ok=True)
             return make(**given, **chosen, download=True)
 
+    was_there = root.exists()
     try:
         return _of_torchvision(place, _with_split(build, accepts, split, place), "loader" in given)
     except (OSError, RuntimeError) as error:
+        if not was_there:
+            with suppress(OSError):
+                root.rmdir()  # it is empty, or has what came before the connection broke
         raise FileNotFoundError(
             f"{place} is not in {root} and could not be fetched ({first_line(error)}); it needs "
             f"internet once, or the folder that has it: torchvision:{name}@FOLDER"
