@@ -1,5 +1,6 @@
 """The command line: what it prints, and one clear line with exit code 2 on bad input."""
 
+import builtins
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,6 +341,31 @@ def test_a_command_comes_to_its_end_when_nobody_listens() -> None:
         words = [sys.executable, "-m", "compressive", "settings"]
         done = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        ("quickstart", "compressive.quickstart"),
+        ("pretrain builtin", "compressive.train"),
+        ("evaluate a", "compressive.evaluation.suite"),
+        ("sweep builtin", "compressive.sweep"),
+    ],
+)
+def test_ctrl_c_while_things_are_imported_is_one_line(
+    words: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = builtins.__import__
+
+    def imported(name: str, *rest: Any) -> Any:
+        if name == module:
+            raise KeyboardInterrupt
+        return true(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", imported)
+    result = RUN.invoke(app, words.split())
+    assert result.exit_code == 130
+    assert result.output.startswith("error: interrupted; what was saved before is kept")
 
 
 def test_of_a_run_that_seemed_ill_it_is_told_what_was_saved(

@@ -59,12 +59,12 @@ def quickstart(
     Takes about 4 minutes on a CPU. Ends with a table of accuracies on test pictures, and a page
     that shows both runs.
     """
-    from compressive.evaluation.tables import verdicts
-    from compressive.quickstart import METHODS
-    from compressive.quickstart import quickstart as rows
-    from compressive.report.page import write_report
+    with one_line_errors():  # also where somebody thinks again while this is imported
+        from compressive.evaluation.tables import verdicts
+        from compressive.quickstart import METHODS
+        from compressive.quickstart import quickstart as rows
+        from compressive.report.page import write_report
 
-    with one_line_errors():
         table = Table(
             title="Built-in pictures, 12 classes",
             caption="accuracy on test pictures; movable: nats that z keeps of its view alone",
@@ -123,9 +123,10 @@ def pretrain(
     Stops and saves on Ctrl-C; the same command goes on. Under torchrun all processes train
     together.
     """
-    from compressive import distributed
-    from compressive.images import settings_for
-    from compressive.train import pretrain as train
+    with one_line_errors():
+        from compressive import distributed
+        from compressive.images import settings_for
+        from compressive.train import pretrain as train
 
     short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
     given = [f"{name}={value}" for name, value in short.items() if value is not None]

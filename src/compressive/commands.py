@@ -64,9 +64,10 @@ def evaluate(
     Nothing is chosen on test images. Features are kept beside the results, so that a second call
     is quick. What cannot be done here is left out and listed at the end.
     """
-    from compressive import distributed
-    from compressive.evaluation.suite import evaluate as judge
-    from compressive.evaluation.tables import notes, results_table
+    with one_line_errors():  # also where somebody thinks again while this is imported
+        from compressive import distributed
+        from compressive.evaluation.suite import evaluate as judge
+        from compressive.evaluation.tables import notes, results_table
 
     tasks = [name.strip() for name in only.split(",")] if only else []
     distributed.start()
@@ -263,13 +264,13 @@ def sweep(
     Finished runs are not repeated when the command is given again; one that fails does not end the
     others. Ends with a table and a report.
     """
-    from compressive.evaluation.tables import verdicts
-    from compressive.report.page import write_report
-    from compressive.sweep import summary_table
-    from compressive.sweep import sweep as run_all
-    from compressive.tally import LEGEND
-
     with one_line_errors():
+        from compressive.evaluation.tables import verdicts
+        from compressive.report.page import write_report
+        from compressive.sweep import summary_table
+        from compressive.sweep import sweep as run_all
+        from compressive.tally import LEGEND
+
         if not (vary or preset or "," in seeds):
             raise ValueError("nothing is varied; give --vary, --preset or several --seeds")
         found = run_all(
