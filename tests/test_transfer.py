@@ -287,6 +287,15 @@ def test_a_dataset_without_its_lists_is_missing(tmp_path: Path, name: str) -> No
         open_transfer(name, tmp_path)
 
 
+def test_lists_that_name_what_is_not_there_are_one_line(tmp_path: Path) -> None:
+    sun397(tmp_path)
+    lines = tmp_path / "SUN397" / "Partitions" / "Training_01.txt"
+    lines.write_text(lines.read_text() + "/c/cafe/sun_0001.jpg\n")
+    words = f"^sun397 in {tmp_path} is damaged or of another kind: KeyError '/c/cafe'$"
+    with pytest.raises(ValueError, match=words):
+        open_transfer("sun397", tmp_path)
+
+
 def test_a_name_that_is_no_dataset_gets_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no transfer dataset 'pets'; there are food101, cifar10,"):
         open_transfer("pets", tmp_path)

@@ -56,6 +56,9 @@ def test_a_frame_that_is_not_there_is_named(tmp_path: Path) -> None:
     put_vid(root, VIDEOS, {key: ids for key, ids in LABELS.items() if "11" not in key})
     with pytest.raises(ValueError, match=r"no label for ILSVRC2015_val_00000000/000011.JPEG"):
         open_shift("imagenet-vid-robust", tmp_path)
+    put_json(root / "metadata" / "labels.json", [1])
+    with pytest.raises(ValueError, match=r"imagenet-vid-robust in .* is damaged"):
+        open_shift("imagenet-vid-robust", tmp_path)
 
 
 MARKS = ["good", "unsure", "bad", *ytbb_classes().names]
