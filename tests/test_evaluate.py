@@ -182,6 +182,8 @@ def test_sets_of_test_images_are_not_opened_where_none_may_be(
         evaluate(str(run), only=tasks, out=out, **given)
     assert not out.exists()
     (tmp_path / "sets").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given["sets"] = Path("~/sets")
     results, _ = evaluate(str(run), held_out=True, only=tasks, out=out, **given)
     assert results.skipped == [f"{name}, which is on test images" for name in elsewhere]
     evaluate(str(run), only=["few-label"], out=tmp_path / "test", **given)
@@ -298,6 +300,10 @@ def test_a_table_says_what_its_test_images_are_and_that_a_run_is_not_finished(
     settings = json.loads((place / "config.json").read_text())
     settings["train"]["steps"] = 9
     (place / "config.json").write_text(json.dumps(settings))
+    done = CliRunner().invoke(app, [*given, "--device", "cpu"])
+    assert f"{place}: training has not come to its end: step 8 of 9" in done.output
+    last = max((place / "checkpoints").iterdir())
+    shutil.copy(last, last.with_name("step_99999999_best.safetensors"))  # not one of ours
     done = CliRunner().invoke(app, [*given, "--device", "cpu"])
     assert f"{place}: training has not come to its end: step 8 of 9" in done.output
 

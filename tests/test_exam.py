@@ -69,6 +69,20 @@ def test_words_mean_the_same_class_in_train_and_test(tmp_path: Path) -> None:
     assert splits.classes == 4
 
 
+def test_features_of_images_that_were_shrunk_otherwise_are_made_anew(tmp_path: Path) -> None:
+    """A streamed set is known by its names, which do not tell what was done to its images."""
+    pictures(tmp_path / "set" / "train", {"a": 3, "b": 3})
+    keys = []
+    for side in (16, 40):
+        exam = exam_of(tmp_path / "set", side=side)
+        exam.cache = tmp_path / "cache"
+        exam.features("train")
+        exam.close()
+        keys.append(len(list((tmp_path / "cache").iterdir())))
+        assert f"longer side to {side}," in exam.seen()["larger images"]
+    assert keys[1] > keys[0]
+
+
 def test_one_file_is_not_both_train_and_test(tmp_path: Path) -> None:
     shard(tmp_path / "test-0.parquet", ["a", "b"] * 10, tmp_path / "x")
     splits = open_splits(str(tmp_path / "test-0.parquet"), seed=0)

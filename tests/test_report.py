@@ -222,7 +222,11 @@ def test_numbers_in_tables_are_those_of_the_files(tmp_path: Path) -> None:
     ("changes", "row", "words"),
     [
         ({"recipe": "c-simclr/imagenet-r50-1000"}, ("r50", 1000), "ImageNet, ResNet-50, 1000"),
-        ({"recipe": "c-simclr/imagenet-r50x2-1000"}, ("r50x2", 1000), "twice as wide, 1000"),
+        (
+            {"recipe": "c-simclr/imagenet-r50x2-1000"},
+            ("r50x2", 1000),
+            "of double width, 1000",
+        ),
         ({"recipe": "c-simclr/imagenet-r50-7"}, ("r50", 300), "ImageNet, ResNet-50, 300 epochs"),
         ({"train": {"steps": 12, "epochs": 200}}, ("r50", 300), "test_resnet, 12 steps; logistic"),
     ],

@@ -48,6 +48,16 @@ def test_the_gaps_of_the_reliability_diagram_are_the_calibration_error() -> None
     assert gap == pytest.approx(float(metrics.ece(LOGITS, LABELS)), rel=1e-5)
 
 
+def test_a_confidence_of_exactly_one_is_binned_alike_in_diagram_and_error() -> None:
+    """It is sure and wrong; the other, in the bin below, is right: in one bin they would cancel."""
+    logits = torch.tensor([[800.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    labels = torch.tensor([1, 0])
+    bins = reliability(logits.softmax(1), right(logits, labels))
+    assert [count for _, _, count in bins] == [1, 1]
+    gap = sum(count * abs(mean - accuracy) for mean, accuracy, count in bins) / 2
+    assert gap == pytest.approx(float(metrics.ece(logits, labels)), abs=1e-12)
+
+
 def test_an_image_of_an_unseen_class_is_wrong_and_not_in_nll() -> None:
     """Whatever the classifier says of it, so that two classifiers are judged by the same images."""
     results = Results("a")

@@ -125,7 +125,6 @@ def write_dtd(root: Path) -> None:
 
 def test_a_damaged_set_is_left_out_and_the_others_are_measured(exam: Exam, tmp_path: Path) -> None:
     """Of ten test images one is called by the other class's name: 9 of 10."""
-    pytest.importorskip("scipy")
     write_dtd(tmp_path / "sets")
     flowers = tmp_path / "sets" / "flowers-102"
     put(flowers / "jpg" / "image_00001.jpg", 0)

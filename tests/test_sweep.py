@@ -144,7 +144,8 @@ def test_bad_input_is_refused_before_anything_runs(given: dict[str, Any], proble
 
 
 @pytest.mark.parametrize(
-    "given", [{"suite": "all"}, {"only": "knn,knm"}, {"images": -1}, {"at_once": 0}]
+    "given",
+    [{"suite": "all"}, {"only": "knn,knm"}, {"only": "knn,"}, {"images": -1}, {"at_once": 0}],
 )
 def test_bad_tasks_are_refused_before_anything_runs(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must be|takes some of"):

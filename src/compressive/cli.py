@@ -12,6 +12,7 @@ from rich.table import Table
 from compressive import commands, recipes
 from compressive import config as settings
 from compressive.display import Patient
+from compressive.files import ENCODER
 from compressive.terminal import one_line_errors
 
 if TYPE_CHECKING:
@@ -178,8 +179,7 @@ def _say_where(outcome: "Outcome") -> None:
             highlight=False,
         )
     console.print(
-        f"encoder: {outcome.folder / 'encoder.safetensors'}\n"
-        f'in Python: compressive.load("{outcome.folder}")',
+        f'encoder: {outcome.folder / ENCODER}\nin Python: compressive.load("{outcome.folder}")',
         highlight=False,
         markup=False,
     )

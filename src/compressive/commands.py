@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from compressive.files import CONFIG, SWEEP
+from compressive.files import CONFIG, RESULTS, SWEEP
 from compressive.terminal import complain, one_line_errors
 
 
@@ -101,7 +101,7 @@ def evaluate(
     for text in notes(results):
         console.print(f"note: {text}", highlight=False, markup=False)
     _say_if_unfinished(encoder)
-    console.print(f"results: {place / 'results.json'}", highlight=False, markup=False)
+    console.print(f"results: {place / RESULTS}", highlight=False, markup=False)
 
 
 def _say_if_unfinished(encoder: str) -> None:

@@ -201,7 +201,7 @@ def _read(given: Path, name: str, held_out: bool) -> Run:
     if so_far:
         missing.append(so_far)
     elif inside != path and not has_encoder:
-        missing.append("encoder.safetensors: not there")
+        missing.append(f"{ENCODER}: not there")
     is_trained = has_encoder and not so_far
     hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
     results = _json(marks[2], missing, hint)

@@ -22,7 +22,6 @@ _TERMS = {  # words for what a metric does not say by its name
     "RankMe": "how many dimensions the features h fill, by the entropy of their singular values; "
     "not the rank in a run's summary, which is of the projections r",
 }
-_NETWORKS = {"r50": "ResNet-50", "r50x2": "ResNet-50 twice as wide"}
 _ORDER = ("linear", "logistic", "few labels", "kNN", "geometry", "information", "corruptions")
 
 
@@ -226,7 +225,7 @@ def beside_paper(runs: Sequence[Run]) -> list[Row]:
         for network, epochs in dict.fromkeys(_theirs(run) for run, best in ours if best):
             top1, _, top5, brier = paper.TABLE_1[method, network, epochs]
             cells = [Cell(f"{v:.1f}", v) for v in (top1, top5, brier)]
-            size = f"{_NETWORKS[network]}, {epochs} epochs"
+            size = f"{paper.NETWORKS[network][2]}, {epochs} epochs"
             rows.append(Row(f"{method} in the paper", f"ImageNet, {size}", cells))
         for run, best in ours:
             if best is None:
