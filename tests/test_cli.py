@@ -21,11 +21,14 @@ from tiny import last, photos, tiny, words
 from typer.testing import CliRunner, Result
 
 import compressive
-from compressive import recipes
+from compressive import cli, quickstart, recipes
 from compressive.cli import _say_where, app
 from compressive.config import flat
+from compressive.evaluation.results import Results
 from compressive.folder import read_config
+from compressive.online import Accuracy
 from compressive.run import Outcome
+from compressive.settings import written
 from compressive.terminal import one_line_errors
 
 RUN = CliRunner()
@@ -154,7 +157,7 @@ def test_a_recipe_is_shown_with_every_value_and_where_it_is_from() -> None:
     assert recipe.hardware in result.output
     rows = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
     for setting, value in flat(recipe.config).items():
-        assert str(value) in rows[setting]
+        assert rows[setting].split()[1] == written(value) or value == ""
         assert recipe.origins[setting][:40] in rows[setting]
     assert all(change in result.output for v in recipe.variants for change in v.changes)
 
@@ -414,3 +417,60 @@ def test_the_version_is_said() -> None:
     result = RUN.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.output.strip() == version("compressive")
+
+
+FIGURES = {
+    ("logistic", "top-1"): 0.71, ("kNN 20", "top-1"): 0.62, ("kNN 200", "top-1"): 0.11,
+    ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
+    ("information", "residual"): 180.0, ("information", "movable"): 1.25,
+    ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretrain(config: Any, out: Path, **_: Any) -> Outcome:
+        return Outcome(out, 5, 5, 5, None)
+
+    def evaluate(*_: Any, **__: Any) -> tuple[Results, Path]:
+        results = Results("a")
+        for (task, metric), value in FIGURES.items():
+            results.add(task, "set", metric, value, protocol={}, n=1)
+        return results, Path()
+
+    monkeypatch.setattr(quickstart, "pretrain", pretrain)
+    monkeypatch.setattr(quickstart, "evaluate", evaluate)
+    monkeypatch.setattr(quickstart, "_pixels", lambda: 0.095)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+
+
+def test_the_quick_starts_rows_have_the_figures_of_their_names(tmp_path: Path) -> None:
+    pixels, *rows = quickstart.quickstart(tmp_path)
+    assert pixels[:5] == ("raw pixels", 0.095, None, None, None)
+    assert [row[:5] for row in rows] == [
+        (name, 0.71, 0.62, 0.53, 1.25) for name in ("simclr", "c-simclr")
+    ]
+
+
+def test_the_quick_starts_table_has_them_in_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressive.report.page.write_report", lambda runs, out, **_: out)
+    monkeypatch.setattr("compressive.evaluation.tables.verdicts", lambda runs: None)
+    printed = CliRunner().invoke(cli.app, ["quickstart", "--out", str(tmp_path)])
+    assert printed.exit_code == 0, printed.output
+    rows = [
+        re.findall(r"[\w%.][\w%. -]*[\w%]", line)
+        for line in printed.output.splitlines()
+        if "│" in line or "┃" in line
+    ]
+    assert ["linear", "kNN", "10 % of labels", "movable"] in rows
+    assert ["raw pixels", "9.5%"] in rows
+    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25"] in rows
+
+
+def test_neighbors_and_probe_are_said_under_their_own_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli._say_where(Outcome(tmp_path, 5, 5, 5, Accuracy(probe=0.25, neighbors=0.75, count=1200)))
+    assert "nearest neighbors 75.0%, linear probe 25.0% of 1,200" in capsys.readouterr().out

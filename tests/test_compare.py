@@ -21,7 +21,12 @@ from compressive.evaluation.compare import (
     t_quantile,
 )
 from compressive.evaluation.results import Results
-from compressive.evaluation.tables import differences_markdown, differences_table, verdicts
+from compressive.evaluation.tables import (
+    differences_markdown,
+    differences_table,
+    results_table,
+    verdicts,
+)
 from compressive.folder import write_config
 
 KEY = "linear/set/top-1"
@@ -336,3 +341,41 @@ def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
     assert verdicts([a, b]) is None
     (b / "evaluation" / "results.json").unlink()
     assert verdicts([a, b]) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
+        *("left out", "table", "source", "value", "train images", "views", "norm"),
+    ],
+)
+def test_numbers_of_another_protocol_get_no_verdict(tmp_path: Path, name: str) -> None:
+    runs = [
+        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+    ]
+    assert compared(*runs).verdict == "better"
+    for i, run in enumerate(runs):
+        path = Path(run) / "results.json"
+        path.write_text(
+            path.read_text().replace('"protocol": {}', f'"protocol": {{"{name}": {i}}}')
+        )
+    assert compared(*runs).verdict == "measured differently"
+
+
+def test_a_brier_score_is_printed_times_100_as_the_caption_says(tmp_path: Path) -> None:
+    results = Results("a")
+    results.add("linear", "set", "brier", 0.312, protocol={}, n=10)
+    results.add("linear", "set", "ece", 0.043, protocol={}, n=10)
+    console = Console(width=120, file=io.StringIO())
+    console.print(results_table(results))
+    text = console.file.getvalue()  # pyright: ignore
+    assert "31.2" in text
+    assert "4.3" in text
+    scores = torch.tensor([0.1, 0.5]).repeat(50)
+    runs = [
+        written(tmp_path / str(i), scores + i / 4, tiny(f"bottleneck.beta={i}"), "brier")
+        for i in (0, 1)
+    ]
+    first, second = open_groups(runs)
+    assert "| 30.0 | 55.0 | 25.0 [" in differences_markdown(first, second, compare(first, second))

@@ -114,3 +114,24 @@ def test_bad_input_is_one_line_and_writes_nothing(
         assert message in result.output
         assert len(result.output.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_split_that_was_asked_for_is_embedded(run: Path, tmp_path: Path, split: str) -> None:
+    for part, count in (("train", 3), ("test", 2)):
+        for kind in ("cat", "dog"):
+            (tmp_path / "set" / part / kind).mkdir(parents=True)
+            for i in range(count):
+                noise(20, 20, seed=i).save(tmp_path / "set" / part / kind / f"{i}.png")
+    found = embed(
+        str(run),
+        str(tmp_path / "set"),
+        tmp_path / "f.npz",
+        split=split,
+        device="cpu",
+        display=silent(),
+    )
+    with np.load(found.path) as file:
+        names = file["image"].tolist()
+    assert len(names) == {"train": 6, "test": 4}[split]
+    assert all(f"/set/{split}/" in name for name in names)

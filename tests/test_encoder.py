@@ -1,6 +1,8 @@
 """The product of a run: the same features through us and through timm, from any kind of picture."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny import noise, silent, tiny
 from torch import Tensor, nn
@@ -24,7 +27,7 @@ from compressive.data.sources import open_source
 from compressive.encoder import Encoder, load, save
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.files import ENCODER
-from compressive.networks import build, feature_dim
+from compressive.networks import backbone, build, feature_dim
 from compressive.online import features
 from compressive.train import pretrain
 
@@ -374,3 +377,32 @@ def test_load_is_at_the_front_door() -> None:
     assert compressive.load is load
     with pytest.raises(AttributeError, match="module 'compressive' has no attribute 'nothing'"):
         compressive.nothing  # noqa: B018  # pyright: ignore
+
+
+@pytest.mark.parametrize("shape", [(40, 22), (22, 40)])
+def test_a_batch_of_oblong_images_is_prepared_as_each_alone(shape: tuple[int, int]) -> None:
+    """One side is above the canvases' 24, the other below."""
+    found = Encoder(backbone("test_resnet").eval(), Network(name="test_resnet"), 16, 24)
+    images = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
+    alone = torch.cat([found.preprocess(one) for one in images])
+    torch.testing.assert_close(found.preprocess(images), alone, rtol=0, atol=1e-6)
+
+
+def test_an_encoder_has_the_same_bytes_whenever_it_is_written(tmp_path: Path) -> None:
+    """Results know theirs by its checksum; safetensors' own order of what is said changes."""
+    network = build(Network(name="test_resnet"), 16)
+    command = (
+        "import sys, torch; from pathlib import Path; from compressive.config import Network; "
+        "from compressive.encoder import pack, save; from compressive.networks import build; "
+        "torch.manual_seed(0); out = Path(sys.argv[1]); out.mkdir(); settings = "
+        "Network(name='test_resnet'); save(out, build(settings, 16), settings, 16, 32); "
+        "pack(out, out / 'p', {str(i): 'x' for i in range(9)})"
+    )
+    names = ("a", "b", "c")
+    for name in names:
+        subprocess.run([sys.executable, "-c", command, tmp_path / name], check=True, timeout=120)
+    for file in (ENCODER, "p"):
+        assert len({(tmp_path / name / file).read_bytes() for name in names}) == 1
+    with safe_open(tmp_path / "a" / "p", "pt") as file:
+        assert file.metadata()["8"] == "x"
+        assert set(file.keys()) == network.state_dict().keys()

@@ -533,3 +533,9 @@ def test_real_images_are_told_apart_better_than_by_chance(tmp_path: Path) -> Non
     assert found["logistic", "top-1"].n == 600
     assert "at most 600 images" in found["kNN 20", "top-1"].protocol["notes"][0]
     assert (out / "results.json").is_file()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_generator_takes_is_refused_at_once(seed: int) -> None:
+    with pytest.raises(ValueError, match=r"--seed must be 0 or more and below 2\*\*32, got"):
+        evaluate("nowhere", seed=seed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,17 +12,24 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from tiny import noise
+from tiny import noise, tiny
 from torch import Tensor, nn
 
 from compressive.augment import MEAN, STD, normalize
-from compressive.evaluation.classify import _folds, few_label, knn, logistic_regression
+from compressive.corruptions.catalog import NAMES, corrupt
+from compressive.data.splits import few_labels, stratified
+from compressive.evaluation import classify, probing
+from compressive.evaluation.classify import _folds, few_label, knn, linear, logistic_regression
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features
+from compressive.evaluation.information import direction_of
+from compressive.evaluation.linear import LEARNING_RATES, WIDER, Heads
 from compressive.evaluation.opening import open_splits
 from compressive.evaluation.results import Results
+from compressive.evaluation.smoothness import smoothness as measured
 from compressive.evaluation.subject import Subject
 from compressive.logistic import PENALTIES, Selection
+from compressive.methods import build
 
 
 def pictures(folder: Path, classes: dict[str, int], seed: int = 0) -> None:
@@ -90,7 +98,7 @@ def test_one_file_is_not_both_train_and_test(tmp_path: Path) -> None:
     test = {splits.test.origin(i) for i in range(len(splits.test))}
     assert (len(train), len(test)) == (16, 4)
     assert not train & test
-    assert "a fifth of its images" in splits.notes[0]
+    assert "a fifth of its images, drawn by seed 0, is the test" in splits.notes[0]
 
 
 def test_held_out_images_are_of_train_whatever_else_there_is(tmp_path: Path) -> None:
@@ -296,3 +304,329 @@ def test_images_have_one_name_wherever_they_lie_and_others_another(tmp_path: Pat
     assert here.images("test", some) == there.images("test", some) != here.images("test")
     for exam in (here, there, other):
         exam.close()
+
+
+def place(folder: Path, train: dict[str, int], test: dict[str, int]) -> Path:
+    pictures(folder / "train", train)
+    pictures(folder / "test", test, seed=50)
+    return folder
+
+
+def entropy_rank(matrix: np.ndarray) -> float:
+    share = np.linalg.svd(matrix, compute_uv=False)
+    share = share / share.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def test_geometry_is_numpys(tmp_path: Path) -> None:
+    exam = exam_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
+    probing.geometry(exam)
+    found = {r.metric: r.value for r in exam.results.records}
+    h = exam.features("test").feats.double().numpy()
+    assert found["RankMe"] == pytest.approx(entropy_rank(h), rel=1e-5)
+    assert found["effective rank"] == pytest.approx(entropy_rank(h - h.mean(0)), rel=1e-5)
+    unit = h / np.linalg.norm(h, axis=1, keepdims=True)
+    i, j = np.triu_indices(len(h), 1)
+    pairs = np.square(unit[i] - unit[j]).sum(1)
+    assert found["uniformity"] == pytest.approx(np.log(np.exp(-2 * pairs).mean()), rel=1e-5)
+    assert abs(found["RankMe"] - found["effective rank"]) > 0.01  # the test can tell them apart
+    exam.close()
+
+
+def test_corruptions_are_seen_in_the_networks_colors_and_averaged_over_types(
+    tmp_path: Path,
+) -> None:
+    """Cells counted here, from the same corrupted bytes, by a classifier that sees redness."""
+    colors: dict[str, Any] = {"mean": (0.2, 0.3, 0.4), "std": (0.1, 0.2, 0.3)}
+    exam = exam_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 20, "b": 20}), **colors)
+    exam.seed = 3
+    # At the usual mean and std the threshold would lie elsewhere.
+    exam.classifier = lambda feats: torch.stack([2.98 - feats[:, 0], feats[:, 0] - 2.98], 1)
+    probing.corruptions(exam)
+    records = {
+        r.dataset.rpartition(" ")[2]: r for r in exam.results.records if r.task != "corruptions"
+    }
+    (batch,) = exam.batches("test")
+    images = exam.crop.pixels(batch).mul(255).round().byte()
+    for kind in ("gaussian_noise", "contrast"):
+        share = []
+        for severity in range(1, 6):
+            x = corrupt(images, kind, severity, index=batch.index, seed=3).double() / 255
+            red = ((x[:, 0] - 0.2) / 0.1).mean((1, 2))
+            share.append(float(((red > 2.98).long() == batch.label).double().mean()))
+        assert records[kind].protocol["by severity"] == pytest.approx(share, abs=1e-6)
+    (mean,) = [r for r in exam.results.records if r.task == "corruptions"]
+    official = [records[kind].value for kind in NAMES if kind != "frost"]
+    assert mean.value == pytest.approx(sum(official) / 14, abs=1e-12)
+    assert len(set(official)) > 3
+    exam.close()
+
+
+def test_smoothness_is_recorded_as_it_is_measured(tmp_path: Path) -> None:
+    """With the subject's own antialiasing, on images that are larger than what it sees."""
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(2):
+                noise(40, 40, seed=i).save(tmp_path / split / name / f"{i}.png")
+    method = build(tiny("method=simclr")).eval()
+    network = Mean().eval()
+    subject = Subject(name="a", network=network, size=16, side=40, antialias=True, method=method)
+    splits = open_splits(str(tmp_path), seed=0)
+    exam = Exam(subject, splits, Results("a"), device=torch.device("cpu"))
+    probing.smoothness(exam)
+    batches = exam.some("test", torch.arange(4))
+    truth = measured(direction_of(method), batches, size=16, antialias=True).local
+    found = {(r.task, r.metric): r for r in exam.results.records if r.dataset.endswith(" test")}
+    for name, local in truth.items():
+        one = found[f"smoothness {name}", "lipschitz"]
+        assert one.value == pytest.approx(float(local.value.mean()), rel=1e-6)
+        normalized = one.protocol["mean in normalized units"]
+        assert normalized == pytest.approx(float(local.normalized.mean()), rel=1e-6)
+        two = found[f"smoothness {name}", "lipschitz_squared_kl"]
+        assert two.value == pytest.approx(float(local.squared.mean()), rel=1e-6)
+        assert two.protocol["largest"] == pytest.approx(float(local.squared.max()), rel=1e-6)
+    exam.close()
+
+
+def test_smoothness_is_of_as_many_images_as_in_the_paper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, int] = {}
+
+    def first(exam: Exam, split: str, most: int) -> Any:
+        asked[split] = most
+        return exam.batches(split)
+
+    monkeypatch.setattr(probing, "_first", first)
+    exam = exam_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 2, "b": 2}), method=build(tiny()))
+    probing.smoothness(exam)
+    assert asked == {"train": 10_000, "test": 50_000}
+    exam.close()
+
+
+def heads_given(exam: Exam, monkeypatch: pytest.MonkeyPatch, best: int = 3) -> dict[str, Any]:
+    """What the linear evaluation hands to its training; it then chooses the head `best`."""
+    given: dict[str, Any] = {}
+
+    def train_heads(batches: Any, **more: Any) -> Heads:
+        given.update(more, batches=list(batches))
+        count = len(more["learning_rates"])
+        return Heads(
+            torch.zeros(count, more["feat"], more["classes"]), torch.zeros(count, more["classes"])
+        )
+
+    monkeypatch.setattr(classify, "train_heads", train_heads)
+    monkeypatch.setattr(classify, "choose", lambda heads, *_: (best, [0.5] * len(heads.bias)))
+    linear(exam, epochs=3)
+    return given
+
+
+def test_rates_of_the_linear_evaluation_are_for_256_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 images, of which 2 are held out: batches of 18, three epochs are three steps."""
+    exam = exam_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 2, "b": 2}))
+    given = heads_given(exam, monkeypatch)
+    assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in WIDER])
+    assert (given["steps"], [len(labels) for _, labels in given["batches"]]) == (3, [18] * 3)
+    protocol = exam.results.records[0].protocol
+    assert protocol["chosen"] == {"learning rate for 256": WIDER[3]}
+    monkeypatch.setattr(Exam, "classes", 1000)
+    given = heads_given(exam, monkeypatch)
+    assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in LEARNING_RATES])
+    exam.close()
+
+
+def test_heads_see_new_crops_in_every_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exam = exam_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 2, "b": 2}), antialias=True)
+    kinds, augment = [], classify.augment
+
+    def watched(images: Tensor, keys: Any, view: Any, *size: int, **more: Any) -> Tensor:
+        kinds.append(view)
+        return augment(images, keys, view, *size, **more)
+
+    monkeypatch.setattr(classify, "augment", watched)
+    first, second, _ = (
+        feats[:, 0].sort().values for feats, _ in heads_given(exam, monkeypatch)["batches"]
+    )
+    assert (first - second).abs().max() > 1e-3  # else both epochs had the same crops
+    assert {(v.antialias, v.jitter, v.gray, v.blur) for v in kinds} == {(True, 0.0, 0.0, 0.0)}
+    exam.close()
+
+
+@pytest.mark.parametrize(("best", "warned"), [(0, True), (5, False), (len(WIDER) - 1, True)])
+def test_a_rate_that_ends_the_grid_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int, warned: bool
+) -> None:
+    exam = exam_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 2, "b": 2}))
+    heads_given(exam, monkeypatch, best)
+    assert ("warning" in exam.results.records[0].protocol) is warned
+    exam.close()
+
+
+def test_few_labels_are_drawn_by_the_seed_and_judged_by_five_guesses_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven classes; the classifiers fitted again here, and their guesses counted by numpy."""
+    drawn: list[Tensor] = []
+
+    def folds(some: Features, exam: Exam) -> Any:
+        drawn.append(some.index)
+        return _folds(some, exam)
+
+    monkeypatch.setattr(classify, "_folds", folds)
+    exam = exam_of(place(tmp_path, dict.fromkeys("abcdefg", 20), dict.fromkeys("abcdefg", 5)))
+    exam.seed = 5
+    few_label(exam)
+    found = {(r.task, r.metric): r.value for r in exam.results.records}
+    train, test = exam.features("train"), exam.features("test")
+    right: dict[int, list[float]] = {1: [], 5: []}
+    for draw in range(3):
+        some = few_labels(train.labels, 0.1, draw=draw, seed=5)
+        assert torch.equal(drawn[draw], train.index[some])
+        fit, _, _ = _folds(Features(*(part[some] for part in train)), exam)
+        fit = fit.fit if isinstance(fit, Selection) else fit
+        logits = fit.logits(test.feats).numpy()
+        order = np.argsort(-logits, axis=1)
+        for k, shares in right.items():
+            shares.append(float((order[:, :k] == test.labels.numpy()[:, None]).any(1).mean()))
+    assert found["few labels 10%", "top-1"] == pytest.approx(np.mean(right[1]), abs=1e-9)
+    assert found["few labels 10%", "top-5"] == pytest.approx(np.mean(right[5]), abs=1e-9)
+    exam.close()
+
+
+def test_parts_of_train_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    exam = exam_of(place(tmp_path, {"a": 30, "b": 30}, {"a": 2, "b": 2}))
+    exam.seed = 5
+    kept, held = stratified(exam.features("train").labels, 0.1, seed=5)
+    assert torch.equal(exam.parts[0], kept)
+    assert torch.equal(exam.parts[1], held)
+    assert not torch.equal(held, stratified(exam.features("train").labels, 0.1, seed=0).held)
+    exam.close()
+
+
+def test_features_of_another_crop_are_made_anew(tmp_path: Path) -> None:
+    place(tmp_path / "set", {"a": 3, "b": 3}, {"a": 2, "b": 2})
+    found = []
+    for share in (1.0, 0.5):
+        exam = exam_of(tmp_path / "set")
+        exam.cache, exam.crop = tmp_path / "cache", exam.crop._replace(share=share)
+        found.append(exam.features("train").feats)
+        exam.close()
+    assert not torch.equal(*found)
+
+
+def test_logistic_regression_is_scikit_learns_on_all_of_train(tmp_path: Path) -> None:
+    """With the penalty that was chosen, and no part held out any more."""
+    exam = exam_of(place(tmp_path, {"a": 20, "b": 12, "c": 9}, {"a": 8, "b": 4, "c": 6}))
+    logistic_regression(exam)
+    found = {r.metric: r for r in exam.results.records}
+    train, test = exam.features("train"), exam.features("test")
+    l2 = found["top-1"].protocol["chosen"]["l2"]
+    theirs = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(train.feats, train.labels)
+    p = theirs.predict_proba(test.feats)
+    assert found["nll"].value == pytest.approx(log_loss(test.labels, p), rel=1e-4)
+    assert found["top-1"].value == pytest.approx(theirs.score(test.feats, test.labels))
+    own = {
+        name: theirs.score(test.feats[test.labels == i], test.labels[test.labels == i])
+        for i, name in enumerate("abc")
+    }
+    assert found["mean per class"].protocol["per class"] == pytest.approx(own)
+    exam.close()
+
+
+def test_the_head_that_was_chosen_is_the_one_that_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head i says class 1 of every image, but for the one that is chosen: 5 of 7 are 0."""
+    exam = exam_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 5, "b": 2}))
+
+    def train_heads(batches: Any, **more: Any) -> Heads:
+        bias = torch.tensor([[0.0, 1.0]]).repeat(len(more["learning_rates"]), 1)
+        bias[4] = torch.tensor([1.0, 0.0])
+        return Heads(torch.zeros(len(bias), more["feat"], 2), bias)
+
+    monkeypatch.setattr(classify, "train_heads", train_heads)
+    monkeypatch.setattr(classify, "choose", lambda heads, *_: (4, [0.5] * len(heads.bias)))
+    linear(exam, epochs=1)
+    found = {r.metric: r for r in exam.results.records}
+    assert found["top-1"].value == pytest.approx(5 / 7)
+    assert found["top-1"].protocol["chosen"] == {"learning rate for 256": WIDER[4]}
+    exam.close()
+
+
+def test_alignment_is_the_mean_squared_distance_of_views(tmp_path: Path) -> None:
+    """The views that the gallery shows first, put through the network here."""
+    exam = exam_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 3, "b": 3}))
+    probing.geometry(exam)
+    (record,) = [r for r in exam.results.records if r.metric == "alignment"]
+    (batch,) = exam.batches("test")
+    x, y = (
+        Mean()(v).double().numpy() for v in probing._pair(exam, batch, probing._view_pair(exam))
+    )
+    x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y))
+    assert record.value == pytest.approx(np.square(x - y).sum(1).mean(), rel=1e-5)
+    exam.close()
+
+
+def test_a_rank_is_of_all_images_that_its_authors_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is quadratic in images takes fewer: here 4 of 12."""
+    monkeypatch.setattr(probing, "SOME", 4)
+    exam = exam_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
+    probing.geometry(exam)
+    found = {r.metric: (r.value, r.n) for r in exam.results.records}
+    h = exam.features("test").feats.double().numpy()
+    assert found["RankMe"] == (pytest.approx(entropy_rank(h), rel=1e-5), 12)
+    assert found["uniformity"][1] == 4
+    exam.close()
+
+
+def test_features_in_bfloat16_are_not_taken_for_those_in_float32(tmp_path: Path) -> None:
+    place(tmp_path / "set", {"a": 3, "b": 3}, {"a": 2, "b": 2})
+    splits = open_splits(str(tmp_path / "set"), seed=0)
+    subject = Subject(name="a", network=build(tiny()).encoder.eval(), size=16)
+    found = []
+    for bf16 in (False, True):
+        exam = Exam(
+            subject,
+            splits,
+            Results("a"),
+            device=torch.device("cpu"),
+            cache=tmp_path / "c",
+            bf16=bf16,
+        )
+        found.append(exam.features("train").feats)
+        exam.close()
+    assert not torch.equal(*found)
+
+
+def test_pairs_of_the_meter_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    place(tmp_path, {"a": 3, "b": 3}, {"a": 3, "b": 3})
+    config = tiny("method=c-simclr")
+    values = []
+    for seed in (0, 3):
+        torch.manual_seed(0)
+        exam = exam_of(tmp_path, method=build(config).eval(), config=config)
+        exam.seed = seed
+        probing.information(exam)
+        found = {r.metric: r for r in exam.results.records}
+        assert found["movable"].protocol["seed"] == seed
+        values.append(found["agreement"].value)
+        exam.close()
+    assert values[0] != values[1]
+
+
+def test_images_of_a_class_that_train_lacks_are_wrong_and_not_in_the_nll(tmp_path: Path) -> None:
+    exam = exam_of(place(tmp_path, {"a": 12, "b": 12}, {"a": 4, "b": 4, "c": 3}))
+    logistic_regression(exam)
+    found = {r.metric: r for r in exam.results.records}
+    assert (found["top-1"].n, found["nll"].n) == (11, 8)
+    assert found["nll"].protocol["left out of nll"] == 3
+    assert found["nll"].value < 10
+    assert found["mean per class"].protocol["per class"]["c"] == 0.0
+    exam.close()

@@ -1,5 +1,6 @@
 """Features are extracted once, in the order of the set, and nothing in the network moves."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,34 @@ def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> Non
         torch.testing.assert_close(found.feats, alone.feats, rtol=1e-4, atol=1e-5)
         assert torch.equal(found.index, alone.index)
         assert torch.equal(found.labels, alone.labels)
+
+
+def test_a_crop_is_recorded_with_its_share_and_kernel() -> None:
+    for share, antialias, words in ((0.875, False, "not antialiased"), (1.0, True, "antialiased")):
+        assert Crop(224, share, antialias, MEAN, STD).words() == {
+            "size": 224,
+            "crop": f"central square, {share:g}",
+            "resize": f"bicubic, a = -0.5, {words}",
+        }
+
+
+def test_a_streamed_file_of_the_same_length_is_another(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(Path(photos().origin(0)).read_bytes())
+    source = open_source(tmp_path)
+    with Streaming(source, side=16, device="cpu") as loader:
+        before = content_of(loader, source.origin, 1)
+        state = (tmp_path / "0.png").stat()
+        os.utime(tmp_path / "0.png", ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000))
+        assert content_of(loader, source.origin, 1) != before
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    def make() -> Features:
+        return Features(torch.ones(2, 3), torch.arange(2), torch.arange(2))
+
+    cached(tmp_path, {"a": 1}, make)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60])
+    assert torch.equal(cached(tmp_path, {"a": 1}, make).feats, torch.ones(2, 3))
+    assert path.read_bytes() == whole

@@ -133,3 +133,8 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     told = refusal(tmp_path, tiny())
     assert told.startswith(f"{tmp_path / 'config.json'}: no setting 'sead'")
     assert "did you mean seed?" in told
+
+
+def test_what_a_kill_left_of_the_first_write_is_no_foreign_folder(tmp_path: Path) -> None:
+    (tmp_path / ".config.json.123.partial").write_text("{")
+    assert open_folder(tmp_path, tiny(), resume=True) is False

@@ -1,5 +1,6 @@
 """Settings that a run does not look at: those that are called so, and no others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from compressive.cli import app
 from compressive.config import METHODS, Config, idle
+from compressive.networks import build
 from compressive.train import pretrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +111,7 @@ def test_optimizers_have_settings_of_their_own(optimizer: str, tmp_path: Path) -
 
 
 def test_a_price_that_rises_has_a_length(tmp_path: Path) -> None:
-    rising = ("bottleneck.schedule=linear", "bottleneck.warmup_epochs=1")
+    rising = ("train.steps=20", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=1")
     assert "bottleneck.warmup_epochs" in idle(Config())
     assert "bottleneck.warmup_epochs" not in idle(tiny(*rising))
     longer = weights(tmp_path / "b", *rising, "bottleneck.warmup_epochs=3")
@@ -125,3 +127,13 @@ def test_pretrain_says_what_was_changed_in_vain(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     note = "note: bottleneck.beta changes nothing here: only c-simclr is compressed"
     assert result.output.splitlines().count(note) == 1
+
+
+def test_a_deep_resnet_has_no_shortcut_to_lose() -> None:
+    """Its first block changes the number of channels, so that it has one in any case."""
+    for name, is_idle in (("resnet18", False), ("resnet50", True)):
+        config = tiny(f"network.name={name}", "network.first_shortcut=true")
+        found = set(build(config.network, 16).state_dict())
+        plain = replace(config.network, first_shortcut=False)
+        assert (found == set(build(plain, 16).state_dict())) == is_idle
+        assert ("network.first_shortcut" in idle(config)) == is_idle

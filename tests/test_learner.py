@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from processes import printed
 from tiny import tiny
 from torch import Tensor, nn
@@ -214,3 +215,24 @@ def test_the_probe_learns_beside_the_method_and_changes_nothing_in_it() -> None:
             assert weight.grad is not None
             assert weight.grad.any()
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))  # pyright: ignore
+
+
+def test_the_probe_learns_from_both_views() -> None:
+    """Its weights start at 0, where any features cost log 3; so it is given some."""
+    learner = Learner(build(tiny("method=simclr")), 3)
+    assert learner.probe is not None
+    nn.init.normal_(learner.probe.linear.weight)
+    label = torch.tensor([0, 2, -1, 1])
+    step, loss = learner(*views(), torch.zeros(()), label)
+    feats = torch.cat([step.feats_x, step.feats_y]).double()
+    standard = (feats - feats.mean(0)) / (feats.var(0, unbiased=False) + 1e-5).sqrt()
+    logits = standard @ learner.probe.linear.weight.double().T
+    expected = F.cross_entropy(logits, torch.cat([label, label]), ignore_index=-1)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=0)
+
+
+def test_adamw_has_torchs_own_moments() -> None:
+    found = optimizer(Optim(name="adamw"), nn.Linear(2, 2))
+    theirs = torch.optim.AdamW(nn.Linear(2, 2).parameters())
+    for group in found.param_groups:
+        assert (group["betas"], group["eps"]) == (theirs.defaults["betas"], theirs.defaults["eps"])

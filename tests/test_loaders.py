@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from compressive.data import loaders
 from compressive.data.decode import Unreadable
 from compressive.data.loaders import (
     Batch,
@@ -496,3 +498,24 @@ def test_batches_reach_a_busy_device_whole_and_nothing_waits_for_it(
         torch.cuda.set_sync_debug_mode("default")
     for portion, ours in zip(plan, sums, strict=True):
         assert torch.equal(ours.cpu(), checksum(expected(source, portion, 256)))
+
+
+@pytest.mark.parametrize(("free", "kind"), [(768, Resident), (767, Streaming)])
+def test_a_set_takes_half_of_the_free_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch, free: int, kind: type
+) -> None:
+    """8 images of 3 x 4 x 4 bytes are 384."""
+    monkeypatch.setattr(loaders, "free_memory", lambda _: free)
+    assert isinstance(open_loader(Memory([(4, 4)] * 8), side=4, device="cpu"), kind)
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 8192 * 1024), ("1000000", 1_000_000), (f"{2**40}", 8192 * 1024)]
+)
+def test_free_memory_is_within_the_limit_of_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, free: int
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:  8192 kB\n")
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    monkeypatch.setattr(loaders, "Path", lambda path: tmp_path / Path(path).name)
+    assert free_memory(torch.device("cpu")) == free

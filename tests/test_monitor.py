@@ -352,3 +352,12 @@ def test_reading_never_waits_for_the_device() -> None:
     assert reading is not None
     found = torch.tensor([reading.means[name] for name in Pulse._fields])
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_portions_of_two_images_are_well_however_large_the_batch() -> None:
+    """Two of a portion vary along one axis, below min_rank of 1.5; (2 - 1) / 4 is asked."""
+    settings = config.Train(batch=32, accumulate=16)
+    health = Health(config.Config(method="byol", train=settings), warmup=0)
+    portions = (pulse(torch.randn(2, 256)) for _ in range(5))
+    points = [{"loss": 1.0, **{k: v.item() for k, v in p._asdict().items()}} for p in portions]
+    assert verdicts(health, *points) == ["ok"] * 5

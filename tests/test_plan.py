@@ -57,3 +57,10 @@ def test_seed_and_attempt_change_the_order() -> None:
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     with pytest.raises(ValueError, match=r"divisible by accumulate x processes, 1 x 3, got 8"):
         next(plan(10, 8, seed=0, world=3))
+
+
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_a_batch_over_seams_of_epochs_is_the_epochs_one_after_the_other(count: int) -> None:
+    one_by_one = [p.index for p in islice(plan(count, 1, seed=4), 64)]
+    at_once = torch.cat([p.index for p in islice(plan(count, 16, seed=4), 4)])
+    assert torch.equal(at_once, torch.cat(one_by_one))

@@ -13,10 +13,13 @@ import torch
 from conftest import golden_json
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiny import noise
 
 from compressive import networks, optim, recipes
 from compressive.config import Config, flat, from_dict, override
-from compressive.recipes import Recipe
+from compressive.data.sources import open_source
+from compressive.images import _typical_side
+from compressive.recipes import Recipe, for_folder
 
 FROZEN = Path(__file__).parent / "recipes.json"
 SOURCE = Path(recipes.__file__).parent
@@ -449,3 +452,17 @@ def test_recipes_need_nothing_but_the_standard_library(module: str) -> None:
 
 if __name__ == "__main__":
     print(freeze())
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(5, 0.5), (50, 5.0), (100, 10.0), (400, 10.0)])
+def test_a_folders_warm_up_is_a_tenth_of_its_run_and_ten_epochs_at_most(
+    epochs: int, warmup: float
+) -> None:
+    assert for_folder(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
+
+
+def test_the_typical_side_is_the_median_of_the_shorter_ones(tmp_path: Path) -> None:
+    """40, 50 and 60 of images that are 90 long, lying and upright."""
+    for i, (height, width) in enumerate(((40, 90), (90, 50), (60, 90))):
+        noise(height, width).save(tmp_path / f"{i}.png")
+    assert _typical_side(open_source(str(tmp_path))) == 50

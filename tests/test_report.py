@@ -583,8 +583,8 @@ def test_what_the_mean_of_corruptions_is_of_and_what_judged_is_said(tmp_path: Pa
     text = report(tmp_path, *runs).text
     words = "The mean of set-C is of 14 types \N{MULTIPLICATION SIGN} 5 severities, without frost;"
     assert text.count(f"{words} spatter are shown, but not in it.") == 1
-    assert "Judged by: linear, 40 epochs, learning rate for 256: 3.2 (a)." in text
-    assert "Judged by: linear, 40 epochs, learning rate for 256: 0.4 (b)." in text
+    assert "Judged by linear, 40 epochs, learning rate for 256: 3.2 (a)." in text
+    assert "Judged by linear, 40 epochs, learning rate for 256: 0.4 (b)." in text
     page = report(tmp_path, runs[0])
     assert "learning rate for 256: 3.2." in page.text
 
@@ -606,8 +606,8 @@ def drawings_in(page: Page, section: str) -> list[str]:
 @pytest.mark.parametrize(
     ("metric", "value", "printed"),
     [
-        ("brier", 0.145, "0.1450"),
-        ("brier", 2.0, "2.000"),
+        ("brier", 0.145, "14.5"),
+        ("ece", 0.016, "1.6"),
         ("uniformity", -3.05, "\N{MINUS SIGN}3.050"),
         ("RankMe", 357.6435, "357.64"),
         ("RankMe", 1357.6, "1,357.60"),
@@ -632,7 +632,10 @@ def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None
 
 def test_differences_say_what_their_full_color_stands_for(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
-    assert "set-C: minus a, points; largest gap 1.0" in report(tmp_path, a, b).text
+    c = write_run(tmp_path / "c", 0.02)
+    page = report(tmp_path, a, b, c)
+    assert page.text.count("set-C: minus a, points; full color at 2.0") == 2
+    assert '--v:0.500"' in part(page, "corruptions")
 
 
 def test_the_figures_say_which_way_is_better_and_what_they_are(tmp_path: Path) -> None:
@@ -641,7 +644,11 @@ def test_the_figures_say_which_way_is_better_and_what_they_are(tmp_path: Path) -
         write_run(tmp_path / "run"), record("geometry", "set", "effective rank", 9.0, protocol=on)
     )
     text = report(tmp_path, run).text.split("In brackets")[1]
-    for words in ("top-1 \N{UPWARDS ARROW}", "brier \N{DOWNWARDS ARROW}", "RankMe 32.40"):
+    for words in (
+        "top-1 \N{UPWARDS ARROW}",
+        "brier \N{MULTIPLICATION SIGN} 100 \N{DOWNWARDS ARROW}",
+        "RankMe 32.40",
+    ):
         assert words in text
     assert "effective rank of h, centered 9.000" in text
     for words in ("Brier score", "expected calibration error", "which is of the projections r"):
@@ -673,3 +680,71 @@ def test_the_report_needs_no_torch(tmp_path: Path) -> None:
     )
     assert done.stdout.strip() == "[]"
     assert out.is_file()
+
+
+def test_the_plane_has_nats_on_both_axes(tmp_path: Path) -> None:
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    lines = [line for line in journal(30, 0.0) if "predictive" in line]
+    for key in ("movable", "residual"):
+        words = f'aria-label="predictive (nats) against {key} (nats)'
+        (drawing,) = [svg for svg in drawings(page) if words in svg]
+        path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0]
+        # Pieces that lie beyond the axes are cut: the last points are well inside.
+        points = np.array([[float(v) for v in p.split()] for p in re.split("[LM]", path)])
+        values = [line[key] for line in lines]
+        assert values[-1] < values[-10]
+        assert points[-1, 0] < points[-10, 0]  # less is to the left, while steps go to the right
+        assert points[-1, 1] < points[-10, 1]  # more is higher up
+
+
+def test_the_reliability_diagram_has_confidence_across(tmp_path: Path) -> None:
+    """Bins of `records`: confidence 0.3, 0.6, 0.95 and accuracy 0.25, 0.7, 0.91."""
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    (drawing,) = [svg for svg in drawings(page) if "accuracy against confidence" in svg]
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0]
+    x, y = np.array([[float(v) for v in p.split()] for p in path.split("L")]).T
+    grid = re.findall(r'<path class="grid" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', drawing)
+    left, low, right, high = map(float, grid[0])
+    np.testing.assert_allclose((x - left) / (right - left), [0.3, 0.6, 0.95], atol=1e-3)
+    np.testing.assert_allclose((y - low) / (high - low), [0.25, 0.7, 0.91], atol=1e-3)
+
+
+def test_the_linear_evaluation_is_the_headline_where_there_are_both(tmp_path: Path) -> None:
+    """`records` have logistic regression at 70 %; the paper's protocol is linear, at 55 % here."""
+    run = add_records(write_run(tmp_path / "run"), record("linear", "set", "top-1", 0.55))
+    page = report(tmp_path, run)
+    assert "linear top-1 55.0" in page.text
+    assert page.numbers["paper"][3] == 0.55
+
+
+def test_a_speed_is_a_median_where_outliers_come_now_and_then(tmp_path: Path) -> None:
+    """In every other ten readings two are three times too fast: means would go up and down."""
+    run = write_run(tmp_path / "run")
+    rates = [2100.0 if step % 20 < 2 else 700.0 for step in range(10 * MOST)]
+    lines = [{"step": step, "images_per_second": rate} for step, rate in enumerate(rates)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (drawing,) = [d for d in drawings(report(tmp_path, run)) if "images per second" in d]
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0].split("L")
+    assert len(path) == MOST
+    assert len({point.split()[1] for point in path}) == 1
+
+
+def test_the_mean_of_a_histogram_is_marked_at_its_value(tmp_path: Path) -> None:
+    """0.4, the right edge of the 40th of 100 bars from 0 to 1."""
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    found = [svg for svg in drawings(page) if "density against local Lipschitz" in svg]
+    assert len(found) == 8
+    for drawing in found:
+        path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0].split("L")
+        (mark,) = re.findall(r'<line class="mean" x1="([\d.]+)"', drawing)
+        assert abs(float(mark) - float(path[79].split()[0])) <= 0.11
+
+
+def test_a_run_is_as_far_as_its_last_checkpoint(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text()) | {"train": {"steps": 100}}
+    (run / "config.json").write_text(json.dumps(settings))
+    (run / "checkpoints").mkdir()
+    for step in (20, 25):
+        (run / "checkpoints" / f"step_{step:08d}.safetensors").write_bytes(b"")
+    assert "step 25 of 100" in report(tmp_path, run).text

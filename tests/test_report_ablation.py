@@ -291,3 +291,26 @@ def test_lines_that_later_ones_cover_are_wider() -> None:
     assert widths[1] - widths[2] >= 0.5
     assert widths[0] <= 4
     assert re.findall(r"--w:([\d.]+)", chart(lines[:1], "x", "y")) == [f"{widths[2]:.2f}"]
+
+
+def test_accuracy_is_drawn_against_the_nats_that_were_kept_and_spreads(tmp_path: Path) -> None:
+    """The first and the last of three are the ends of the axis, but for a margin on both sides."""
+    found = [(0.0, 0.8, 2.0), (0.1, 0.82, 1.5), (1.0, 0.7, 0.2)]
+    runs = [made(tmp_path / f"{b}", b, at(top, nats)) for b, top, nats in found]
+    (drawing,) = drawn(report(tmp_path, *runs), "against movable (nats)")
+    places = dots(drawing)
+    for axis, values in ((0, [n for _, _, n in found]), (1, [top for _, top, _ in found])):
+        assert np.ptp(places[:, axis]) > 100  # this line belongs into assert_linear
+        assert_linear(places[:, axis], values)
+
+
+def test_an_outcome_takes_the_papers_evaluation_and_twenty_neighbors(tmp_path: Path) -> None:
+    scores = {"kNN 200/set/top-1": 0.1, "kNN 20/set/top-1": 0.4, "logistic/set/brier": 0.3}
+    scores |= {
+        "linear/set/brier": 0.2,
+        "few labels 10%/set/top-1": 0.6,
+        "few labels 1%/set/top-1": 0.5,
+    }
+    (run,) = read_runs([made(tmp_path / "a", 0.0, scores)])
+    found = outcome(run)
+    assert (found["kNN"], found["Brier"], found["1 % labels"]) == (0.4, 0.2, 0.5)

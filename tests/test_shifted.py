@@ -1,6 +1,8 @@
 """Tasks on other sets: figures that a person can count, from images of one level each."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from compressive.augment import MEAN, STD
+from compressive.data.answers import Answers
+from compressive.data.pictures import Pictures
+from compressive.data.shifts import Shift
+from compressive.data.transfer import Split
+from compressive.evaluation import shifted
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.opening import open_splits
 from compressive.evaluation.results import Record, Results
-from compressive.evaluation.shifted import robustness, transfer
+from compressive.evaluation.shifted import _natural, robustness, transfer
 from compressive.evaluation.subject import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,3 +142,93 @@ def test_a_damaged_set_is_left_out_and_the_others_are_measured(exam: Exam, tmp_p
     (told,) = [text for text in exam.results.skipped if "flowers" in text]
     assert "\n" not in told
     assert "is damaged or of another kind" in told
+
+
+@pytest.mark.parametrize(("crop", "share"), [("resize", 0.875), ("center", 1.0)])
+def test_a_set_is_seen_with_the_crop_that_it_asks_for(exam: Exam, crop: str, share: float) -> None:
+    """A border an eighth wide is bright: the central 7/8 of 32 pixels miss some of it."""
+    exam.crop = exam.crop._replace(share=0.875)
+    image = torch.full((3, 32, 32), 225, dtype=torch.uint8)
+    image[:, 2:30, 2:30] = 0
+    source = Pictures(name="a", count=1, read=lambda i: image, place=lambda i: f"a:{i}")
+    answers = Answers(classes=10, right=torch.tensor([[0]]))
+    _natural(exam, Shift(name="a", source=source, answers=answers, crop=crop, notes=()))  # pyright: ignore
+    (record,) = exam.results.records
+    assert record.protocol["crop"] == f"central square, {share:g}"
+    # Inside 28 of 32 pixels all is black, class 0; with the border the mean is 53, class 2.
+    assert record.value == (1.0 if share < 1 else 0.0)
+
+
+def test_more_classes_than_cifars_are_others(tmp_path: Path) -> None:
+    """With one more before them in the alphabet, CIFAR's numbers are not those of the logits."""
+    for split in ("train", "test"):
+        for name, level in zip(["aardvark", *NAMES], [250, *LEVELS.tolist()], strict=True):
+            put(tmp_path / "more" / split / name / "0.png", level)
+    subject = Subject(name="level", network=Level().eval(), size=16)
+    splits = open_splits(str(tmp_path / "more"), seed=0)
+    found = Exam(subject, splits, Results("level"), device=torch.device("cpu"))
+    found.classifier = lambda feats: feats.expand(-1, 11)
+    write_cifar_c(tmp_path / "sets" / "CIFAR-10-C", ["snow"])
+    robustness(found, tmp_path / "sets")
+    assert not found.results.records
+    assert any("no shifted set has the classes" in text for text in found.results.skipped)
+
+
+def ringed(count: int) -> torch.Tensor:
+    """Black with a bright ring in the outer sixteenth, which 7/8 of the side miss."""
+    image = torch.full((3, 32, 32), 225, dtype=torch.uint8)
+    image[:, 2:30, 2:30] = 0
+    return image
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"), [("top-1", "top_k_accuracy"), ("mean per class", "mean_per_class_accuracy")]
+)
+def test_transfer_sees_whole_sides_and_chooses_by_the_papers_metric(
+    exam: Exam, monkeypatch: pytest.MonkeyPatch, metric: str, name: str
+) -> None:
+    """Classes: train has 0 and 1, val 2 as well; test has an image of each."""
+    exam.crop = exam.crop._replace(share=0.875)
+    levels = {0: 0, 1: 100, 2: 200}
+
+    def part(labels: list[int]) -> Pictures:
+        def read(i: int) -> torch.Tensor:
+            return (
+                ringed(1)
+                if labels[i] == 0
+                else torch.full((3, 32, 32), levels[labels[i]], dtype=torch.uint8)
+            )
+
+        return Pictures(
+            name="a",
+            count=len(labels),
+            read=read,
+            place=lambda i: f"{labels}:{i}",
+            labels=torch.tensor(labels),
+            classes=("a", "b", "c"),
+        )
+
+    split = Split(part([0, 0, 1, 1]), part([0, 1, 2]), part([0, 1, 2]), metric, (), None)  # pyright: ignore
+    asked, select = [], shifted.logistic.select
+
+    def watched(train: Any, val: Any, chosen_by: Any, **more: Any) -> Any:
+        asked.append((chosen_by.__name__, train[0][0].item()))
+        return select(train, val, chosen_by, **more)
+
+    monkeypatch.setattr(shifted.logistic, "select", watched)
+    shifted._transfer(exam, "a", split)
+    ((chosen_by, level),) = asked
+    assert chosen_by == name
+    assert level == pytest.approx(225 * (1 - (28 / 32) ** 2), abs=6)  # bicubic; without the ring 0
+    records = {r.metric: r for r in exam.results.records}
+    assert records["top-1"].protocol["crop"] == "central square, 1"
+    assert records["nll"].n == 3  # none is of a class that was never seen
+
+
+def test_cifars_classes_in_another_order_are_others(exam: Exam) -> None:
+    """Labels of its files are numbers, in the order of the alphabet."""
+    assert shifted._has_classes(exam, "cifar10-c")
+    assert isinstance(exam.splits.train, Pictures)
+    train = replace(exam.splits.train, classes=tuple(reversed(NAMES)))
+    exam.splits = exam.splits._replace(train=train)
+    assert not shifted._has_classes(exam, "cifar10-c")

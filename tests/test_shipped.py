@@ -281,7 +281,10 @@ def test_a_path_is_no_name() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_name_that_nobody_knows_is_one_line_with_what_there_is() -> None:
-    with pytest.raises(ValueError, match=f"timm has no network .*by name: {NAME}$") as caught:
+    with pytest.raises(
+        ValueError,
+        match=f"^no folder or file 'small-c-bylo' here, and timm has no network .*by name: {NAME}$",
+    ) as caught:
         open_subject("small-c-bylo", CPU)
     one_line(caught)
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import struct
 import tarfile
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from compressive.data.builtin import CLASSES, pictures
 from compressive.data.decode import Unreadable, decode
-from compressive.data.pictures import Pictures, Source, subset
+from compressive.data.pictures import Pictures, Source, labeled, subset
 from compressive.data.sources import open_source
 
 # torchvision 0.29 says so of its decoders at every call; users do not see it.
@@ -325,7 +326,7 @@ def test_test_images_do_not_stand_in_for_validation(tmp_path: Path) -> None:
     put(tmp_path / "train" / "a.png")
     put(tmp_path / "test" / "b.png")
     assert names(open_source(tmp_path, "test")) == ["b.png"]
-    with pytest.raises(ValueError, match=r"no split 'val'; there is test, train$"):
+    with pytest.raises(ValueError, match=r"no split 'val'; there are: test, train$"):
         open_source(tmp_path, "val")
 
 
@@ -394,7 +395,7 @@ def test_parquet_as_hugging_face_writes_it(tmp_path: Path, folder: str) -> None:
     assert (ids(test), test.classes) == ([1, 0], ("0", "1"))
     assert_same(test.image(1), picture(21))
     assert len(open_source(tmp_path, "more")) == 1
-    with pytest.raises(ValueError, match=r"no split 'extra'; there is more, test, train$"):
+    with pytest.raises(ValueError, match=r"no split 'extra'; there are: more, test, train$"):
         open_source(tmp_path, "extra")
 
 
@@ -513,7 +514,7 @@ def test_tar_shards_belong_to_the_split_in_their_name(tmp_path: Path) -> None:
     assert [train.origin(i) for i in range(2)] == expected
     assert test.origin(0) == f"{tmp_path / 'set-val-000000.tar'}:a.jpg"
     assert train.labels is None
-    with pytest.raises(ValueError, match=r"no split 'unlabeled'; there is train, val$"):
+    with pytest.raises(ValueError, match=r"no split 'unlabeled'; there are: train, val$"):
         open_source(tmp_path, "unlabeled")
 
 
@@ -624,7 +625,7 @@ def test_a_torchvision_set_in_memory_with_a_flag_for_its_split(
     assert train.classes[9] == "9 - nine"
     assert_same(test.image(2), np.repeat(digits[6][:, :, None], 3, axis=2))
     assert test.origin(2) == "torchvision:MNIST:2"
-    with pytest.raises(ValueError, match=r"no split 'val'; there is test, train$"):
+    with pytest.raises(ValueError, match=r"no split 'val'; there are: test, train$"):
         open_source("torchvision:MNIST", "val")
 
 
@@ -658,7 +659,7 @@ def test_the_built_in_pictures_are_a_source() -> None:
     assert np.array_equal(test.image(5).numpy(), pictures(6, split="test")[0][5])
     assert not torch.equal(source.image(0), test.image(0))
     assert source.origin(3) == "builtin:train:3"
-    with pytest.raises(ValueError, match=r"builtin has no split 'val'; there is test, train$"):
+    with pytest.raises(ValueError, match=r"builtin has no split 'val'; there are: test, train$"):
         open_source("builtin", "val")
 
 
@@ -750,7 +751,7 @@ def test_a_path_that_is_not_there_gets_the_nearest_names(tmp_path: Path) -> None
 
 def test_what_has_no_splits_is_train_as_a_whole(tmp_path: Path) -> None:
     put(tmp_path / "1.png")
-    with pytest.raises(ValueError, match=r"no split 'test'; there is train$"):
+    with pytest.raises(ValueError, match=r"no split 'test'; there are: train$"):
         open_source(tmp_path, "test")
 
 
@@ -793,3 +794,39 @@ def test_photos_are_class_folders() -> None:
     for i in range(0, len(source), 97):
         with Image.open(files[i]) as image:
             assert_same(source.image(i), image.convert("RGB"), tolerance=2)
+
+
+def test_a_folder_without_images_is_no_class_in_splits_either(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for kind in ("cats", "dogs") if split == "train" else ("cats",):
+            (tmp_path / split / kind).mkdir(parents=True)
+            picture().save(tmp_path / split / kind / "a.png")
+        (tmp_path / split / "meta").mkdir()
+        (tmp_path / split / "meta" / "readme.txt").write_text("no picture")
+    for split in ("train", "test"):
+        assert open_source(tmp_path, split).classes == ("cats", "dogs")
+
+
+def test_labels_are_whole_numbers_or_words() -> None:
+    assert labeled([3.0, math.nan, None, 1.0, -2])["labels"].tolist() == [3, -1, -1, 1, -1]
+    assert labeled([True, False])["labels"].tolist() == [1, 0]
+    found = labeled([20240101, 7, None, 20240101])
+    assert found["labels"].tolist() == [1, 0, -1, 1]
+    assert found["classes"] == ("7", "20240101")
+    for value in (1.7, [1], math.inf, {"a": 1}):
+        with pytest.warns(UserWarning, match="labels are left out: a class must be a whole number"):
+            assert labeled([0, value]) == {}
+
+
+def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
+    for name, column in (("a", "image"), ("b", "img")):
+        cells = [{"bytes": encoded(picture()), "path": None}]
+        pq.write_table(pa.table({column: cells}), tmp_path / f"{name}.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet has no column 'image', as a\.parquet has"):
+        open_source(tmp_path)
+
+
+def test_a_32_bit_picture_of_small_numbers_is_unreadable_not_black() -> None:
+    gray = Image.fromarray(np.arange(64, dtype=np.int32).reshape(8, 8), "I")
+    with pytest.raises(Unreadable, match="32-bit numbers"):
+        decode(encoded(gray, "TIFF"))

@@ -175,3 +175,13 @@ def test_a_list_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(ValueError, match="empty list"):
         imagenet_list(file, source)
+
+
+def test_held_out_images_are_shared_out_by_websters_method() -> None:
+    """7 of 53, 24 and 23: by 1, 3, 5, ... the next are 53/3, 53/5, 24/3 and 23/3, so 3, 2 and 2.
+
+    By 1, 2, 3, ... (Jefferson, D'Hondt) it would be 4, 2 and 1: large classes are favored.
+    """
+    labels = torch.arange(3).repeat_interleave(torch.tensor([53, 24, 23]))
+    for seed in range(3):
+        assert labels[stratified(labels, 7, seed=seed).held].bincount().tolist() == [3, 2, 2]

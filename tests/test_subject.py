@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from compressive import encoder
 from compressive.augment import MEAN, STD
+from compressive.config import Config
 from compressive.evaluation.published import read_weights, with_weights
 from compressive.evaluation.subject import open_subject
+from compressive.methods import build
 from compressive.train import pretrain
 
 CPU = torch.device("cpu")
@@ -158,3 +161,46 @@ def test_a_vision_transformer_is_made_for_the_size_that_is_asked_for(tmp_path: P
 def test_the_size_of_a_run_is_its_own(run: Path) -> None:
     with pytest.raises(ValueError, match="a run knows its own"):
         open_subject(str(run), CPU, size=64)
+
+
+def test_weights_of_others_see_antialiased_crops(tmp_path: Path) -> None:
+    """As torchvision and timm train and test them."""
+    torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "a.pth")
+    subject = open_subject(str(tmp_path / "a.pth"), torch.device("cpu"))
+    assert subject.antialias
+    assert subject.crop().words()["resize"].endswith(", antialiased")
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_run_is_judged_with_the_antialiasing_that_it_was_trained_with(
+    tmp_path: Path, antialias: bool
+) -> None:
+    pretrain(tiny(f"views.antialias={antialias}"), tmp_path, display=silent())
+    for place in (tmp_path, tmp_path / "encoder.safetensors"):
+        assert open_subject(str(place), torch.device("cpu")).antialias is antialias
+
+
+def test_a_method_that_a_program_made_is_not_made_by_the_settings(tmp_path: Path) -> None:
+    """It may have other sharpness, or other heads; the encoder is there all the same."""
+
+    def own(config: Config) -> Any:
+        method: Any = build(config)
+        method.projection.append(torch.nn.Identity())
+        return method
+
+    pretrain(tiny("method=c-simclr"), tmp_path / "a", display=silent(), method=own)
+    subject = open_subject(str(tmp_path / "a"), CPU)
+    assert subject.method is None
+    assert "made by a program" in subject.why_no_method
+    assert subject.network(images(16)).shape == (2, 96)
+
+
+def test_damaged_checkpoints_are_no_reason_to_refuse_an_encoder(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "a")
+    for path in (tmp_path / "a" / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    subject = open_subject(str(tmp_path / "a"), CPU)
+    assert subject.method is None
+    assert "damaged" in subject.why_no_method
+    whole = open_subject(str(run), CPU)
+    assert torch.equal(subject.network(images(16)), whole.network(images(16)))

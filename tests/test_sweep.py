@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tiny import CHANGES, Written, journal, last, silent, sorted_photos
+from typer.testing import CliRunner
 
 from compressive import recipes
 from compressive.ablations import Job, ablation, plan
+from compressive.cli import app
 from compressive.config import Config, override
 from compressive.lock import hold
 from compressive.report import write_report
@@ -573,3 +575,29 @@ def test_more_seeds_may_be_given_later() -> None:
     few, many = plan("builtin", seeds="0"), plan("builtin", seeds="0,1")
     assert few[0] == many[0]
     assert override(Config(), *many[1].changes).seed == 1
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_report_of_a_sweep_judges_by_the_images_that_it_was_asked_for(
+    held_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of a sweep by held-out images may have been evaluated on test images since."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").touch()
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "compressive.sweep.sweep", lambda *_, **more: Summary(tmp_path, [], [], False)
+    )
+    for name in ("evaluation.tables.verdicts", "report.page.write_report"):
+        monkeypatch.setattr(
+            f"compressive.{name}", lambda *_, held_out=False, **__: asked.append(held_out)
+        )
+    words = ["sweep", "builtin", "--vary", "bottleneck.beta=0,1", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, [*words, *(["--held-out"] if held_out else [])])
+    assert found.exit_code == 0, found.output
+    assert asked == [held_out, held_out]
+
+
+def test_what_a_kill_left_of_the_first_write_is_no_foreign_folder(tmp_path: Path) -> None:
+    (tmp_path / ".sweep.json.7.partial").write_text("{")
+    assert _State(tmp_path, {}, []).runs == {}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,19 +25,25 @@ from safetensors.torch import load_file
 from tiny import Written, differences, journal, last, photos, silent, tensors, tiny, words
 from torch import Tensor
 
-from compressive import checkpoint, images, online, train
+from compressive import checkpoint, encoder, images, online, train
+from compressive import run as runs
 from compressive.config import METHODS, Config, override
+from compressive.controller import Controller
 from compressive.data.loaders import Resident, canvas_side
+from compressive.data.pictures import Pictures
 from compressive.data.plan import plan
 from compressive.display import Display
 from compressive.folder import read_config
 from compressive.images import load_source
-from compressive.learner import Learner, optimizer, view_maker
+from compressive.journal import Journal
+from compressive.learner import Learner, optimizer, require_size, view_maker
 from compressive.methods import Bootstrap, Contrastive, build
 from compressive.monitor import Reading, Readings, Verdict
-from compressive.online import held_out
+from compressive.online import Accuracy, held_out
+from compressive.pace import Pace
 from compressive.report.reading import unfinished
 from compressive.run import Ill, Run
+from compressive.schedule import Schedule
 from compressive.train import gradients, pretrain, requests_to_stop, seed_step
 from compressive.watch import frame
 
@@ -182,9 +189,9 @@ def test_before_there_is_anything_to_save_ctrl_c_ends_at_once(
     """While images are decoded, which may take long."""
     before, read = signal.getsignal(signal.SIGINT), load_source
 
-    def interrupted(config: Config) -> Any:
+    def interrupted(config: Config, *given: Any) -> Any:
         assert signal.getsignal(signal.SIGINT) is before
-        return read(config)
+        return read(config, *given)
 
     monkeypatch.setattr(images, "load_source", interrupted)
     assert pretrain(tiny("train.steps=1"), tmp_path / "a", display=silent()).step == 1
@@ -427,7 +434,10 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
     changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch=64")
     run = started(tiny(*changes), tmp_path / "b", display=display)
     run.close()
-    told = "train.batch is 64, of 40 images; --set train.batch=32 holds each once"
+    told = (
+        "train.batch is 64 and there are 40 images, so a batch has some twice; "
+        "with --set train.batch=32 it has not"
+    )
     assert display.said == [told, "decoding  100%"]
 
 
@@ -895,3 +905,225 @@ def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
         f"{config.method} on {count} images{classes}: {config.network.name}, views of "
         f"{config.views.size} pixels, batch {config.train.batch}, 1 steps, cpu, float32"
     )
+
+
+def test_a_speed_is_in_images_whatever_the_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 steps of 8 images in a second, in two portions each."""
+    monkeypatch.setattr(Pace, "tick", lambda self, *_: setattr(self, "steps_per_second", 3.0))
+    pretrain(tiny("method=byol", "train.accumulate=2"), tmp_path, display=silent())
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert '"images_per_second": 24.0' in text
+
+
+class Seen(Display):
+    """A display that remembers its readings."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.readings: dict[str, str] = {}
+
+    def progress(self, title: str, done: float, total: float, readings: Any = None) -> None:
+        self.readings = dict(readings or {})
+
+
+def test_the_line_of_progress_has_each_number_under_its_name(tmp_path: Path) -> None:
+    display = Seen()
+    run = started(tiny(), tmp_path, display=display)
+    run.accuracy = Accuracy(probe=0.25, neighbors=0.75, count=8)
+    run.pace.wait_share = 0.125
+    means = {"loss": 1.5, "movable": 2.25, "residual": 180.0}
+    run._show(Reading(1, means), 1234.0, Verdict("ok", ""))
+    assert display.readings == {
+        "": "1,234 img/s",
+        "loss": "1.50",
+        "kNN": "75.0%",
+        "movable": "2.25",
+        "residual": "180.0",
+        "wait": "12%",
+    }
+    run.close()
+
+
+def test_probe_and_neighbors_are_asked_with_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def accuracy(*_: Any, **more: Any) -> Accuracy:
+        asked.update(more)
+        return Accuracy(probe=0.25, neighbors=0.75, count=8)
+
+    monkeypatch.setattr(runs, "accuracy", accuracy)
+    changes = ("probe.neighbors=3", "probe.bank=17", "views.antialias=true")
+    outcome = pretrain(tiny(*changes), tmp_path, display=silent())
+    assert outcome.accuracy == (0.25, 0.75, 8)
+    assert (asked["neighbors"], asked["bank"], asked["size"], asked["antialias"]) == (
+        3,
+        17,
+        16,
+        True,
+    )
+    (line,) = [line for line in journal(tmp_path) if "probe_accuracy" in line][-1:]
+    assert (line["probe_accuracy"], line["knn_accuracy"]) == (0.25, 0.75)
+
+
+def test_probe_and_neighbors_are_asked_twenty_times_or_by_epochs() -> None:
+    """200 steps of 8 of 40 images: 5 steps an epoch."""
+    often = Schedule(tiny("train.steps=200", "probe.every_epochs=0", "train.log_every=5"), 40)
+    assert often.judge_every == 10
+    looks = [step for step in range(1, 201) if often.is_time_to_look(step)]
+    assert looks == [*range(5, 201, 5)]
+    assert [step for step in looks if often.is_time_to_judge(step)] == [*range(10, 201, 10)]
+    assert Schedule(tiny("train.steps=200", "probe.every_epochs=3"), 40).judge_every == 15
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_limited_set_is_drawn_by_the_seed(seed: int) -> None:
+    source = load_source(tiny("data.limit=6", f"seed={seed}"))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:6].sort().values
+    whole = load_source(tiny())
+    assert [source.origin(i) for i in range(6)] == [whole.origin(int(i)) for i in order]
+
+
+@pytest.mark.parametrize(("steps", "horizon"), [(100, 10), (1000, 20), (40_000, 200)])
+def test_beta_is_steered_within_a_fiftieth_of_the_run(
+    steps: int, horizon: int, tmp_path: Path
+) -> None:
+    config = tiny("method=c-simclr", "bottleneck.target_rate=0.5", f"train.steps={steps}")
+    run = started(config, tmp_path)
+    assert run.controller is not None
+    assert run.controller._horizon == horizon
+    run.close()
+
+
+def test_the_encoder_of_a_run_knows_how_its_views_were_resized(tmp_path: Path) -> None:
+    pretrain(tiny("views.antialias=true"), tmp_path, display=silent())
+    assert encoder.load(tmp_path).antialias
+
+
+def test_what_the_monitor_remembers_outlives_a_break(tmp_path: Path) -> None:
+    """Losses that a spike is told by, and two of the three bad looks that make a collapse."""
+    run = started(tiny(), tmp_path)
+    run.health.load_state_dict({"losses": [1.0, 2.0, 3.0], "was_wide": True, "low": 2})
+    run.save()
+    run.close()
+    again = started(tiny(), tmp_path)
+    assert again.health.state_dict() == {"losses": [1.0, 2.0, 3.0], "was_wide": True, "low": 2}
+    again.close()
+
+
+def test_a_line_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
+    """Half a cosine over 4 steps, of 0.32 * 8 / 256 at batch 8: 1, 0.854, 0.5 and 0.146 of it."""
+    pretrain(tiny("train.steps=4", "optim.lr=0.32"), tmp_path, display=silent())
+    found = [line["lr"] for line in journal(tmp_path) if "lr" in line]
+    shares = [0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+    assert found == pytest.approx([0.01 * share for share in shares])
+
+
+def test_a_warmup_as_long_as_the_run_is_a_tenth_of_it() -> None:
+    """Two epochs of five steps, of ten."""
+    found = Schedule(tiny("optim.warmup_epochs=2", "train.steps=10"), 40)
+    assert found.warmup == 1
+    assert found.lr(9) > 0
+
+
+def test_images_without_a_label_are_no_class_of_their_own(tmp_path: Path) -> None:
+    whole = load_source(tiny())
+    assert whole.labels is not None
+    labels = whole.labels.clone()
+    labels[::3] = -1
+    source = Pictures(
+        name="a",
+        count=40,
+        read=whole.image,
+        place=whole.origin,
+        labels=labels,
+        classes=whole.classes,
+    )
+    display = Written()
+    pretrain(tiny("train.steps=1"), tmp_path, display=display, source=source)
+    assert any(" on 40 images in 5 classes (" in text for text in display.said)
+
+
+def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 16 images in 4 portions: each line has their mean, and beta follows it."""
+    portions: list[tuple[float, float]] = []
+    steered: list[float] = []
+    gradients, update = train.gradients, Controller.update
+
+    def seen(*args: Any, **more: Any) -> Any:
+        step, probe_loss = gradients(*args, **more)
+        assert step.movable is not None
+        portions.append((step.loss.item(), step.movable.item()))
+        return step, probe_loss
+
+    def told(self: Controller, movable: Tensor) -> None:
+        steered.append(movable.item())
+        update(self, movable)
+
+    monkeypatch.setattr(train, "gradients", seen)
+    monkeypatch.setattr(Controller, "update", told)
+    changes = ("train.batch=16", "train.accumulate=4", "train.steps=3", "train.log_every=1")
+    pretrain(tiny(*STEERED, *changes), tmp_path, display=silent())
+    means = np.array(portions).reshape(3, 4, 2).mean(1)
+    assert np.ptp(np.array(portions).reshape(3, 4, 2), axis=1).min() > 0  # they differ
+    lines = [line for line in journal(tmp_path) if "loss" in line]
+    found = [(line["loss"], line["movable"]) for line in lines]
+    assert found == pytest.approx(means, rel=1e-6)  # float32 sums
+    assert steered == pytest.approx(means[:, 1], rel=1e-6)
+
+
+def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path) -> None:
+    """10 epochs of 5 steps, and the run has 40: else it would end at 0.8 of beta."""
+    rising = ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
+    short = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=40"), 40)
+    assert short.remarks == ["rise of beta shortened to 4 steps, a tenth of the run"]
+    assert [short.beta(step) for step in (0, 2, 4, 39)] == [0.0, 0.5, 1.0, 1.0]
+    half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=100"), 40)
+    assert half.remarks == ["rise of beta is 50% of the run; --set bottleneck.warmup_epochs=2: 10%"]
+    assert half.beta(25) == 0.5
+
+
+def test_a_limit_holds_for_images_of_a_program(tmp_path: Path) -> None:
+    display = Written()
+    pretrain(tiny("data.limit=16"), tmp_path, display=display, source=load_source(tiny()))
+    assert any(" on 16 images" in text for text in display.said)
+
+
+@pytest.mark.parametrize(("name", "size"), [("test_vit", 33), ("vgg11", 16)])
+def test_a_size_that_a_network_cannot_take_is_one_line_and_leaves_nothing(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    """Patches of 16 pixels, and five times half of 16."""
+    config = tiny(f"network.name={name}", f"views.size={size}")
+    with pytest.raises(ValueError, match=rf"^{name} takes no images of {size} pixels: .*; choose"):
+        pretrain(config, tmp_path / "run", display=silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_size_is_tried_without_a_trace() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    require_size(network, "a", 8)
+    assert network.training
+    assert differences(before, dict(network.state_dict())) == []
+
+
+def test_a_full_disk_leaves_no_folder_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Journal.close
+
+    def full(self: Journal) -> None:
+        close(self)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "close", full)
+        with pytest.raises(OSError, match="No space"):
+            pretrain(tiny("train.steps=2"), tmp_path, display=silent())
+    assert pretrain(tiny("train.steps=2"), tmp_path, display=silent()).step == 2

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from compressive import recipes
@@ -61,9 +61,9 @@ def plan(
 ) -> list[Job]:
     """Every combination of the values with every seed, the seeds of one setting together.
 
-    vary: "section.name=value,value,..."; changes: "section.name=value", the same for all. All of
-    them are checked here, before the first run has cost anything. base: what runs begin with where
-    there is no recipe.
+    vary: "section.name=value,value,..."; changes: "section.name=value", the same for all. What can
+    be told of the settings alone is checked here, before the first run has cost anything. base:
+    what runs begin with where there is no recipe.
     """
     base = recipes.get(recipe).config if recipe else base or Config()
     base = on_images(base, data, *changes)
@@ -88,13 +88,18 @@ def plan(
             job = Job("-".join([*words, f"seed{seed}"]), setting, varied, seed, device)
             found.append(on_images(base, data, *job.changes))
             jobs.append(job._replace(device=found[-1].train.device))
-    read = [_read(config) for config in found]
+    _require_apart(jobs, found, axes)
+    return jobs
+
+
+def _require_apart(jobs: Sequence[Job], configs: Sequence[Config], axes: Iterable[str]) -> None:
+    """Refuse two runs of one name, or that differ in nothing that a run looks at."""
+    read = [_read(config) for config in configs]
     for a, b in itertools.combinations(range(len(jobs)), 2):
         if jobs[a].name == jobs[b].name or read[a] == read[b]:
-            vain = [f"; {name}: {why}" for name, why in idle(found[a]).items() if name in axes]
+            vain = [f"; {name}: {why}" for name, why in idle(configs[a]).items() if name in axes]
             names = f"{jobs[a].name} and {jobs[b].name}"
             raise ValueError(f"two runs are the same: {names}{''.join(vain)}")
-    return jobs
 
 
 def _read(config: Config) -> dict[str, Any]:

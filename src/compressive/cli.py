@@ -103,16 +103,20 @@ def pretrain(
     ] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change one of `compressive settings`; may be repeated.",
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; made from recipe and data if not given.")
+        Path | None, typer.Option(help="Folder of the run; else runs/RECIPE-DATA-seedN.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option(help="Go on with the run in that folder, if there is one.")
+        bool, typer.Option(help="Go on with the run in that folder, or refuse it.")
     ] = True,
 ) -> None:
     """Train an encoder on images without labels.
@@ -190,6 +194,8 @@ def show_recipes(
     name: Annotated[str, typer.Argument(help="Show this one with every value.")] = "",
 ) -> None:
     """List the recipes, or show one with every value and where it comes from."""
+    from compressive import settings as reference
+
     with one_line_errors():
         console = Console(soft_wrap=True)
         if not name:
@@ -209,8 +215,10 @@ def show_recipes(
         for column in ("setting", "value", "from"):
             table.add_column(column, overflow="fold")
         for setting, value in settings.flat(recipe.config).items():
-            table.add_row(setting, str(value), recipe.origins[setting])
+            table.add_row(setting, reference.written(value), recipe.origins[setting])
         console.print(table)
+        if any(" row " in origin for origin in recipe.origins.values()):
+            console.print("rows are those of the table in docs/notation.md", highlight=False)
         for variant in recipe.variants:
             changes = " ".join(f"--set {change}" for change in variant.changes)
             top1 = "" if variant.top1 is None else f", top-1 {variant.top1}"

@@ -38,9 +38,11 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     network: Annotated[
-        str, typer.Option(help="timm's name of the network that a file of weights is of.")
+        str, typer.Option(help="timm's name of the network, for a file of weights of others.")
     ] = "",
-    size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
+    size: Annotated[
+        int, typer.Option(help="Pixels that it sees, for weights of others; 0: as trained.")
+    ] = 0,
     images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
     epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
     held_out: Annotated[
@@ -126,9 +128,11 @@ def embed(
     ),
     split: Annotated[str, typer.Option(help="Which part of the images.")] = "train",
     network: Annotated[
-        str, typer.Option(help="timm's name of the network that a file of weights is of.")
+        str, typer.Option(help="timm's name of the network, for a file of weights of others.")
     ] = "",
-    size: Annotated[int, typer.Option(help="Pixels that it sees; 0: as it was trained.")] = 0,
+    size: Annotated[
+        int, typer.Option(help="Pixels that it sees, for weights of others; 0: as trained.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Write the features of images: one vector each, with the image's name and label."""
@@ -156,7 +160,7 @@ def compare(
     """Runs side by side: figures, their difference with an interval, and a verdict.
 
     The first is compared with each of the others. Runs that differ in their seed alone are taken
-    together; then the interval is over seeds, otherwise over test images, one by one.
+    together; then the interval is over seeds, otherwise over test images, paired.
     """
     from compressive.evaluation.compare import compare as differences
     from compressive.evaluation.compare import open_groups

@@ -86,7 +86,7 @@ class Bottleneck:
     kappa_b: float = 10.0  # sharpness of b(z|y): one over SimCLR's temperature
     b_sees: Literal["own", "other"] = "own"  # bootstrap: the view of b(z|y); SimCLR's is the other
     beta: float = 1.0  # price of a nat that b(z|y) cannot predict; 0 is free
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of beta, from 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of beta; others rise from 0
     warmup_epochs: float = 0.0  # of the linear schedule
     target_rate: float | None = None  # movable nats to steer beta toward; None leaves beta alone
     sample: bool = True  # draw z; without, z is its mode, and the rate closed
@@ -242,6 +242,7 @@ def idle(config: Config) -> dict[str, str]:
     method, optimizer = config.method, config.optim.name
     is_plain, is_bootstrap = not is_compressed(config), not is_contrastive(config)
     is_moco, is_slow = "moco" in method, "moco" in method or "byol" in method
+    is_deep = config.network.name in ("resnet50", "resnet101", "resnet152")
     is_bare = config.network.head_layers == 1 and "simclr" in method  # which has no predictor
     # Of two reasons the first is told.
     rules = (
@@ -259,6 +260,7 @@ def idle(config: Config) -> dict[str, str]:
         (not config.bottleneck.sample, "z is not drawn", "bottleneck.rate"),
         (config.train.steps > 0, "train.steps is given", "train.epochs"),
         (is_bare, "there is no layer between", "network.hidden"),
+        (is_deep, "only ResNet-18 and -34 would be without", "network.first_shortcut"),
     )
     found: dict[str, str] = {}
     for holds, why, names in rules:
@@ -311,7 +313,7 @@ def _set(settings: dict[str, Any], name: str, text: str) -> None:
     """Put a value, given as text, where its dotted name says."""
     homes = [whole for whole in flat(Config()) if whole.endswith(f".{name}")]
     if homes and name not in settings:
-        raise ValueError(f"no setting {name!r} in Config; did you mean {' or '.join(homes)}?")
+        raise ValueError(f"no setting {name!r}; did you mean {' or '.join(homes)}?")
     kind: Any = Config
     *sections, last = name.split(".")
     for i, part in enumerate([*sections, last]):
@@ -391,10 +393,11 @@ def _known(what: str, name: Any, options: Any, where: str = "") -> Any:
         return name
     near = difflib.get_close_matches(str(name), list(map(str, options)), n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    inside = f" in {where}" if where else ""
     listed = ", ".join(map(str, options))
+    if where == Config.__name__:
+        raise ValueError(f"no {what} {name!r}; {hint}`compressive settings` lists all")
     if where:
-        raise ValueError(f"no {what} {name!r}{inside}; {hint}there are {listed}")
+        raise ValueError(f"no {what} {name!r} in {where}; {hint}there are {listed}")
     raise ValueError(f"{what} must be one of {listed}, got {name!r}")
 
 

@@ -116,7 +116,7 @@ def save(
     about = {"network": json.dumps(asdict(settings)), **views, "format": "pt"}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     path = folder / ENCODER
-    write_bytes(path, serialize(weights, about))
+    write_bytes(path, _content(weights, about))
     return path
 
 
@@ -131,8 +131,23 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
     if taken := (_FACTS | {"antialias", "format"}) & (about or {}).keys():
         raise ValueError(f"about must leave {min(taken)!r} to the encoder, which has its own")
     rounded = {name: _rounded(value, f"{name} of {path}") for name, value in weights.items()}
-    write_bytes(target, serialize(rounded, {**kept, **(about or {})}))
+    write_bytes(target, _content(rounded, {**kept, **(about or {})}))
     return target
+
+
+def _content(weights: dict[str, Tensor], about: dict[str, str]) -> bytes:
+    """A safetensors file whose bytes are the same whenever it is written.
+
+    The library writes what is said about the weights in another order each time, and results
+    know their encoder by its checksum.
+    """
+    content = serialize(weights, about)
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(about.items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def load(

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from compressive.config import Config, Data, flat, from_dict
-from compressive.files import CONFIG, write_text
+from compressive.files import CONFIG, PARTIAL, write_text
 from compressive.lock import require_place
 
 # Settings that do not change what is learned: a run may go on with other values of these.
@@ -44,7 +45,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     require_place(folder)
     path = folder / CONFIG
     if not path.exists():
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(not path.name.endswith(PARTIAL) for path in folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         return False
     if not resume:
@@ -99,7 +100,7 @@ def _about(device: torch.device) -> dict[str, Any]:
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(["compressive", *sys.argv[1:]]),
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "python": platform.python_version(),

@@ -36,6 +36,24 @@ class Learner(nn.Module):
         return step, self.probe.loss(feats, torch.cat([label, label]))
 
 
+@torch.no_grad()
+def require_size(network: nn.Module, name: str, size: int) -> None:
+    """Refuse a size of images that a network cannot take: some are cut into patches."""
+    weight = next(network.parameters())
+    was = network.training
+    try:
+        network.eval()(torch.zeros(2, 3, size, size, device=weight.device, dtype=weight.dtype))
+    except (AssertionError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{name} takes no images of {size} pixels: {why}; choose another views.size"
+        ) from None
+    finally:
+        network.train(was)
+
+
 def pick_device(name: str, called: str = "train.device") -> torch.device:
     """The device of that name; "auto" is a GPU where there is one. `called`: where it was given."""
     if name == "auto":

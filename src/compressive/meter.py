@@ -15,6 +15,8 @@ def meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int)
     """What C-SimCLR keeps and tells of random directions that agree more and more."""
     if dim < 2 or batch < 1:
         raise ValueError(f"--dim must be 2 or more and --batch 1 or more, got {dim} and {batch}")
+    if seed < 0:
+        raise ValueError(f"--seed must be 0 or more, got {seed}")
     torch.manual_seed(seed)
     table = Table(
         title=f"C-SimCLR, n = {dim}, kappa_e = {kappa_e:g}, kappa_b = {kappa_b:g}, {batch} images",

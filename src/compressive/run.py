@@ -32,6 +32,7 @@ from compressive.learner import (
     optimizer,
     pick_device,
     precision,
+    require_size,
     view_maker,
 )
 from compressive.lock import hold
@@ -71,12 +72,13 @@ class Run:
         method: Builder = build,
     ) -> None:
         self.config, self.out, self.display = config, out, display
+        self.is_own = method is not build  # which only its program can make again
         self.device = pick_device(config.train.device)
         if rank() == 0:
             folder.open_folder(out, config, resume=resume)
         if source is not None:
             self.config = config = images.from_python(config, source)
-        source = images.load_source(config) if source is None else source
+        source = images.load_source(config, source)
         self.count, self.labels = len(source), source.labels
         self.held = held_out(self.count, config.probe.holdout, config.seed)
         self.visible = torch.full((self.count,), -1, device=self.device)
@@ -121,6 +123,7 @@ class Run:
         torch.manual_seed(config.seed)  # the same weights in every process
         learner = Learner(method(config), classes)
         learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        require_size(learner.method.encoder, config.network.name, config.views.size)
         synchronize(learner, biased_variance=config.network.biased_variance)
         self.inner, self.method = learner, learner.method
         self.optimizer = optimizer(config.optim, learner.method)
@@ -137,6 +140,7 @@ class Run:
         elif compiled:  # collectives stay outside of the graph
             learner.method.encoder.compile(dynamic=False)
         self._beta, self.controller = torch.zeros((), device=device), None
+        self._movable: list[Tensor] = []  # of the portions of a step
         bottleneck = config.bottleneck
         if is_compressed(config) and bottleneck.target_rate is not None:
             # A fiftieth of the run, so that even a short one comes to rest.
@@ -179,13 +183,8 @@ class Run:
             return nullcontext()
         return self.learner.no_sync()
 
-    def update(self, step: Step, probe_loss: Tensor) -> None:
-        """Move the weights, the target and beta; note what the step has shown."""
-        for each in (self.optimizer, self.probe_optimizer):
-            if each is not None:
-                each.step()
-                each.zero_grad(set_to_none=True)
-        self.method.update_target(self.schedule.target_rate(self.step))
+    def note(self, step: Step, probe_loss: Tensor) -> None:
+        """Count in what a portion of a step has shown."""
         names = ("loss", "agreement", "nll", "residual", "movable", "predictive")
         seen = {name: value for name in names if (value := getattr(step, name)) is not None}
         if is_compressed(self.config):
@@ -194,7 +193,19 @@ class Run:
             seen["probe_loss"] = probe_loss
         self.readings.add(seen)
         if self.controller is not None and step.movable is not None:
-            self.controller.update(step.movable)
+            self._movable.append(step.movable.detach())
+
+    def update(self, step: Step, probe_loss: Tensor) -> None:
+        """Count in the last portion, and move the weights, the target and beta."""
+        self.note(step, probe_loss)
+        for each in (self.optimizer, self.probe_optimizer):
+            if each is not None:
+                each.step()
+                each.zero_grad(set_to_none=True)
+        self.method.update_target(self.schedule.target_rate(self.step))
+        if self.controller is not None and self._movable:
+            self.controller.update(torch.stack(self._movable).mean())
+            self._movable.clear()
         self.step += 1
 
     def is_time_to_look(self) -> bool:
@@ -243,7 +254,8 @@ class Run:
 
     def _show(self, reading: Reading, rate: float, verdict: Verdict) -> None:
         # The last ones are cut first where a terminal is narrow.
-        shown = {"": f"{rate:,.0f} img/s", "loss": f"{reading.means['loss']:.2f}"}
+        shown = {"": f"{rate:,.0f} img/s"} if rate else {}  # not known at the first look
+        shown["loss"] = f"{reading.means['loss']:.2f}"
         if self.accuracy is not None:
             shown["kNN"] = f"{self.accuracy.neighbors:.1%}"
         if "movable" in reading.means:
@@ -307,6 +319,7 @@ class Run:
                 "images": self.count,
                 "shades": self.shades,
                 "attempt": self.attempt,
+                "own method": self.is_own,
                 "accuracy": None if self.accuracy is None else tuple(self.accuracy),
                 **{name: part.state_dict() for name, part in self._parts()},
             }
@@ -417,11 +430,13 @@ class Run:
     def close(self) -> None:
         """End threads and files."""
         self.loader.close()
-        if hasattr(self, "journal"):
-            self.journal.close()
-        if self._hold is not None:
-            os.close(self._hold)
-            self._hold = None
+        try:
+            if hasattr(self, "journal"):
+                self.journal.close()
+        finally:  # even where a disk is full
+            if self._hold is not None:
+                os.close(self._hold)
+                self._hold = None
 
     def _parts(self) -> list[tuple[str, Any]]:
         """All that has a state."""

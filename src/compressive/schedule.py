@@ -1,7 +1,7 @@
 """When what happens in a run: how many steps, at which rates and price, and when to look."""
 
 from compressive import optim
-from compressive.config import Config, is_compressed
+from compressive.config import Config, idle, is_compressed
 from compressive.distributed import world_size
 
 
@@ -18,25 +18,30 @@ class Schedule:
             )
         self.config, self.count, self.remarks = config, count, []
         self.total = train.steps or optim.total_steps(count, train.epochs, train.batch)
-        self.warmup = self._warmup()
+        self.warmup = self._steps("optim.warmup_epochs", "warm-up", config.optim.warmup_epochs)
+        self.rise, rising = 0, "bottleneck.warmup_epochs"
+        if rising not in idle(config):
+            self.rise = self._steps(rising, "rise of beta", config.bottleneck.warmup_epochs)
         if train.batch > count:
-            fewer = f"--set train.batch={2 ** (count.bit_length() - 1)} holds each once"
-            self.remarks.append(f"train.batch is {train.batch:,}, of {count:,} images; {fewer}")
+            self.remarks.append(
+                f"train.batch is {train.batch:,} and there are {count:,} images, so a batch has "
+                f"some twice; with --set train.batch={2 ** (count.bit_length() - 1)} it has not"
+            )
         per_epoch = max(1, count // train.batch)
         self.look_every = train.log_every or max(1, min(50, per_epoch // 10))
         every = config.probe.every_epochs * count / train.batch or self.total / 20
         self.judge_every = max(1, round(every))
 
-    def _warmup(self) -> int:
-        """Steps in which the learning rate rises."""
-        train, total = self.config.train, self.total
-        found = optim.warmup_steps(self.count, self.config.optim.warmup_epochs, train.batch)
+    def _steps(self, setting: str, what: str, epochs: float) -> int:
+        """Steps in which something rises; remarks on it where that is much of the run."""
+        total = self.total
+        found = optim.warmup_steps(self.count, epochs, self.config.train.batch)
         if found >= total:
             found = total // 10
-            self.remarks.append(f"warm-up shortened to {found} steps, a tenth of the run")
+            self.remarks.append(f"{what} shortened to {found} steps, a tenth of the run")
         elif 4 * found > total:
-            tenth = f"--set optim.warmup_epochs={self.epoch(total) / 10:.2g}"
-            self.remarks.append(f"warm-up is {found / total:.0%} of the run; {tenth}: 10%")
+            tenth = f"--set {setting}={self.epoch(total) / 10:.2g}"
+            self.remarks.append(f"{what} is {found / total:.0%} of the run; {tenth}: 10%")
         return found
 
     def epoch(self, step: int) -> float:
@@ -58,9 +63,7 @@ class Schedule:
         if not is_compressed(self.config):
             return 0.0
         if bottleneck.schedule == "linear":
-            batch = self.config.train.batch
-            warmup = optim.warmup_steps(self.count, bottleneck.warmup_epochs, batch)
-            return optim.linear_beta(step, beta=bottleneck.beta, warmup=warmup)
+            return optim.linear_beta(step, beta=bottleneck.beta, warmup=self.rise)
         if bottleneck.schedule == "cosine":
             return optim.cosine_beta(step, beta=bottleneck.beta, total=self.total)
         return bottleneck.beta

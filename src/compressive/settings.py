@@ -96,7 +96,7 @@ def _section(name: str, kind: type) -> Section:
     settings = tuple(
         Setting(
             name=f"{name}.{each.name}" if name else each.name,
-            default=_written(each.default),
+            default=written(each.default),
             allowed=_allowed(hints[each.name], bounds.get(each.name, "")),
             meaning=meanings.get(each.name, ""),
         )
@@ -148,7 +148,7 @@ def _allowed(kind: Any, bounds: str) -> str:
     return f"{words}, {bounds}" if bounds else words
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """As one would write it behind --set."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()

@@ -17,7 +17,7 @@ from rich.table import Table
 from compressive.ablations import Job, plan
 from compressive.config import Config, on_images
 from compressive.display import Display
-from compressive.files import ENCODER, EVALUATION, HELD_OUT, RESULTS, SWEEP, write_text
+from compressive.files import ENCODER, EVALUATION, HELD_OUT, PARTIAL, RESULTS, SWEEP, write_text
 from compressive.lock import hold, require_place
 from compressive.signals import heard
 from compressive.tally import Row, rows, table
@@ -126,7 +126,7 @@ class _State:
         self._one = threading.Lock()
         path = out / SWEEP
         if not path.exists():
-            if out.is_dir() and any(out.iterdir()):
+            if out.is_dir() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
                 raise ValueError(f"{out} is not empty and holds no sweep; choose another --out")
             out.mkdir(parents=True, exist_ok=True)
             return

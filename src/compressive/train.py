@@ -79,7 +79,7 @@ def _train(run: Run, asked: list[int]) -> Verdict:
         run.set_rates()
         seed_step(run.config.seed, run.attempt, run.step)
         for batch in islice(batches, run.config.train.accumulate - 1):
-            gradients(run, batch, is_last=False)
+            run.note(*gradients(run, batch, is_last=False))
         step, probe_loss = gradients(run, next(batches), is_last=True)
         run.update(step, probe_loss)
         if run.is_time_to_look():

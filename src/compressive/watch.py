@@ -87,7 +87,7 @@ def frame(run: Path) -> RenderableType:
 def _read(run: Path) -> _Standing:
     path = run / CONFIG
     if not run.exists():
-        raise FileNotFoundError(f"{run} is not there")
+        raise FileNotFoundError(f"{run} is not there; give the folder of a run")
     if not path.is_file():
         raise FileNotFoundError(f"{run} is no folder of a run: it has no config.json")
     try:

@@ -79,13 +79,15 @@ def shrink(
 def rgb(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:
     """What PIL has opened, as `decode` would have it."""
     picture.load()  # first, so that nothing below hides a truncated file
+    # Of 16 bits in a PNG or PPM; elsewhere small numbers may be whole colors, not black ones.
+    is_open = picture.mode == "I" and picture.format not in ("PNG", "PPM", None)
     with suppress(Exception):  # bad EXIF data is no reason to lose a good picture
         picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
         raise Unreadable("pixels are floating-point numbers, which have no agreed range")
     if picture.mode.startswith("I"):  # PIL would clip 16 bits at 255
         gray = np.asarray(picture)
-        if gray.min() < 0 or gray.max() > 65535:
+        if gray.min() < 0 or gray.max() > 65535 or (is_open and gray.max() < 256):
             raise Unreadable("pixels are 32-bit numbers, which have no agreed range")
         return torch.from_numpy((gray >> 8).astype(np.uint8)).expand(3, -1, -1)
     return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)

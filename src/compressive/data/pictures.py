@@ -1,7 +1,10 @@
 """What a source of images is: pictures by number, their labels, and the splits they come in."""
 
+import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +14,8 @@ from torch import Tensor
 
 from compressive.data.decode import Unreadable, decode, shrink
 
+# Ids from here on, and above the number of images, are no numbers of classes.
+MOST_CLASSES = 100_000
 _VAL = ("val", "valid", "validation", "dev")
 # What a split may be called, in the order that it is looked for. ImageNet's val is what people test
 # on, so test may be called val; the reverse would let test images choose between models.
@@ -72,6 +77,11 @@ def require_source(source: object) -> Source:
     if labels.shape != (len(source),):
         raise ValueError(
             f"labels of {source.name} must have shape ({len(source)},), got {tuple(labels.shape)}"
+        )
+    if len(labels) and int(labels.max()) >= max(len(source), MOST_CLASSES):
+        raise ValueError(
+            f"labels of {source.name} must be classes from 0 on, got {int(labels.max())} for "
+            f"{len(source):,} images; number them anew"
         )
     return source
 
@@ -157,17 +167,39 @@ def shrunk(source: Source, side: int, least: int, most: int) -> Source:
 
 
 def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Labels and classes of `Pictures` from ids or words, None where an image has no label."""
-    if all(value is None or value == -1 for value in values):
+    """Labels and classes of `Pictures` from ids or words, None where an image has no label.
+
+    Ids below 0 are none; those that cannot count classes are words. What is neither id nor word (a
+    list, a part of one) is no label of a class: with a warning all are left out.
+    """
+    try:
+        values = [_label(value) for value in values]
+    except ValueError as error:
+        warnings.warn(f"labels are left out: {error}", stacklevel=2)
         return {}
-    if any(isinstance(value, str) for value in values):
-        names = sorted({str(value) for value in values if value is not None})
-        ids = {name: i for i, name in enumerate(names)}
-        values = [None if value is None else ids[str(value)] for value in values]
-    labels = torch.tensor([-1 if value is None else int(value) for value in values])
+    if all(value is None for value in values):
+        return {}
+    is_words = any(isinstance(value, str) for value in values)
+    largest = max((value for value in values if isinstance(value, int)), default=0)
+    if is_words or (not names and largest >= max(len(values), MOST_CLASSES)):
+        each = {value for value in values if value is not None}
+        each = sorted(map(str, each)) if is_words else sorted(each)
+        ids = {str(value): i for i, value in enumerate(each)}
+        values, names = [None if v is None else ids[str(v)] for v in values], list(ids)
+    labels = torch.tensor([-1 if value is None else value for value in values])
     if not names or len(names) <= int(labels.max()):
         names = [str(i) for i in range(int(labels.max()) + 1)]
     return {"labels": labels, "classes": tuple(names)}
+
+
+def _label(value: Any) -> int | str | None:
+    """An id, a word, or None for no label; a table with gaps has its ids as 3.0, and NaN."""
+    if value is None or isinstance(value, str):
+        return value
+    number = float(value) if isinstance(value, Real) else math.inf
+    if math.isinf(number) or (not math.isnan(number) and number != int(number)):
+        raise ValueError(f"a class must be a whole number or a word, got {str(value)[:40]!r}")
+    return int(number) if number >= 0 else None
 
 
 def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
@@ -176,7 +208,7 @@ def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
     for name in CALLED.get(split, (split,)):
         if name.lower() in own:
             return own[name.lower()]
-    raise NoSplit(f"{place} has no split {split!r}; there is {', '.join(sorted(own.values()))}")
+    raise NoSplit(f"{place} has no split {split!r}; there are: {', '.join(sorted(own.values()))}")
 
 
 def read_file(path: str) -> bytes:

@@ -52,8 +52,9 @@ def plan(
             continue
         places = torch.arange(first, first + share)
         epochs = places // count
-        index = [orders[int(e)][int(p) % count] for p, e in zip(places, epochs, strict=True)]
-        yield Portion(torch.stack(index), epochs)
+        each = epochs.unique().tolist()
+        index = [orders[epoch][places[epochs == epoch] % count] for epoch in each]
+        yield Portion(torch.cat(index), epochs)
 
 
 class _Orders(dict[int, Int[Tensor, " count"]]):

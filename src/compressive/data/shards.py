@@ -29,14 +29,22 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
     try:
         metadata = [parquet.read_metadata(file, memory_map=True) for file in files]
         schema = parquet.read_schema(files[0], memory_map=True)
-        label = _label_column(schema)
+        label, image = _label_column(schema), _image_column(schema, path)
+        for file in files:
+            columns = parquet.read_schema(file, memory_map=True).names
+            needed = {name.partition(".")[0] for name in (image, label) if name}
+            if lost := needed.difference(columns):
+                raise ValueError(
+                    f"{file} has no column {min(lost)!r}, as {files[0].name} has: its columns are "
+                    f"{', '.join(columns)}"
+                )
         for file in files if label else []:
             values += parquet.read_table(file, columns=[label], memory_map=True)[0].to_pylist()
     except ArrowException as error:
         raise ValueError(f"{path}: parquet that cannot be read, {first_line(error)}") from error
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
-    rows = _RowGroups(files, metadata, _image_column(schema, path))
+    rows = _RowGroups(files, metadata, image)
     return Pictures(
         name=path.resolve().name,
         count=rows.starts[-1],

@@ -125,8 +125,13 @@ def _open_folder(root: Path, split: str) -> Source:
     inner = {name: paths for name, paths in inner.items() if paths}
     paths = [*direct, *chain.from_iterable(inner.values())]
     # Ids are the same in every split, even where one of them lacks a class.
-    known = {name for other in splits for name in _listing(root / other).folders}
-    classes = tuple(sorted(known | inner.keys()))
+    others = [(other, name) for other in splits for name in _listing(root / other).folders]
+    elsewhere = {
+        name
+        for other, name in others
+        if name not in inner and other != chosen and _below(f"{root / other}/{name}", "", ())
+    }
+    classes = tuple(sorted(elsewhere | inner.keys()))
     labeled = {}
     if not direct and len(classes) > 1:
         ids = {name: i for i, name in enumerate(classes)}

@@ -32,8 +32,9 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
     name, _, folder = place.removeprefix("torchvision:").partition("@")
     kind = getattr(datasets, name, None)
     if not (inspect.isclass(kind) and issubclass(kind, datasets.VisionDataset)):
-        near = difflib.get_close_matches(name, datasets.__all__, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "it has CIFAR10, STL10, ..."
+        known = [one for one in datasets.__all__ if one not in ("FakeData", "VisionDataset")]
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
         raise ValueError(f"torchvision.datasets has no {name!r}; {hint}")
     root = Path(folder or os.environ.get("COMPRESSIVE_DATA") or "~/.cache/compressive").expanduser()
     accepts = _parameters(kind)

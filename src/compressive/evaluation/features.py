@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
@@ -110,15 +111,24 @@ def cached(
     name = hashlib.blake2b(words, digest_size=16).hexdigest()
     path = None if folder is None else folder / f"{name}.safetensors"
     # All processes make them or none: they make them together.
-    missing = path is None or not path.is_file()
-    if path is not None and not any_process(missing, torch.device(device)):
-        return Features(**load_file(path))
+    kept = None if path is None else _kept(path)
+    if path is not None and not any_process(kept is None, torch.device(device)):
+        assert kept is not None
+        return kept
     found = make()
     if path is not None and rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.contiguous() for name, value in found._asdict().items()}
         write_bytes(path, serialize(tensors))
     return found
+
+
+def _kept(path: Path) -> Features | None:
+    """What was written there, if it is there and whole: else it can be made again."""
+    try:
+        return Features(**load_file(path))
+    except (OSError, SafetensorError, TypeError):
+        return None
 
 
 def fingerprint(network: nn.Module) -> str:

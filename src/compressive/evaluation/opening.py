@@ -43,8 +43,8 @@ def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False)
     if test is None:
         train, test = _without_a_fifth(train, seed)
         notes.append(
-            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, which a run "
-            "on them has seen, without labels"
+            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, is the test; "
+            "an encoder trained on them has seen it, without labels"
         )
     if held_out:
         train, test = _without_a_fifth(train, seed)

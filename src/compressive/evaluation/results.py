@@ -130,7 +130,9 @@ def read(folder: str | Path) -> Results:
     path = Path(folder)
     path = path / RESULTS if path.is_dir() else path
     if not Path(folder).exists():
-        raise FileNotFoundError(f"{folder} is not there")
+        raise FileNotFoundError(
+            f"{folder} is not there; give the folder of a run that was evaluated"
+        )
     if not path.is_file():
         raise FileNotFoundError(
             f"no {RESULTS} in {folder}; `compressive evaluate {folder}` makes it"

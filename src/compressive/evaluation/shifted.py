@@ -169,9 +169,12 @@ def _has_classes(exam: Exam, name: str) -> bool:
     classes = tuple(map(str.lower, exam.splits.train.classes or ()))
     wnids = bool(classes) and all(_WNID.fullmatch(c) for c in classes)
     if name.startswith("cifar10-"):
-        return len(classes) == 10 and set(_CIFAR10) <= set(classes)
+        return classes == _CIFAR10  # in this order: labels of its files are numbers
     if name.startswith("cifar100-"):
-        return len(classes) == 100 and {"apple", "aquarium_fish", "worm"} <= set(classes)
+        in_order = list(classes) == sorted(classes)
+        return (
+            len(classes) == 100 and in_order and {"apple", "aquarium_fish", "worm"} <= set(classes)
+        )
     if name.startswith("tiny-"):
         return len(classes) == 200 and wnids
     return len(classes) == 1000 and (wnids or classes[0].startswith("tench"))

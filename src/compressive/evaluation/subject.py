@@ -96,7 +96,7 @@ def open_subject(place: str, device: torch.device, *, network: str = "", size: i
 def _of_run(path: Path, device: torch.device) -> Subject:
     found = encoder.load(path, device)
     config = folder.read_config(path)
-    method, why = _method(path, config, device), ""
+    method, why = _method(path, config, device)
     if method is not None and fingerprint(method.encoder) != fingerprint(found.network):
         # Stopped between the two, or one was replaced.
         method, why = None, _OTHER_WEIGHTS
@@ -113,18 +113,26 @@ def _of_run(path: Path, device: torch.device) -> Subject:
     )
 
 
-def _method(path: Path, config: Config, device: torch.device) -> Contrastive | Bootstrap | None:
-    """The whole method of a run, as its last checkpoint has it."""
-    last = checkpoint.latest(path / files.CHECKPOINTS)
+def _method(
+    path: Path, config: Config, device: torch.device
+) -> tuple[Contrastive | Bootstrap | None, str]:
+    """The whole method of a run, as its last checkpoint has it; or why there is none."""
+    try:
+        last = checkpoint.latest(path / files.CHECKPOINTS)
+    except ValueError:  # the encoder is a file of its own
+        return None, "all checkpoints of the run are damaged"
     if last is None:
-        return None
-    weights: dict[str, Any] = checkpoint.load(last, device)["learner"]
+        return None, ""
+    state = checkpoint.load(last, device)
+    if state.get("own method"):
+        return None, "the run's method was made by a program, and cannot be made anew"
+    weights: dict[str, Any] = state["learner"]
     method = build(config).to(device)
     start = "method."
     method.load_state_dict(
         {name.removeprefix(start): w for name, w in weights.items() if name.startswith(start)}
     )
-    return method
+    return method, ""
 
 
 def _of_file(path: Path, name: str, size: int) -> Subject:
@@ -158,7 +166,7 @@ def _of_name(name: str, size: int) -> Subject:
     try:
         return _of_others(name, published.pretrained(name, size), size)
     except ValueError as error:
-        raise ValueError(f"{error}{shipped.hint()}") from None
+        raise ValueError(f"no folder or file {name!r} here, and {error}{shipped.hint()}") from None
 
 
 def _of_others(place: str, found: published.Published, size: int) -> Subject:

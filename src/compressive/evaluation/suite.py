@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,9 +71,9 @@ def evaluate(
     """
     more = more or {}
     chosen = _chosen(suite, only, tuple(more))
-    for name, number in (("--size", size), ("--images", images), ("--epochs", epochs)):
-        if number < 0:
-            raise ValueError(f"{name} must be 0 or more, got {number}")
+    for name, number in {"size": size, "images": images, "epochs": epochs, "seed": seed}.items():
+        if not 0 <= number < 2**32:
+            raise ValueError(f"--{name} must be 0 or more and below 2**32, got {number}")
     sets = None if sets is None else sets.expanduser()
     if sets is not None and not sets.is_dir():
         raise ValueError(f"--sets {sets} is no folder; give the one that has the sets' folders")
@@ -83,7 +84,7 @@ def evaluate(
     out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
     require_place(out)
     _require_own(out)
-    results = Results(subject.name, seed=seed, command=" ".join(["compressive", *sys.argv[1:]]))
+    results = Results(subject.name, seed=seed, command=shlex.join(["compressive", *sys.argv[1:]]))
     display = display or Display(quiet=rank() > 0)
     with _alone(out), display:
         exam = Exam(

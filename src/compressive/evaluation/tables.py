@@ -12,9 +12,8 @@ from compressive.evaluation.compare import Difference, Group, compare, open_grou
 from compressive.evaluation.results import Record, Results
 from compressive.files import RESULTS
 from compressive.report.reading import results_of
-from compressive.report.tables import ACCURACIES, Verdicts
+from compressive.report.tables import PERCENT, Verdicts
 
-PERCENT = (*ACCURACIES, "ece", "brier")
 _SCALE = "accuracies, ECE and Brier x 100"
 _COLUMNS = ("figure", "A", "B", "B - A", "B is")
 
@@ -120,7 +119,7 @@ def _figures(keys: Sequence[tuple[str, str, str]]) -> list[str]:
     names = []
     for task, dataset, metric in keys:
         part = dataset.removeprefix(one).removeprefix("-C").strip() if one else dataset
-        several = metrics[task, dataset] > 1
+        several = metrics[task, dataset] > 1 or task == "information"  # which has many
         names.append(", ".join(filter(None, (task, part, metric if several else ""))))
     return names
 
@@ -141,13 +140,13 @@ def _numbers(each: Difference) -> tuple[str, str, str]:
     scale, places = 100, 1
     if is_plain := _parts(each)[2] not in PERCENT:
         scale, places = 1, _places(max(abs(each.first), abs(each.second)), 3)
-    a, b = (f"{scale * value:.{places}f}" for value in (each.first, each.second))
+    a, b = (f"{scale * value:z.{places}f}" for value in (each.first, each.second))
     if each.low is None or each.high is None:
-        return a, b, f"{scale * each.difference:.{places}f}"
+        return a, b, f"{scale * each.difference:z.{places}f}"
     if is_plain:
         places = max(places, _places((each.high - each.low) / 2, 1))
-    ends = (f"{scale * end:.{places}f}" for end in (each.low, each.high))
-    return a, b, f"{scale * each.difference:.{places}f} [{', '.join(ends)}]"
+    ends = (f"{scale * end:z.{places}f}" for end in (each.low, each.high))
+    return a, b, f"{scale * each.difference:z.{places}f} [{', '.join(ends)}]"
 
 
 def _places(size: float, digits: int) -> int:
@@ -174,4 +173,4 @@ def _words(record: Record) -> tuple[str, str]:
 
 def _figure(metric: str, value: float) -> str:
     """Times 100 with one digit as the paper has it, or three digits."""
-    return f"{100 * value:.1f}" if metric in PERCENT else f"{value:.3g}"
+    return f"{100 * value:.1f}" if metric in PERCENT else f"{value:#.3g}".removesuffix(".")

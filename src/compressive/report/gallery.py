@@ -99,20 +99,24 @@ def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
         parts.append(f'<path class="dots" stroke="{hue}" d="{dots}"/>')
         if labels is not None and len(present) <= 30:
             word = _label_name(int(label), names)
-            words.append(_near(np.median(mine, 0).tolist(), word, room, taken))
+            words.append(_near(np.median(mine, 0).tolist(), word, hue, room, taken))
     return svg(parts + words, "map of the embeddings", int(room.right), int(room.bottom))
 
 
-def _near(point: Sequence[float], word: str, room: Box, taken: list[Box]) -> str:
-    """A word at a point, or above or below it where others stand; nothing where all is taken."""
-    half = 5.0 * len(word)
+def _near(point: Sequence[float], word: str, hue: str, room: Box, taken: list[Box]) -> str:
+    """A word at a point, or above or below it where others stand; nothing where all is taken.
+
+    Before it a dot of its hue, as it may stand among the dots of another.
+    """
+    half = 5.0 * (len(word) + 2)
     x, y = min(max(point[0], half), room.right - half), point[1]
     shifts = (sign * 18 * step for step in range(8) for sign in (1, -1))
     places = (Box(x - half, y + shift - 13, x + half, y + shift + 4) for shift in shifts)
     box = first_free((place for place in places if place.is_within(room)), taken)
     if box is None:
         return ""
-    return f'<text class="over" x="{x:.1f}" y="{box.bottom - 4:.1f}">{escape(word)}</text>'
+    dot = f'<tspan fill="{hue}">\N{BLACK CIRCLE}</tspan>'
+    return f'<text class="over" x="{x:.1f}" y="{box.bottom - 4:.1f}">{dot} {escape(word)}</text>'
 
 
 def _label_name(label: int, names: Sequence[str]) -> str:

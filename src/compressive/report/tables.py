@@ -12,6 +12,7 @@ from compressive.report.reading import Figure, Run, number
 
 ACCURACIES = ("top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames")
 # Of these more or less is better; of all others neither.
+PERCENT = (*ACCURACIES, "ece", "brier")  # shown times 100, as the paper has them
 HIGHER = (*ACCURACIES, "predictive")
 LOWER = ("nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl")
 _TERMS = {  # words for what a metric does not say by its name
@@ -76,14 +77,14 @@ def digits(value: float) -> str:
 
 def cell(figure: Figure) -> Cell:
     """A figure as it stands in a table, accuracies in percent."""
-    percent = figure.metric in ACCURACIES
+    percent = figure.metric in PERCENT
 
     def text(value: float) -> str:
         return minus(f"{100 * value:.1f}") if percent else digits(value)
 
     low, high = figure.low, figure.high
     note = "" if low is None or high is None else f"[{text(low)},\N{NO-BREAK SPACE}{text(high)}]"
-    unit = "\N{NO-BREAK SPACE}%" if percent else ""
+    unit = "\N{NO-BREAK SPACE}%" if figure.metric in ACCURACIES else ""
     return Cell(text(figure.value) + unit, figure.value, note)
 
 
@@ -124,6 +125,8 @@ def _row(family: str, key: tuple[str, str, str], figures: Sequence[Figure | None
     name = f"{which}, {key[2]}" if which else key[2]
     if isinstance(on := there[0].protocol.get("on"), str):  # "h, centered; by ..."
         name += f" of {on.partition(';')[0]}"
+    if key[2] in PERCENT and key[2] not in ACCURACIES:
+        name += " \N{MULTIPLICATION SIGN} 100"
     way = "\N{UPWARDS ARROW}" * (key[2] in HIGHER) + "\N{DOWNWARDS ARROW}" * (key[2] in LOWER)
     return Row(f"{name}\N{NO-BREAK SPACE}{way}" if way else name, note, cells)
 
@@ -148,12 +151,13 @@ def heat(runs: Sequence[Run]) -> list[Table]:
         for place, grid in by_run.items():
             tables.append(_heat_table(f"{dataset}: accuracy, %", place, grid, 1.0))
         first, *others = by_run
-        for place in others:
-            gap = _gap(by_run[first], by_run[place])
-            most = max((abs(v) for cells in gap.values() for v in cells), default=0.0)
-            title = f"{dataset}: minus {runs[first].name}, points; largest gap {100 * most:.1f}"
-            if gap:
-                tables.append(_heat_table(title, place, gap, most or 1.0, sign="+"))
+        gaps = {place: _gap(by_run[first], by_run[place]) for place in others}
+        sizes = (abs(v) for gap in gaps.values() for cells in gap.values() for v in cells)
+        most = max(sizes, default=0.0) or 1.0  # one scale for all
+        title = f"{dataset}: minus {runs[first].name}, points; full color at {100 * most:.1f}"
+        tables += [
+            _heat_table(title, place, gap, most, sign="+") for place, gap in gaps.items() if gap
+        ]
     return tables
 
 
@@ -191,7 +195,7 @@ def _judge(figure: Figure) -> str:
     chosen = figure.protocol.get("chosen")
     chosen = chosen.items() if isinstance(chosen, dict) else ()
     words = [str(figure.protocol.get("head", "?")), *(f"{name}: {value}" for name, value in chosen)]
-    return f"Judged by: {', '.join(words)}"
+    return f"Judged by {', '.join(words)}"
 
 
 def _gap(one: Mapping[str, list[float]], two: Mapping[str, list[float]]) -> dict[str, list[float]]:
