@@ -15,7 +15,6 @@ from compressive.evaluation.robustness import (
     ALEXNET_ERROR,
     correct,
     mean_corruption_error,
-    mean_over_cells,
     scores,
     video_logits,
     with_neighbors,
@@ -168,15 +167,6 @@ def test_alexnet_is_measured_on_the_fifteen() -> None:
     assert mean_corruption_error(itself).value == pytest.approx(1, abs=1e-12)
 
 
-def test_the_mean_is_over_75_cells_and_leaves_the_extra_types_out() -> None:
-    accuracy = accuracies()
-    cells = np.array([accuracy[name] for name in NAMES])
-    assert cells.size == 75
-    value, left_out = mean_over_cells(accuracy)
-    assert value == pytest.approx(cells.mean(), abs=1e-12)
-    assert left_out == ()
-
-
 def test_mce_is_the_mean_of_errors_over_alexnets() -> None:
     accuracy = accuracies(1)
     wanted = [
@@ -203,9 +193,6 @@ def test_frost_may_be_left_out_and_is_then_named() -> None:
     accuracy = accuracies()
     del accuracy["frost"]
     rest = [name for name in NAMES if name != "frost"]
-    value, left_out = mean_over_cells(accuracy)
-    assert value == pytest.approx(np.mean([accuracy[name] for name in rest]), abs=1e-12)
-    assert left_out == ("frost",)
     ratios = [(1 - np.mean(accuracy[name])) / ALEXNET_ERROR[name] for name in rest]
     assert mean_corruption_error(accuracy).value == pytest.approx(np.mean(ratios), abs=1e-12)
     assert mean_corruption_error(accuracy).left_out == ("frost",)
@@ -213,8 +200,8 @@ def test_frost_may_be_left_out_and_is_then_named() -> None:
 
 def test_wrong_cells_are_refused() -> None:
     with pytest.raises(ValueError, match="none of the 15 corruptions, got spatter"):
-        mean_over_cells({"spatter": [0.5] * 5})
+        mean_corruption_error({"spatter": [0.5] * 5})
     with pytest.raises(ValueError, match=r"\['fog'\] must be 5 numbers from 0 to 1, got \[50"):
         mean_corruption_error({"fog": [50.0] * 5})
     with pytest.raises(ValueError, match=r"\['fog'\] must be 5 numbers"):
-        mean_over_cells({"fog": [0.5] * 4})
+        mean_corruption_error({"fog": [0.5] * 4})

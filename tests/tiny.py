@@ -79,9 +79,9 @@ class Written(Display):
 
 def last(run: Path) -> dict[str, Any]:
     """The state in a run's last checkpoint."""
-    path = checkpoint.latest(run / "checkpoints")
-    assert path is not None
-    return checkpoint.load(path)
+    found = checkpoint.latest(run / "checkpoints")
+    assert found is not None
+    return found[1]
 
 
 def journal(run: Path) -> list[dict[str, Any]]:

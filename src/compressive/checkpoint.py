@@ -95,25 +95,23 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         raise Damaged(_damaged(path, "its header is not as we write it")) from None
 
 
-def save_step(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step and remove all but the last `keep`.
+def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write the checkpoint of a step and remove all but the last two.
 
     Checkpoints of later steps are removed too: they belong to a continuation that was given up.
     """
-    if keep < 1:
-        raise ValueError(f"keep must be 1 or more, got {keep}")
     path = folder / f"step_{step:08d}.safetensors"
     for left in folder.glob(f".step_*{PARTIAL}"):  # of a step that will not come again
         left.unlink(missing_ok=True)
     save(path, state)
     earlier = [p for p in steps(folder) if step_of(p) <= step]
-    for old in set(steps(folder)) - set(earlier[-keep:]):
+    for old in set(steps(folder)) - set(earlier[-2:]):
         old.unlink()
     return path
 
 
-def latest(folder: Path) -> Path | None:
-    """The last checkpoint that is whole, or None where there is none at all.
+def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The last checkpoint that is whole and its state, or None where there is none at all.
 
     Reads each in full, from the last one back; damaged ones are named in the log. A folder with
     nothing but damaged ones is an error, lest a long run start again from nothing unasked.
@@ -121,11 +119,9 @@ def latest(folder: Path) -> Path | None:
     found = steps(folder)
     for path in reversed(found):
         try:
-            load(path)
+            return path, load(path)
         except Damaged as error:
             _log.warning("skipped: %s", error)
-        else:
-            return path
     if found:
         raise ValueError(
             f"all {len(found)} checkpoints in {folder} are damaged; choose another --out to begin "

@@ -348,7 +348,8 @@ class Run:
 
     def restore(self) -> None:
         """Go on from the last whole checkpoint, or make one of the beginning."""
-        path = checkpoint.latest(self.out / files.CHECKPOINTS)
+        # To the host, where AdamW counts its steps: elsewhere it would wait for each of them.
+        path, state = checkpoint.latest(self.out / files.CHECKPOINTS) or (None, {})
         # Waits for all, so that none finds the checkpoint that the first is about to write.
         self._require_same(path)
         if path is None:
@@ -360,8 +361,6 @@ class Run:
             self.journal = Journal(self.out, tensorboard=self.config.train.tensorboard)
             self.save()
             return
-        # To the host, where AdamW counts its steps: elsewhere it would wait for each of them.
-        state = checkpoint.load(path)
         self._require_images(state)
         for group in state["readings"]["groups"]:
             group["sum"] = group["sum"].to(self.device)

@@ -113,17 +113,6 @@ def with_neighbors(
     return hits[anchors] & (hits[neighbors.clamp(min=0)] | (neighbors < 0)).all(1)
 
 
-def mean_over_cells(accuracy: Mapping[str, Sequence[float]]) -> OverCorruptions:
-    """Unweighted mean accuracy over the 15 types x 5 severities: the paper's ImageNet-C column.
-
-    `accuracy` has the five severities of each type. Types beyond the 15 do not count; those that
-    are not there, frost without its photographs for one, are left out and named.
-    """
-    kept = _kept(accuracy)
-    total = sum(sum(accuracy[name]) / len(accuracy[name]) for name in kept)
-    return OverCorruptions(total / len(kept), _left_out(kept))
-
-
 def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> OverCorruptions:
     """mCE (Hendrycks & Dietterich 2019): errors over AlexNet's, 1 as good as it; ImageNet-C only.
 

@@ -17,7 +17,7 @@ from compressive.data.transfer import DATASETS, Split, open_transfer
 from compressive.evaluation.classify import linear
 from compressive.evaluation.exam import Exam, named, some_pixels
 from compressive.evaluation.features import Crop, Features
-from compressive.evaluation.robustness import mean_corruption_error, mean_over_cells, scores
+from compressive.evaluation.robustness import mean_corruption_error, scores
 from compressive.evaluation.scores import add_scores
 from compressive.metrics import mean_per_class_accuracy, top_k_accuracy
 
@@ -137,8 +137,8 @@ def _corrupted(exam: Exam, name: str, root: Path, wnids: Sequence[str] | None) -
         exam.results.add("robustness", dataset, "top-1", values, protocol=words, images=images)
         exam.tell(name, number + 1, len(kinds))
     accuracy = {kind: hits.mean(1).tolist() for kind, hits in right.items()}
-    mean, error = mean_over_cells(accuracy), mean_corruption_error(accuracy)
-    words = {**protocol, "left out": list(mean.left_out)}
+    error = mean_corruption_error(accuracy)
+    words = {**protocol, "left out": list(error.left_out)}
     # Each cell has the same images, in the same order: one value for each is their mean.
     values = torch.stack([hits.mean(0) for kind, hits in right.items() if kind in NAMES]).mean(0)
     exam.results.add("robustness", name, "top-1", values, protocol=words, images=images)

@@ -118,12 +118,12 @@ def _method(
 ) -> tuple[Contrastive | Bootstrap | None, str]:
     """The whole method of a run, as its last checkpoint has it; or why there is none."""
     try:
-        last = checkpoint.latest(path / files.CHECKPOINTS)
+        found = checkpoint.latest(path / files.CHECKPOINTS)
     except ValueError:  # the encoder is a file of its own
         return None, "all checkpoints of the run are damaged"
-    if last is None:
+    if found is None:
         return None, ""
-    state = checkpoint.load(last, device)
+    _, state = found
     if state.get("own method"):
         return None, "the run's method was made by a program, and cannot be made anew"
     weights: dict[str, Any] = state["learner"]
