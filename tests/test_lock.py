@@ -67,10 +67,10 @@ def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
     out = tmp_path / "a"
     read = images.load_source
 
-    def slowly(config: Config) -> Source:
+    def slowly(config: Config, *given: Source | None) -> Source:
         monkeypatch.setattr(images, "load_source", read)
         pretrain(tiny("train.steps=2", "seed=1"), out, display=silent())
-        return read(config)
+        return read(config, *given)
 
     monkeypatch.setattr(images, "load_source", slowly)
     with pytest.raises(ValueError, match="holds a run with seed = 1, not 2"):

@@ -108,15 +108,17 @@ def _near(point: Sequence[float], word: str, hue: str, room: Box, taken: list[Bo
 
     Before it a dot of its hue, as it may stand among the dots of another.
     """
-    half = 5.0 * (len(word) + 2)
+    half = 5.0 * len(word) + 8
     x, y = min(max(point[0], half), room.right - half), point[1]
     shifts = (sign * 18 * step for step in range(8) for sign in (1, -1))
     places = (Box(x - half, y + shift - 13, x + half, y + shift + 4) for shift in shifts)
     box = first_free((place for place in places if place.is_within(room)), taken)
     if box is None:
         return ""
-    dot = f'<tspan fill="{hue}">\N{BLACK CIRCLE}</tspan>'
-    return f'<text class="over" x="{x:.1f}" y="{box.bottom - 4:.1f}">{dot} {escape(word)}</text>'
+    left, base = box.left, box.bottom - 4
+    dot = f'<circle class="key" cx="{left + 5:.1f}" cy="{base - 5:.1f}" r="5" fill="{hue}"/>'
+    name = f'<text class="over" x="{left + 14:.1f}" y="{base:.1f}">{escape(word)}</text>'
+    return dot + name
 
 
 def _label_name(label: int, names: Sequence[str]) -> str:
