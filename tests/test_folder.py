@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tiny import tiny
 
+from compressive import folder as folders
 from compressive.config import Config, flat, override
 from compressive.folder import FREE, open_folder, read_config, write_config
 
@@ -138,3 +140,18 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_what_a_kill_left_of_the_first_write_is_no_foreign_folder(tmp_path: Path) -> None:
     (tmp_path / ".config.json.123.partial").write_text("{")
     assert open_folder(tmp_path, tiny(), resume=True) is False
+
+
+@pytest.mark.parametrize(
+    ("called", "first"),
+    [
+        ("/somewhere/bin/compressive", "compressive"),
+        (str(Path(folders.__file__).with_name("__main__.py")), "compressive"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_a_command_can_be_given_again(
+    called: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called, "evaluate", "my run"])
+    assert folders.command() == f"{first} evaluate 'my run'"

@@ -813,6 +813,8 @@ def test_labels_are_whole_numbers_or_words() -> None:
     found = labeled([20240101, 7, None, 20240101])
     assert found["labels"].tolist() == [1, 0, -1, 1]
     assert found["classes"] == ("7", "20240101")
+    assert labeled([2**60, 2**60 + 1])["labels"].tolist() == [0, 1]  # a float would not tell them
+    assert labeled([1, "1", "a"])["labels"].tolist() == [0, 0, 1]
     for value in (1.7, [1], math.inf, {"a": 1}):
         with pytest.warns(UserWarning, match="labels are left out: a class must be a whole number"):
             assert labeled([0, value]) == {}

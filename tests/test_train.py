@@ -1088,6 +1088,12 @@ def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path)
     assert half.beta(25) == 0.5
 
 
+def test_no_images_of_a_program_are_none(tmp_path: Path) -> None:
+    none = Pictures(name="none", count=0, read=bytes, place=str)
+    with pytest.raises(ValueError, match="none has 0 image"):
+        pretrain(tiny(), tmp_path, display=silent(), source=none)
+
+
 def test_a_limit_holds_for_images_of_a_program(tmp_path: Path) -> None:
     display = Written()
     pretrain(tiny("data.limit=16"), tmp_path, display=display, source=load_source(tiny()))

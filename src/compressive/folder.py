@@ -96,11 +96,18 @@ def read_config(folder: Path) -> Config:
         raise ValueError(f"{path}: {error}") from None
 
 
+def command() -> str:
+    """What was called: this program, however it was started, or another one."""
+    called = Path(sys.argv[0])
+    is_ours = called.name == "compressive" or called == Path(__file__).with_name("__main__.py")
+    return shlex.join(["compressive" if is_ours else sys.argv[0], *sys.argv[1:]])
+
+
 def _about(device: torch.device) -> dict[str, Any]:
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["compressive", *sys.argv[1:]]),
+        "command": command(),
         "commit": _commit(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "python": platform.python_version(),

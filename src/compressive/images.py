@@ -55,7 +55,8 @@ def from_python(config: Config, source: Source) -> Config:
 
 def load_source(config: Config, source: Source | None = None) -> Source:
     """The images of a run: those that a program gave, or those of the config's place."""
-    source = source or open_source(config.data.source, config.data.split)
+    if source is None:
+        source = open_source(config.data.source, config.data.split)
     if 0 < config.data.limit < len(source):
         order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
         source = subset(source, order[: config.data.limit].sort().values)

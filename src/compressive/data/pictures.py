@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -182,10 +182,10 @@ def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[s
     is_words = any(isinstance(value, str) for value in values)
     largest = max((value for value in values if isinstance(value, int)), default=0)
     if is_words or (not names and largest >= max(len(values), MOST_CLASSES)):
-        each = {value for value in values if value is not None}
-        each = sorted(map(str, each)) if is_words else sorted(each)
-        ids = {str(value): i for i, value in enumerate(each)}
-        values, names = [None if v is None else ids[str(v)] for v in values], list(ids)
+        there = {value for value in values if value is not None}
+        names = sorted({str(value) for value in there}) if is_words else [*map(str, sorted(there))]
+        ids = {name: i for i, name in enumerate(names)}
+        values = [None if value is None else ids[str(value)] for value in values]
     labels = torch.tensor([-1 if value is None else value for value in values])
     if not names or len(names) <= int(labels.max()):
         names = [str(i) for i in range(int(labels.max()) + 1)]
@@ -196,6 +196,8 @@ def _label(value: Any) -> int | str | None:
     """An id, a word, or None for no label; a table with gaps has its ids as 3.0, and NaN."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, Integral):
+        return whole if (whole := int(value)) >= 0 else None
     number = float(value) if isinstance(value, Real) else math.inf
     if math.isinf(number) or (not math.isnan(number) and number != int(number)):
         raise ValueError(f"a class must be a whole number or a word, got {str(value)[:40]!r}")

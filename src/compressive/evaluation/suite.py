@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from compressive.evaluation.results import VALUES, Results, read
 from compressive.evaluation.shifted import robustness, transfer
 from compressive.evaluation.subject import Subject, open_subject
 from compressive.files import EVALUATION, HELD_OUT, RESULTS
+from compressive.folder import command
 from compressive.learner import pick_device
 from compressive.lock import hold, require_place
 
@@ -84,7 +83,7 @@ def evaluate(
     out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
     require_place(out)
     _require_own(out)
-    results = Results(subject.name, seed=seed, command=shlex.join(["compressive", *sys.argv[1:]]))
+    results = Results(subject.name, seed=seed, command=command())
     display = display or Display(quiet=rank() > 0)
     with _alone(out), display:
         exam = Exam(
