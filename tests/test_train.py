@@ -441,6 +441,24 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
     assert display.said == [told, "decoding  100%"]
 
 
+@pytest.mark.parametrize("compile", ["auto", "no"])
+def test_a_step_that_is_not_compiled_makes_nothing_again(compile: str, tmp_path: Path) -> None:
+    config = tiny("train.recompute=true", f"train.compile={compile}", "train.device=cpu")
+    with pytest.raises(ValueError, match=r"^train\.recompute=true needs .*train\.compile=yes"):
+        pretrain(config, tmp_path / "run", display=silent())
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_what_learns_is_made_again(tmp_path: Path) -> None:
+    """The encoder alone, and only where a setting says so; its target has nothing to go back to."""
+    for setting in ("true", "false"):
+        changes = f"train.recompute={setting}", "train.compile=yes", "train.device=cpu"
+        run = Run(tiny("method=byol", *changes), tmp_path / setting, silent(), resume=True)
+        changed = [name for name, part in run.inner.named_modules() if "forward" in vars(part)]
+        assert changed == ["method.encoder"] * (setting == "true")
+        run.close()
+
+
 def test_a_network_that_cannot_be_built_is_refused_before_images_are_read(tmp_path: Path) -> None:
     class Deaf(Display):
         def progress(self, *_: Any, **__: Any) -> None:

@@ -153,6 +153,7 @@ class Train:
     device: str = "auto"  # cuda where there is one
     precision: Literal["auto", "bf16", "float32"] = "auto"  # bf16 on a GPU; losses are float32
     compile: Literal["auto", "yes", "no"] = "auto"  # yes on a GPU
+    recompute: bool = False  # make norms and activations again on the way back: less memory, slower
     save_every: float = 10.0  # minutes between checkpoints
     log_every: int = 0  # steps between lines of metrics.jsonl; 0: about ten an epoch
     tensorboard: bool = True  # also write event files, for the tensorboard program

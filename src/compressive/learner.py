@@ -1,11 +1,19 @@
 """What a training step is made of: a method with its probe, the views it sees, its optimizer."""
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from compressive import optim
 from compressive.augment import augment_pair
@@ -52,6 +60,26 @@ def require_size(network: nn.Module, name: str, size: int) -> None:
         ) from None
     finally:
         network.train(was)
+
+
+def recompute(network: nn.Module) -> None:
+    """Let a compiled step keep this network's products alone; the rest is made again backward.
+
+    Not for a step that is not compiled: its batch norms would count every batch twice.
+    """
+    contexts = partial(create_selective_checkpoint_contexts, _kept)
+    # Its only warning is of operations in place, which a compiled step has none of by then.
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+    network.forward = partial(checkpoint, network.forward, use_reentrant=False, context_fn=contexts)
+
+
+def _kept(context: Any, operation: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+    """Products, which take long to make again, and random numbers, which would be others."""
+    name = operation.name().removeprefix("aten::").partition(".")[0]
+    is_product = name in {"convolution", "mm", "addmm", "bmm"} or "dot_product" in name
+    if is_product or torch.Tag.nondeterministic_seeded in operation.tags:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def pick_device(name: str, called: str = "train.device") -> torch.device:

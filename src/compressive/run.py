@@ -32,6 +32,7 @@ from compressive.learner import (
     optimizer,
     pick_device,
     precision,
+    recompute,
     require_size,
     view_maker,
 )
@@ -132,6 +133,13 @@ class Run:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
         self.learner = parallel(learner)
         self.views = view_maker(config, self.dtype, compiled=compiled)
+        if config.train.recompute:
+            if not compiled or world_size() > 1:
+                raise ValueError(
+                    "train.recompute=true needs steps that are compiled (train.compile=yes), in "
+                    "one process"
+                )
+            recompute(learner.method.encoder)
         if compiled and world_size() == 1:
             # As CUDA graphs, since launching BYOL's kernels takes longer than running them
             # (ResNet-18, H200: 28 and 19 ms). Graphs overwrite gradients, so none may be added up.

@@ -10,8 +10,9 @@ from compressive.report.reading import Run, number
 
 # Settings that do not change what is learned (seeds are averaged over), by their beginning.
 _ASIDE = (
-    *("recipe", "seed", "data.resident", "data.workers", "train.device", "train.save_every"),
-    *("train.log_every", "train.tensorboard", "train.compile", "health.", "probe."),
+    *("recipe", "seed", "data.resident", "data.workers", "health.", "probe.", "train.compile"),
+    *("train.device", "train.log_every", "train.recompute", "train.save_every"),
+    "train.tensorboard",
 )
 _WORDS = {  # name of a figure: title, words at the axis
     "held-out probe": ("Probe, labels held out of train", "accuracy, %"),
