@@ -90,6 +90,9 @@ def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
     )
     assert "seed = 0, not 1" in many
     assert " and 2 more; " in many
+    three = refusal(tmp_path, tiny("seed=1", "optim.lr=0.7", "train.batch=4"))
+    assert "seed = 0, not 1" in three
+    assert "more" not in three
 
 
 def test_settings_that_change_nothing_learned_may_change(tmp_path: Path) -> None:

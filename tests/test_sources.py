@@ -808,7 +808,7 @@ def test_a_folder_without_images_is_no_class_in_splits_either(tmp_path: Path) ->
 
 
 def test_labels_are_whole_numbers_or_words() -> None:
-    assert labeled([3.0, math.nan, None, 1.0, -2])["labels"].tolist() == [3, -1, -1, 1, -1]
+    assert labeled([3.0, math.nan, None, 0.0, -2])["labels"].tolist() == [3, -1, -1, 0, -1]
     assert labeled([True, False])["labels"].tolist() == [1, 0]
     found = labeled([20240101, 7, None, 20240101])
     assert found["labels"].tolist() == [1, 0, -1, 1]

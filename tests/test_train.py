@@ -995,6 +995,14 @@ def test_probe_and_neighbors_are_asked_twenty_times_or_by_epochs() -> None:
     assert looks == [*range(5, 201, 5)]
     assert [step for step in looks if often.is_time_to_judge(step)] == [*range(10, 201, 10)]
     assert Schedule(tiny("train.steps=200", "probe.every_epochs=3"), 40).judge_every == 15
+    assert Schedule(tiny("train.steps=8000", "probe.every_epochs=0"), 40).judge_every == 400
+
+
+def test_there_are_about_ten_looks_in_an_epoch() -> None:
+    """Batches of 8; not more than one in a step, and not less than one in 50."""
+    steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
+    for images, every in steps.items():
+        assert Schedule(tiny("train.batch=8", "train.log_every=0"), images).look_every == every
 
 
 @pytest.mark.parametrize("seed", [0, 1])
