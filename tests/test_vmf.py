@@ -565,5 +565,10 @@ def test_values_off_the_sphere_are_refused_unless_told_not_to() -> None:
     with pytest.raises(ValueError, match="support"):
         p.log_prob(torch.ones(4))
     VonMisesFisher(torch.ones(4), 2.0, validate_args=False).log_prob(torch.ones(4))
-    with pytest.raises(ValueError, match="same sphere, got dimensions 4 and 5"):
-        kl_divergence(p, vmf(5, 2.0))
+
+
+def test_only_laws_on_one_sphere_are_compared() -> None:
+    for p in (vmf(4, 2.0), HypersphericalUniform(4)):
+        for q in (vmf(5, 2.0), HypersphericalUniform(5)):
+            with pytest.raises(ValueError, match="same sphere, got dimensions 4 and 5"):
+                kl_divergence(p, q)
