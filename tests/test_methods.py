@@ -198,6 +198,14 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> None:
     assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm())
 
 
+def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
+    """The paper's, those of `Config` too."""
+    made = Contrastive(nn.Identity(), nn.Identity())
+    built: Any = build(Config(method="simclr", network=Network(name="test_resnet")))
+    for name in ("own_view_negatives", "kappa_b", "kappa_e", "rate"):
+        assert getattr(made, name) == getattr(built, name)
+
+
 @pytest.mark.parametrize(("plain", "candidates"), [("simclr", 2 * BATCH - 1), ("moco-v3", BATCH)])
 def test_free_compression_at_the_mode_is_the_plain_method(plain: str, candidates: int) -> None:
     free = ("bottleneck.sample=false", "bottleneck.beta=0", "bottleneck.kappa_b=7")

@@ -82,6 +82,19 @@ def test_curves_are_means_and_deviations_over_seeds_in_the_order_of_the_values(
     assert "means over seeds (3 of a value)" in page.text
 
 
+def test_shares_are_drawn_times_100_and_nats_as_they_are(tmp_path: Path) -> None:
+    """Brier too, as in all tables."""
+    scores = {"linear/set/top-1": 0.8, "linear/set/brier": 0.15, "information/set/movable": 0.15}
+    runs = [made(tmp_path / f"b{beta}", beta, scores) for beta in (0.0, 1.0)]
+    page = report(tmp_path, *runs)
+    for words, value in (("top-1, %", 80), ("Brier x 100", 15), ("movable (nats)", 0.15)):
+        drawing = next(each for each in drawn(page, f"{words} against") if "bottleneck" in each)
+        ticks = [float(tick) for tick in re.findall(r">(\d+(?:\.\d+)?)</text>", drawing)]
+        beside = [tick for tick in ticks if tick not in (0.0, 1.0)]  # those are beta's
+        assert min(beside) <= value <= max(beside)
+        assert max(beside) < 3 * value
+
+
 def test_accuracy_is_drawn_against_the_nats_that_were_kept(tmp_path: Path) -> None:
     found = [(0.0, 0.8, 2.0), (0.1, 0.82, 1.5), (1.0, 0.7, 0.2)]
     runs = [made(tmp_path / f"{b}", b, at(top, nats)) for b, top, nats in found]

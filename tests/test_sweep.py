@@ -521,6 +521,7 @@ def test_the_table_says_what_is_missing_and_has_no_empty_column(tmp_path: Path) 
         Row("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}, {}),
     ]
     text = shown(Summary(tmp_path, lines, [], False))
+    assert "setting seeds kNN" in " ".join(text.split())
     assert "1 of 3" in text
     assert "0 of 3" in text
     assert "50.0" in text
@@ -560,6 +561,7 @@ def test_the_table_says_how_a_run_failed(tmp_path: Path) -> None:
     for setting, words in (("1", "collapsed"), ("3", "failed"), ("2", "2 of 3, 1 diverged")):
         (line,) = [line for line in lines if f"beta {setting} " in line]
         assert words in line
+        assert (" of " in line) == (setting == "2")  # of one run it is enough to say how it ended
     assert "0.02" not in "".join(lines)  # what a collapsed run kept is no result
 
 

@@ -998,11 +998,20 @@ def test_probe_and_neighbors_are_asked_twenty_times_or_by_epochs() -> None:
     assert Schedule(tiny("train.steps=8000", "probe.every_epochs=0"), 40).judge_every == 400
 
 
+def test_two_images_are_enough_and_black_ones_are_told_apart() -> None:
+    assert len(images.load_source(tiny("data.limit=2"))) == 2
+    with pytest.raises(ValueError, match="has 1 image; there must be 2 or more"):
+        images.load_source(tiny("data.limit=1"))
+    black, unreadable, gray = torch.zeros(1, 3), -torch.ones(1, 3), torch.full((1, 3), 128.0)
+    assert images.are_others(black, gray)
+    assert not images.are_others(black, unreadable)
+
+
 def test_there_are_about_ten_looks_in_an_epoch() -> None:
     """Batches of 8; not more than one in a step, and not less than one in 50."""
     steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
-    for images, every in steps.items():
-        assert Schedule(tiny("train.batch=8", "train.log_every=0"), images).look_every == every
+    for count, every in steps.items():
+        assert Schedule(tiny("train.batch=8", "train.log_every=0"), count).look_every == every
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -103,6 +103,6 @@ def _seeds(line: Row) -> str:
 def _words(name: str, found: Spread | None) -> str:
     if found is None:
         return ""
-    by, digits = (1, 2) if name in NATS else (1, 3) if name == "Brier" else (100, 1)
+    by, digits = (1, 2) if name in NATS else (100, 1)
     std = "" if found.std is None else f" ± {by * found.std:.{digits}f}"
     return f"{by * found.mean:.{digits}f}{std}"

@@ -22,7 +22,7 @@ _WORDS = {  # name of a figure: title, words at the axis
     "1 % labels": ("1 % of the labels", "top-1, %"),
     "kNN": ("Nearest neighbors", "top-1, %"),
     "corruptions": ("Corruptions, mean", "top-1, %"),
-    "Brier": ("Brier score, lower is better", "Brier"),
+    "Brier": ("Brier score, lower is better", "Brier x 100"),
     "movable": ("Information kept, its movable part", "movable (nats)"),
     "predictive": ("Information that is shared", "predictive (nats)"),
 }
@@ -101,7 +101,7 @@ def _study(runs: Sequence[Run], setting: str, others: Sequence[str]) -> Study | 
 
 
 def _scale(name: str) -> float:
-    return 100.0 if _WORDS[name][1].endswith("%") else 1.0
+    return 1.0 if name in NATS else 100.0
 
 
 def _curve(
