@@ -140,11 +140,11 @@ def test_values_are_looked_at_only_on_request() -> None:
 
 
 def test_what_is_made_again_moves_no_gradient_and_less_is_kept() -> None:
-    """By torch's own backend, which has its own random numbers; sums go in another order."""
+    """By torch's own backend, in float64; sums go in another order."""
     script = Path(__file__).parent / "recomputed.py"
     difference, share = map(float, printed(script.read_text(), "cuda", "inductor").split())
     assert difference < 1e-9
-    assert 0.7 < share < 0.8
+    assert 0.3 < share < 0.5
 
 
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])

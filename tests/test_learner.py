@@ -124,8 +124,8 @@ def test_what_is_made_again_moves_no_gradient_and_less_is_kept() -> None:
     script = Path(__file__).parent / "recomputed.py"
     told = printed(script.read_text(), "cpu", "aot_eager_decomp_partition")
     difference, share = map(float, told.split())
-    assert difference < 1e-12  # the same operations in float64
-    assert 0.7 < share < 0.8  # 0.09 without the products, 1 with all
+    assert difference < 1e-12  # of float64, in another order
+    assert 0.4 < share < 0.5  # 0.06 without the products, 0.6 where a compiled step keeps all
 
 
 def test_products_and_noise_are_kept() -> None:
