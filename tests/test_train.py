@@ -441,8 +441,11 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
     assert display.said == [told, "decoding  100%"]
 
 
-@pytest.mark.parametrize("compile", ["auto", "no"])
-def test_a_step_that_is_not_compiled_makes_nothing_again(compile: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("compile", "processes"), [("auto", 1), ("no", 1), ("yes", 2)])
+def test_nothing_is_made_again_without_compiling_or_in_several_processes(
+    compile: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "world_size", lambda: processes)
     config = tiny("train.recompute=true", f"train.compile={compile}", "train.device=cpu")
     with pytest.raises(ValueError, match=r"^train\.recompute=true needs .*train\.compile=yes"):
         pretrain(config, tmp_path / "run", display=silent())

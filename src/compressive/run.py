@@ -121,6 +121,11 @@ class Run:
         config, device = self.config, self.device
         self.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
+        if config.train.recompute and (not compiled or world_size() > 1):
+            raise ValueError(
+                "train.recompute=true needs steps that are compiled (train.compile=yes), in one "
+                "process"
+            )
         torch.manual_seed(config.seed)  # the same weights in every process
         learner = Learner(method(config), classes)
         learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -134,11 +139,6 @@ class Run:
         self.learner = parallel(learner)
         self.views = view_maker(config, self.dtype, compiled=compiled)
         if config.train.recompute:
-            if not compiled or world_size() > 1:
-                raise ValueError(
-                    "train.recompute=true needs steps that are compiled (train.compile=yes), in "
-                    "one process"
-                )
             recompute(learner.method.encoder)
         if compiled and world_size() == 1:
             # As CUDA graphs, since launching BYOL's kernels takes longer than running them
