@@ -34,6 +34,8 @@ def printed(code: str, *words: str, name: str = "script") -> str:
 
 def _run(_: int, code: str, words: tuple[str, ...], name: str, path: str) -> None:
     warnings.simplefilter("error")
+    # torch 2.11 about itself, where it traces
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
     sys.argv = [name, *words]
     with open(path, "w") as file, redirect_stdout(file):
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
