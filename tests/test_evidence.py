@@ -43,15 +43,15 @@ COLUMNS = {
 }
 
 
-def values(group: str, name: str, task: str, metric: str) -> list[float]:
-    """A figure of three seeds: shares times 100, smoothness as it is, of test images."""
+def values(group: str, name: str, task: str, metric: str, seeds: int = 3) -> list[float]:
+    """A figure of all seeds: shares times 100, smoothness as it is, of test images."""
     found: list[float] = []
-    for seed in range(3):
+    for seed in range(seeds):
         path = FOLDER / group / f"{name}-seed{seed}" / "evaluation" / "results.json"
         records: list[Any] = json.loads(path.read_text())["records"]
         named = [r for r in records if (r["task"], r["metric"]) == (task, metric)]
         found += [r["value"] for r in named if not r["dataset"].endswith(" train")]
-    assert len(found) == 3
+    assert len(found) == seeds
     return [value if metric == "lipschitz" else 100 * value for value in found]
 
 
@@ -98,6 +98,29 @@ def test_tables_of_three_seeds(group: str) -> None:
             expected = difference(*pair)
             assert_shown(bold, expected[:1])
             assert bold.startswith("**") == (expected[1] > 0 or expected[2] < 0), label
+
+
+def test_the_table_of_one_seed() -> None:
+    """What the recipes make at kappa_b = 5; its section's second table."""
+    text = PAGE.read_text().split("## Learning rate, 200 epochs, one seed")[1]
+    table = rows(text, "Then the test images, once:")
+    for label, (task, metric) in ROWS.items():
+        (first,), (second,) = (
+            values("kappa5", name, task, metric, 1) for name in ("simclr", "c-simclr")
+        )
+        for cell, figure in zip(table[label], (first, second, second - first), strict=True):
+            assert_shown(cell, [figure])
+    for label, direction in DIRECTIONS.items():
+        first, second = (
+            [
+                *values("kappa5", name, f"smoothness {direction}+", "lipschitz", 1),
+                *values("kappa5", name, f"smoothness {direction}-", "lipschitz", 1),
+            ]
+            for name in ("simclr", "c-simclr")
+        )
+        less = [b - a for a, b in zip(first, second, strict=True)]
+        for cell, figures in zip(table[label], (first, second, less), strict=True):
+            assert_shown(cell, figures)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +177,10 @@ SEARCHES = {
         "search-60/simclr-64-axes",
         *(f"search-60/c-simclr-lr{rate}" for rate in (0.2, 0.4, 0.8)),
         "search-60/c-simclr-64-axes",
+    ],
+    "## Learning rate, 200 epochs, one seed": [
+        *("held-out-simclr", "held-out-simclr-lr0.4"),
+        *("held-out-beta0.3", "held-out-c-simclr-lr0.4"),
     ],
     "## BYOL and C-BYOL (100 epochs, one seed, held-out labels)": [
         *("search/byol-sgd", "search/c-byol-beta0", "search/c-byol-beta0.01"),
