@@ -327,7 +327,7 @@ def test_target_keeps_its_own_statistics_and_no_gradient() -> None:
 
 def test_target_moves_in_one_call_without_a_look_at_any_value() -> None:
     online, target = pair()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         target.update(online, 0.99)
     calls = {event.key: event.count for event in seen.key_averages()}
     assert calls["aten::_foreach_lerp_"] == 1
