@@ -1,5 +1,6 @@
 """Every kind of place gives the pixels that were put there; what is broken says so."""
 
+import errno
 import io
 import json
 import math
@@ -20,6 +21,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from compressive.data import pictures as rooms
 from compressive.data.builtin import CLASSES, pictures
 from compressive.data.decode import Unreadable, decode
 from compressive.data.pictures import Pictures, Source, labeled, subset
@@ -229,6 +231,38 @@ def test_what_is_no_image_says_why() -> None:
 
 
 # --- folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "failures", "asked"),
+    [
+        (errno.EIO, 2, 3),
+        (errno.EMFILE, 1, 2),
+        (errno.ESTALE, 3, 3),  # the third time it is believed
+        (errno.ENOENT, 1, 1),  # what is not there need not be asked for again
+    ],
+)
+def test_a_disk_that_stumbles_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, number: int, failures: int, asked: int
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(rooms.time, "sleep", waited.append)
+    whole, calls = torch.full((3, 2, 2), 7, dtype=torch.uint8), []
+
+    def read(i: int) -> Tensor:
+        calls.append(i)
+        if len(calls) <= failures:
+            raise OSError(number, os.strerror(number))
+        return whole
+
+    source = Pictures(name="disk", count=1, read=read, place=str)
+    if failures < asked:
+        assert torch.equal(source.image(0), whole)
+    else:
+        with pytest.raises(Unreadable, match=os.strerror(number)):
+            source.image(0)
+    assert len(calls) == asked
+    assert waited == [0.1, 1.0][: asked - 1]
 
 
 def test_a_flat_folder_has_its_images_in_sorted_order_and_no_labels(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What a source of images is: pictures by number, their labels, and the splits they come in."""
 
+import errno
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,15 @@ CALLED = {
     **{name: (name, *_VAL) for name in _VAL},
 }
 SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
+
+
+# Errors that a disk behind a network, or a crowd of open files, may get over, and how long to wait.
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in ["EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "EBUSY", "EMFILE", "ENFILE", "ECONNRESET", "EHOSTDOWN"]
+    if hasattr(errno, name)
+)
+_WAITS = (0.1, 1.0)  # seconds
 
 
 class NoSplit(ValueError):
@@ -121,7 +132,7 @@ class Pictures:
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
         try:
-            found = self.read(self._checked(i))
+            found = _patiently(self.read, self._checked(i))
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
         return found if isinstance(found, Tensor) else decode(found)
@@ -134,6 +145,17 @@ class Pictures:
         if not 0 <= i < self.count:
             raise IndexError(f"{self.name} has images 0 to {self.count - 1}, got {i}")
         return i
+
+
+def _patiently(read: Callable[[int], Any], i: int) -> Any:
+    for wait in _WAITS:
+        try:
+            return read(i)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            time.sleep(wait)
+    return read(i)
 
 
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
