@@ -31,9 +31,8 @@ SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
 
 # Errors that a disk behind a network, or a crowd of open files, may get over, and how long to wait.
 _PASSING = frozenset(
-    getattr(errno, name)
-    for name in ["EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "EBUSY", "EMFILE", "ENFILE", "ECONNRESET", "EHOSTDOWN"]
-    if hasattr(errno, name)
+    (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN)
+    + (errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE)
 )
 _WAITS = (0.1, 1.0)  # seconds
 
