@@ -27,13 +27,9 @@ CALLED = {
     **{name: (name, *_VAL) for name in _VAL},
 }
 SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
-
-
 # Errors that a disk behind a network, or a crowd of open files, may get over, and how long to wait.
-_PASSING = frozenset(
-    (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN)
-    + (errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE)
-)
+_NETWORK = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN)
+_PASSING = frozenset((*_NETWORK, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE))
 _WAITS = (0.1, 1.0)  # seconds
 
 
