@@ -335,6 +335,7 @@ def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
     [
         *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
         *("left out", "table", "source", "value", "train images", "views", "norm"),
+        "learned from",
     ],
 )
 def test_numbers_of_another_protocol_get_no_verdict(tmp_path: Path, name: str) -> None:

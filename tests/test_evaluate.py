@@ -233,6 +233,7 @@ def test_evaluating_on_other_images_keeps_what_was_measured_before(
         ("kNN 20", "False"),
         ("geometry", "True"),
     }
+    assert results.about["data"] == "False"  # by which a report knows the run's own images
     before = (tmp_path / "results.json").read_text()
     with pytest.raises(ValueError, match=r"has 1 figures .*\(--images, --on or --seed differs\)"):
         evaluate(str(run), only=("geometry",), images=20, **common)
@@ -342,6 +343,22 @@ def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
     assert record.protocol["bound"] == pytest.approx(math.log(15))
     assert record.protocol["images left out"] == 3
     assert results.skipped == ["1 images of test that cannot be read"]
+
+
+def test_a_set_called_held_out_is_no_held_out_set(
+    run: Path, data: Callable[[bool], Path], tmp_path: Path
+) -> None:
+    place = shutil.copytree(data(False), tmp_path / "cats held out")
+    for task in ("knn", "geometry"):  # the second time it reads what the first has written
+        results, _ = evaluate(
+            str(run),
+            only=[task],
+            on=str(place),
+            device="cpu",
+            out=tmp_path / "out",
+            display=silent(),
+        )
+    assert {record.task for record in results.records} == {"kNN 20", "geometry"}
 
 
 def test_numbers_of_a_runs_own_augmentations_say_which_these_are(run: Path, tmp_path: Path) -> None:

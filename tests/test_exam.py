@@ -23,6 +23,7 @@ from compressive.evaluation.classify import _folds, few_label, knn, linear, logi
 from compressive.evaluation.exam import Exam
 from compressive.evaluation.features import Features
 from compressive.evaluation.information import direction_of
+from compressive.evaluation.information import information as measure_information
 from compressive.evaluation.linear import LEARNING_RATES, WIDER, Heads
 from compressive.evaluation.opening import open_splits
 from compressive.evaluation.results import Results
@@ -30,6 +31,7 @@ from compressive.evaluation.smoothness import smoothness as measured
 from compressive.evaluation.subject import Subject
 from compressive.logistic import PENALTIES, Selection
 from compressive.methods import build
+from compressive.views import image_keys
 
 
 def pictures(folder: Path, classes: dict[str, int], seed: int = 0) -> None:
@@ -619,6 +621,47 @@ def test_pairs_of_the_meter_are_drawn_by_the_seed(tmp_path: Path) -> None:
         values.append(found["agreement"].value)
         exam.close()
     assert values[0] != values[1]
+
+
+def test_candidates_of_the_meter_are_of_all_classes_however_a_folder_is_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches of four: in the order of the names each would be of one class."""
+    place(tmp_path, {"a": 4, "b": 4, "c": 4}, {"a": 4, "b": 4, "c": 4})
+    monkeypatch.setattr(probing, "PAIRS", 4)
+    seen: list[list[int]] = []
+
+    def watched(method: Any, batches: Any, *_: Any, **settings: Any) -> Any:
+        whole = list(batches)
+        seen.extend(batch.label.tolist() for batch in whole)
+        return measure_information(method, whole, *_, **settings)
+
+    monkeypatch.setattr(probing, "measure_information", watched)
+    config = tiny("method=c-simclr")
+    exam = exam_of(tmp_path, method=build(config).eval(), config=config)
+    probing.information(exam)
+    exam.close()
+    assert sorted(label for labels in seen for label in labels) == [0] * 4 + [1] * 4 + [2] * 4
+    assert all(len(set(labels)) > 1 for labels in seen)
+
+
+def test_a_head_sees_other_crops_than_pretraining_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the seed of the run, whose views have the numbers 0 and 1."""
+    asked: list[int] = []
+
+    def keys(index: Tensor, *, view: int, **others: Any) -> Tensor:
+        asked.append(view)
+        return image_keys(index, view=view, **others)
+
+    monkeypatch.setattr(classify, "image_keys", keys)
+    exam = exam_of(place(tmp_path, {"a": 12, "b": 12}, {"a": 4, "b": 4}))
+    classify.linear(exam, epochs=1)
+    exam.close()
+    assert asked
+    assert not {0, 1} & set(asked)
+    assert exam.head["learned from"]
 
 
 def test_images_of_a_class_that_train_lacks_are_wrong_and_not_in_the_nll(tmp_path: Path) -> None:

@@ -510,12 +510,20 @@ def test_a_set_takes_half_of_the_free_memory_at_most(
 
 
 @pytest.mark.parametrize(
-    ("limit", "free"), [("max", 8192 * 1024), ("1000000", 1_000_000), (f"{2**40}", 8192 * 1024)]
+    ("limit", "free"),
+    [
+        ("max", 8192 * 1024),
+        ("1000000", 1_000_000 - 600_000 + 150_000),  # of what is used, this gives way
+        ("400000", 0),
+        (f"{2**40}", 8192 * 1024),
+    ],
 )
 def test_free_memory_is_within_the_limit_of_a_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, free: int
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:  8192 kB\n")
     (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("600000\n")
+    (tmp_path / "memory.stat").write_text("anon 450000\ninactive_file 150000\n")
     monkeypatch.setattr(loaders, "Path", lambda path: tmp_path / Path(path).name)
     assert free_memory(torch.device("cpu")) == free

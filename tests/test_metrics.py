@@ -63,6 +63,14 @@ def test_top_k_accuracy_is_sklearns_without_ties(k: int) -> None:
     close(top_k_accuracy(logits, labels, k), float(expected), **EXACT)
 
 
+def test_hits_are_the_accuracy_image_by_image_and_nan_is_a_miss() -> None:
+    """As `scores`, kNN and the corruptions count them."""
+    logits = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0], [3.0, float("nan"), 0.0]])
+    labels = torch.tensor([1, 1, 0])
+    assert metrics.hits(logits, labels).tolist() == [False, True, False]
+    assert metrics.hits(logits, labels, 2).tolist() == [True, True, True]
+
+
 def test_a_constant_predictor_names_the_first_classes() -> None:
     logits, labels = torch.zeros(8, 4), torch.tensor([0, 0, 0, 1, 1, 2, 3, 3])
     got = [top_k_accuracy(logits, labels, k).item() for k in (1, 2, 3, 4)]

@@ -108,6 +108,19 @@ def test_accuracy_is_drawn_against_the_nats_that_were_kept(tmp_path: Path) -> No
         assert np.hypot(float(x) - place[0], float(y) - place[1]) < 35
 
 
+def test_seeds_that_failed_are_not_counted_among_those_of_a_mean(tmp_path: Path) -> None:
+    runs = [
+        made(tmp_path / f"{b}{seed}", b, at(0.8, 1.0), seed=seed)
+        for b in (0.0, 1.0)
+        for seed in (0, 1)
+    ]
+    third = collapsed(tmp_path / "third", 0.0)
+    config = json.loads((third / "config.json").read_text())
+    config |= {"seed": 2, "train": json.loads((runs[0] / "config.json").read_text())["train"]}
+    (third / "config.json").write_text(json.dumps(config))
+    assert "means over seeds (2 of a value)" in report(tmp_path, *runs, third).text
+
+
 def test_a_collapsed_run_is_marked_at_its_value(tmp_path: Path) -> None:
     runs = [made(tmp_path / f"{b}", b, at(0.8 - b, 1.0)) for b in (0.0, 0.1)]
     runs += [collapsed(tmp_path / "one", 1.0), collapsed(tmp_path / "two", 3.0, "nan: loss")]

@@ -5,7 +5,8 @@ import torch
 
 from compressive import metrics
 from compressive.evaluation.results import Results
-from compressive.evaluation.scores import add_scores, per_class, recall, reliability, right
+from compressive.evaluation.scores import add_scores, per_class, recall, reliability
+from compressive.metrics import hits
 
 LOGITS = torch.randn(200, 7, generator=torch.Generator().manual_seed(0)) * 2
 LABELS = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))  # class 6 is absent
@@ -30,18 +31,27 @@ def test_every_mean_is_the_metric() -> None:
     assert all(record.n == 200 for record in results.records)
 
 
+def test_a_class_that_nobody_has_learned_is_wrong_in_the_top_5_too() -> None:
+    """Of eight classes four are known: the fifth guess is any of the others."""
+    logits = torch.cat([LOGITS[:, :4], torch.full((200, 4), -1e30)], 1)
+    labels, results = torch.arange(200) % 8, Results("a")
+    add_scores(results, "linear", "set", logits, labels, {}, seen=torch.arange(4))
+    (top_5,) = [record.value for record in results.records if record.metric == "top-5"]
+    assert top_5 == 0.5
+
+
 def test_recall_is_counted_class_by_class() -> None:
-    hits = right(LOGITS, LABELS)
-    found = recall(hits, LABELS, ["a", "b", "c", "d", "e", "f", "g"])
+    right = hits(LOGITS, LABELS)
+    found = recall(right, LABELS, ["a", "b", "c", "d", "e", "f", "g"])
     assert list(found) == ["a", "b", "c", "d", "e", "f"]
     for i, name in enumerate(found):
-        mine = [bool(h) for h, label in zip(hits, LABELS, strict=True) if label == i]
+        mine = [bool(h) for h, label in zip(right, LABELS, strict=True) if label == i]
         assert found[name] == pytest.approx(sum(mine) / len(mine))
 
 
 def test_the_gaps_of_the_reliability_diagram_are_the_calibration_error() -> None:
     p = LOGITS.double().softmax(1)
-    bins = reliability(p, right(LOGITS, LABELS))
+    bins = reliability(p, hits(LOGITS, LABELS))
     assert sum(count for _, _, count in bins) == 200
     gap = sum(count * abs(mean - accuracy) for mean, accuracy, count in bins) / 200
     # float32 there, float64 here
@@ -52,7 +62,7 @@ def test_a_confidence_of_exactly_one_is_binned_alike_in_diagram_and_error() -> N
     """It is sure and wrong; the other, in the bin below, is right: in one bin they would cancel."""
     logits = torch.tensor([[800.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
     labels = torch.tensor([1, 0])
-    bins = reliability(logits.softmax(1), right(logits, labels))
+    bins = reliability(logits.softmax(1), hits(logits, labels))
     assert [count for _, _, count in bins] == [1, 1]
     gap = sum(count * abs(mean - accuracy) for mean, accuracy, count in bins) / 2
     assert gap == pytest.approx(float(metrics.ece(logits, labels)), abs=1e-12)

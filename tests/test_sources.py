@@ -265,6 +265,11 @@ def test_a_disk_that_stumbles_is_asked_again(
     assert waited == [0.1, 1.0][: asked - 1]
 
 
+def test_a_set_that_would_be_unpickled_is_refused() -> None:
+    with pytest.raises(ValueError, match="torchvision:LSUN@here keeps a pickle"):
+        open_source("torchvision:LSUN@here")
+
+
 def test_a_flat_folder_has_its_images_in_sorted_order_and_no_labels(tmp_path: Path) -> None:
     for seed, name in enumerate(["b.png", "a.PNG", "c.JpG", "d.webp"]):
         put(tmp_path / name, seed)

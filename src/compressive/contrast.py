@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from compressive.distributed import gather, rank
+from compressive.distributed import gather, rank, world_size
 from compressive.inputs import door, full_precision, matrices, nonnegative
 
 # Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
@@ -52,6 +52,12 @@ def candidate_nll(
         assert isinstance(nll, Tensor)
         return nll
     return F.cross_entropy(*_logits(z, candidates, kappa, own, 0, len(z)), reduction="none")
+
+
+def log_candidates(batch: int, own: bool) -> float:
+    """log K: a batch of each process, and with `own` all but itself of the own view."""
+    count = batch * world_size()
+    return math.log(2 * count - 1 if own else count)
 
 
 def _logits(

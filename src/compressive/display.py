@@ -76,13 +76,13 @@ class Patient:
         self._file = file
 
     def write(self, text: str) -> int:
-        """All of it, or none that matters."""
+        """Write; what the file refuses is lost."""
         with suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """As far as that goes."""
+        """Flush, where the file can."""
         with suppress(OSError):
             self._file.flush()
 

@@ -8,8 +8,7 @@ Longer than 300 lines, so that the methods can be compared line by line.
 """
 
 import copy
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,19 +18,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from compressive.config import Config, is_compressed, is_contrastive
-from compressive.distributed import mean_value, world_size
+from compressive.contrast import log_candidates
+from compressive.distributed import mean_value
 from compressive.inputs import nonnegative, one_of, positive, wide
 from compressive.networks import Ema, feature_dim, linear, mlp
 from compressive.networks import build as build_backbone
 from compressive.objectives import (
     RATES,
+    Excess,
     Rate,
     byol_loss,
     compress,
     csimclr_loss,
-    expected_residual_information,
+    excess,
     info_nce,
-    residual_information,
     simclr_loss,
 )
 from compressive.vmf import VonMisesFisher
@@ -131,8 +131,11 @@ class Contrastive(nn.Module):
         zs: dict[str, Any] = {"z_x": z_x, "z_y": z_y, "rate": self.rate}
         found = csimclr_loss(r_x, r_y, **kappas, beta=beta, **zs, own_view_negatives=own)
         # `movable` is the same in both directions: cos(x, y) is.
-        excess = _Excess(found.residual_x, found.movable), _Excess(found.residual_y, found.movable)
-        return _step(found.loss, feats, r, (found.nll_x, found.nll_y), excess, found.bound)
+        kept = [
+            Excess(each, found.entropy_e, found.movable)
+            for each in (found.residual_x, found.residual_y)
+        ]
+        return _step(found.loss, feats, r, (found.nll_x, found.nll_y), kept, found.bound)
 
     def _among_targets(self, x: Tensor, y: Tensor, beta: float | Tensor) -> Step:
         assert self.predictor is not None
@@ -144,23 +147,22 @@ class Contrastive(nn.Module):
         nll_x, excess_x = self._toward(mu_x, k_y, k_x)
         nll_y, excess_y = self._toward(mu_y, k_x, k_y)
         nll = nll_x, nll_y
-        candidates = len(x) * world_size()
-        bound = math.log(2 * candidates - 1 if self.own_view_negatives else candidates)
+        bound = log_candidates(len(x), self.own_view_negatives)
         if excess_x is None or excess_y is None:
             return _step(mean_value((nll_x + nll_y).mean()), feats, r, nll, bound=bound)
         total = compress(nll_x, excess_x.residual, beta) + compress(nll_y, excess_y.residual, beta)
         loss = mean_value(total.mean() - 2 * bound)
         return _step(loss, feats, r, nll, (excess_x, excess_y), bound)
 
-    def _toward(self, mu: Tensor, other: Tensor, own: Tensor) -> "tuple[Tensor, _Excess | None]":
+    def _toward(self, mu: Tensor, other: Tensor, own: Tensor) -> tuple[Tensor, Excess | None]:
         """One direction: -log d(y|z) among the targets, and what z holds that Y cannot tell."""
-        z, excess = mu, None
+        z, kept = mu, None
         if self.kappa_e is not None:
             e, b = _vmf(mu, self.kappa_e), _vmf(other, self.kappa_b)
             z = self.sample(e)
-            excess = _excess(z, e, b, self.rate, self.sample is VonMisesFisher.rsample)
+            kept = excess(z, e, b, self.rate, self.sample is VonMisesFisher.rsample)
         negatives = own if self.own_view_negatives else None
-        return info_nce(z, other, self.kappa_b, own=negatives), excess
+        return info_nce(z, other, self.kappa_b, own=negatives), kept
 
 
 class Bootstrap(nn.Module):
@@ -245,7 +247,7 @@ class Bootstrap(nn.Module):
 
     def _toward(
         self, q: Tensor, m: Tensor, y_prime: Tensor, kappa_e: float
-    ) -> "tuple[Tensor, _Excess]":
+    ) -> tuple[Tensor, Excess]:
         """One direction: -log d(y'|z), and what z holds that the target b sees cannot tell.
 
         `objectives.cbyol_loss` is the same. But it is given z and must differentiate log e(z|x),
@@ -256,7 +258,7 @@ class Bootstrap(nn.Module):
         e, b = _vmf(_direction(q), kappa_e), _vmf(_direction(m), self.kappa_b)
         z = self.sample(e)
         nll = byol_loss(self.decoder(z), y_prime, weight=self.weight).nll
-        return nll, _excess(z, e, b, self.rate, self.sample is VonMisesFisher.rsample)
+        return nll, excess(z, e, b, self.rate, self.sample is VonMisesFisher.rsample)
 
 
 Builder = Callable[[Config], Contrastive | Bootstrap]
@@ -305,29 +307,12 @@ def _online(config: Config) -> tuple[nn.Module, nn.Module]:
     return encoder, head
 
 
-class _Excess(NamedTuple):
-    residual: Tensor  # per image
-    movable: Tensor
-
-
-def _excess(z: Tensor, e: VonMisesFisher, b: VonMisesFisher, rate: Rate, drawn: bool) -> _Excess:
-    """I(X;Z|Y) and its part above the floor at equal means, kappa_b A(kappa_e) (1 - mu_e.mu_b)."""
-    if rate == "closed":
-        residual = expected_residual_information(e, b)
-    elif drawn:  # z moves with the mean of e, so log e(z|x) does not depend on the weights
-        residual = e.log_prob(z).detach() - b.log_prob(z)
-    else:
-        residual = residual_information(z, e, b)
-    apart = 0.5 * (e.mean_direction - b.mean_direction).detach().square().sum(-1)
-    return _Excess(residual, b.concentration * e.mean_resultant_length * apart)
-
-
 def _step(
     loss: Tensor,
     feats: tuple[Tensor, ...],
     r: tuple[Tensor, ...],
     nll: tuple[Tensor, ...],
-    excess: tuple[_Excess, ...] = (),
+    kept: Sequence[Excess] = (),
     bound: float | None = None,
 ) -> Step:
     """What a run sees, of per-image values in each direction."""
@@ -335,13 +320,14 @@ def _step(
     mu_x, mu_y = (_direction(each.detach()) for each in r)
     agreement = (mu_x * mu_y).sum(-1).mean()
     nll_mean = _mean(nll)
-    residual, movable = map(_mean, zip(*excess, strict=True)) if excess else (None, None)
+    residual = _mean([each.residual for each in kept]) if kept else None
+    movable = _mean([each.movable for each in kept]) if kept else None
     predictive = None if bound is None else bound - nll_mean
     return Step(loss, feats_x, feats_y, mu_x, agreement, nll_mean, residual, movable, predictive)
 
 
-def _mean(directions: tuple[Tensor, ...]) -> Tensor:
-    return torch.stack(directions).detach().mean()
+def _mean(directions: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tuple(directions)).detach().mean()
 
 
 def _direction(r: Tensor) -> Tensor:

@@ -38,7 +38,15 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
     logits, labels = _checked(logits, labels)
     if not 1 <= k <= logits.shape[1]:
         raise ValueError(f"k must be from 1 to the number of classes, {logits.shape[1]}, got {k}")
-    return (_classes_ahead(logits, labels) < k).to(logits.dtype).mean()
+    return hits(logits, labels, k).to(logits.dtype).mean()
+
+
+def hits(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
+    """Whether each label is among the k highest logits: `top_k_accuracy` image by image.
+
+    Of equal logits the lower class comes first, on every device; NaN goes ahead of all.
+    """
+    return _classes_ahead(logits, labels) < k
 
 
 @door
@@ -47,8 +55,8 @@ def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
     logits, labels = _checked(logits, labels)
     zeros = labels.new_zeros(logits.shape[1])
     examples = zeros.index_add(0, labels, torch.ones_like(labels))
-    hits = zeros.index_add(0, labels, (_classes_ahead(logits, labels) == 0).long())
-    recall = hits.to(logits.dtype) / examples.clamp(min=1)
+    found = zeros.index_add(0, labels, hits(logits, labels).long())
+    recall = found.to(logits.dtype) / examples.clamp(min=1)
     return recall.sum() / (examples > 0).sum()
 
 

@@ -8,11 +8,9 @@ exchanged) as in the official code; other libraries average them.
 
 Under torch.distributed the candidates of all processes are gathered, with gradient; every
 process must bring the same number of images (drop the last, smaller batch).
-
-Longer than 300 lines, so that the four losses can be compared line by line.
 """
 
-import math
+from contextlib import nullcontext
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -21,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from compressive.contrast import candidate_nll
+from compressive.contrast import candidate_nll, log_candidates
 from compressive.contrast import info_nce as info_nce
 from compressive.distributed import gather, mean_value, world_size
 from compressive.inputs import (
@@ -145,21 +143,20 @@ def csimclr_loss(
         z_x = e_x.rsample() if z_x is None else unit_rows("r_x", r_x, "z_x", z_x)
         z_y = e_y.rsample() if z_y is None else unit_rows("r_y", r_y, "z_y", z_y)
         nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
-        residual_x, entropy_e = _rate(z_x, e_x, b_y, rate, drawn_x)
-        residual_y, _ = _rate(z_y, e_y, b_x, rate, drawn_y)
-        total = compress(nll_x, residual_x, beta) + compress(nll_y, residual_y, beta)
+        x, y = excess(z_x, e_x, b_y, rate, drawn_x), excess(z_y, e_y, b_x, rate, drawn_y)
+        total = compress(nll_x, x.residual, beta) + compress(nll_y, y.residual, beta)
         return CSimCLRLoss(
             loss=mean_value(total.mean() - 2 * bound),
             nll_x=nll_x,
             nll_y=nll_y,
-            residual_x=residual_x,
-            residual_y=residual_y,
+            residual_x=x.residual,
+            residual_y=y.residual,
             predictive_x=bound - nll_x,
             predictive_y=bound - nll_y,
             bound=bound,
-            entropy_e=entropy_e,
-            entropy_b=entropy_e + residual_x,
-            movable=_movable(e_x, b_y, kappa_b),
+            entropy_e=x.entropy,
+            entropy_b=x.entropy + x.residual,
+            movable=x.movable,
         )
 
 
@@ -215,9 +212,8 @@ def cbyol_loss(
         b = _vmf(F.normalize(mu_b, dim=-1), kappa_b)
         nll = weight * _squared_chord(y_hat, y_prime)
         z = unit_rows("mu_e", mu_e, "z", z)
-        residual, entropy_e = _rate(z, e, b, rate, drawn=False)
+        residual, entropy_e, movable = excess(z, e, b, rate, drawn=False)
         loss = mean_value(compress(nll, residual, beta).mean())
-        movable = _movable(e, b, kappa_b)
         return CBYOLLoss(loss, nll, residual, entropy_e, entropy_e + residual, movable)
 
 
@@ -261,8 +257,7 @@ def _both_ways(
     z_x: Tensor, z_y: Tensor, mu_x: Tensor, mu_y: Tensor, kappa: float, own: bool
 ) -> tuple[Tensor, Tensor, float]:
     """-log d(y|z_x) and -log d(x|z_y) among the candidates of all processes, and log K."""
-    candidates = len(mu_x) * world_size()
-    bound = math.log(2 * candidates - 1 if own else candidates)
+    bound = log_candidates(len(mu_x), own)
     if world_size() > 1:  # one collective for both views
         both = gather(torch.cat([mu_x, mu_y], dim=-1))
         mu_x, mu_y = both.chunk(2, dim=-1)
@@ -271,28 +266,25 @@ def _both_ways(
     return nll_x, nll_y, bound
 
 
-def _rate(
-    z: Tensor, e: VonMisesFisher, b: VonMisesFisher, rate: Rate, drawn: bool
-) -> tuple[Tensor, Tensor]:
-    """I(X;Z|Y) and H(e), per image.
+class Excess(NamedTuple):
+    """What z keeps of X alone, per image."""
 
-    A z that was drawn from e moves with its mean, so log e(z|x) does not depend on the weights:
+    residual: Tensor  # I(X;Z|Y)
+    entropy: Tensor  # H(e)
+    movable: Tensor  # KL[e||b] less its value at equal means: kappa_b A(kappa_e) (1 - mu_e.mu_b)
+
+
+def excess(z: Tensor, e: VonMisesFisher, b: VonMisesFisher, rate: Rate, drawn: bool) -> Excess:
+    """A z that was drawn from e moves with its mean, so log e(z|x) does not depend on the weights:
     leaving it out of the graph saves the rounding noise of kappa_e times a cancellation.
     """
-    if rate == "closed":
-        return expected_residual_information(e, b), e.entropy()
-    if drawn:
-        with torch.no_grad():
-            log_e = e.log_prob(z)
-    else:
-        log_e = e.log_prob(z)
-    return log_e - b.log_prob(z), -log_e
-
-
-def _movable(e: VonMisesFisher, b: VonMisesFisher, kappa_b: float) -> Tensor:
-    """KL[e||b] less its value at equal means: kappa_b A(kappa_e) (1 - mu_e.mu_b)."""
     apart = 0.5 * (e.mean_direction - b.mean_direction).square().sum(-1)
-    return kappa_b * e.mean_resultant_length * apart
+    movable = b.concentration * e.mean_resultant_length * apart
+    if rate == "closed":
+        return Excess(expected_residual_information(e, b), e.entropy(), movable)
+    with torch.no_grad() if drawn else nullcontext():
+        log_e = e.log_prob(z)
+    return Excess(log_e - b.log_prob(z), -log_e, movable)
 
 
 def _squared_chord(u: Tensor, v: Tensor) -> Tensor:

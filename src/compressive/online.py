@@ -1,4 +1,4 @@
-"""What is watched on the side while labels exist: a linear probe and nearest neighbors.
+"""What is watched on the side where labels exist: a linear probe and nearest neighbors.
 
 Some labels are held out: probe and neighbors learn from the rest and are tested on these. All are
 labels of the training split; the test split is never opened here.

@@ -60,8 +60,8 @@ def shrink(
 ) -> UInt8[Tensor, "3 new_h new_w"]:
     """The longer side brought down to `side`, antialiased bicubic; smaller images as they are.
 
-    But no shorter side goes below `least`: where an image is too long for that, its ends are cut,
-    to `most` or twice as much as that.
+    But no shorter side goes below `least`: an image too long for that loses both ends, down to
+    `most` pixels; 0: to `side`, or to twice `least` where that is more.
     """
     sides = image.shape[1:]
     if max(sides) <= side:

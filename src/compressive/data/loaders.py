@@ -254,7 +254,12 @@ def free_memory(device: torch.device) -> int:
     lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
     words = limit.read_text().strip() if limit.exists() else "max"
-    return free if words == "max" else min(free, int(words))
+    if words == "max":
+        return free
+    # Files that were read lately count as used there, but give way.
+    of = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
+    used = int(limit.with_name("memory.current").read_text()) - int(of["inactive_file"])
+    return min(free, max(0, int(words) - used))
 
 
 def _cores() -> int:

@@ -24,6 +24,9 @@ from compressive.data.pictures import (
     read_file,
 )
 
+# They read it wherever they are called from, without a look at its checksum.
+_PICKLED = ("LSUN", "LSUNClass")
+
 
 def open_torchvision(place: str, split: str, *, download: bool = True) -> Source:
     """A set by its name, `torchvision:NAME` or `torchvision:NAME@ROOT`, fetched if need be."""
@@ -31,6 +34,11 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
 
     name, _, folder = place.removeprefix("torchvision:").partition("@")
     kind = getattr(datasets, name, None)
+    if name in _PICKLED:
+        raise ValueError(
+            f"{place} keeps a pickle beside its images, which could run code; give its images as a "
+            "folder"
+        )
     if not (inspect.isclass(kind) and issubclass(kind, datasets.VisionDataset)):
         known = [one for one in datasets.__all__ if one not in ("FakeData", "VisionDataset")]
         near = difflib.get_close_matches(name, known, n=3)

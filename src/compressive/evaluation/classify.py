@@ -18,8 +18,8 @@ from compressive.data.splits import few_labels, imagenet_list
 from compressive.evaluation.exam import Classifier, Exam
 from compressive.evaluation.features import Features, forward
 from compressive.evaluation.linear import LEARNING_RATES, WIDER, choose, train_heads
-from compressive.evaluation.scores import add_scores, right
-from compressive.metrics import nll, top_k_accuracy
+from compressive.evaluation.scores import add_scores
+from compressive.metrics import hits, nll, top_k_accuracy
 from compressive.online import nearest_neighbors
 from compressive.views import View, image_keys
 
@@ -29,6 +29,7 @@ IMAGENET = 1000  # classes
 DEFAULT = 1.0  # l2 where too little can be held out to choose it
 FEW = 1000  # held-out images: below, how many of them are right is mostly chance
 MOST = 2**29  # numbers: beyond, full-batch methods in float64 take more memory than there is
+_CROPS = 2  # pretraining has views 0 and 1: with its seed a head would see the crops of one again
 _TRAINING = View(jitter=0.0, gray=0.0, blur=0.0)  # random crop and flip, as the paper's heads see
 
 
@@ -64,7 +65,11 @@ def linear(exam: Exam, *, epochs: int = 0) -> Classifier:
         **{"accuracy there": dict(zip(map(str, rates), scores, strict=True))},
         **({"warning": "the best rate ends the grid"} if best in (0, len(scores) - 1) else {}),
     )
-    exam.head = {"head": f"linear, {epochs} epochs", "chosen": protocol["chosen"]}
+    exam.head = {
+        "head": f"linear, {epochs} epochs",
+        "chosen": protocol["chosen"],
+        "learned from": exam.images("train", train.index[fit]),
+    }
     _score(exam, "linear", exam.classifier, protocol)
     return exam.classifier
 
@@ -100,7 +105,7 @@ def few_label(exam: Exam, lists: Path | None = None) -> None:
     """
     train, test = exam.features("train"), exam.features("test")
     for share in SHARES:
-        hits, top_5, penalties, sizes, warnings, how = [], [], [], [], [], ""
+        right, top_5, penalties, sizes, warnings, how = [], [], [], [], [], ""
         file = None if lists is None else lists / f"{share * 100:.0f}percent.txt"
         if (labels := int(share * len(train.labels) + 1e-6)) < len(train.labels.unique()):
             exam.skip(f"few labels {share:.0%}: {labels:,} labels for {exam.classes:,} classes")
@@ -110,12 +115,12 @@ def few_label(exam: Exam, lists: Path | None = None) -> None:
             fits = found.fit if isinstance(found, logistic.Selection) else found
             warning = found.warning if isinstance(found, logistic.Selection) else None
             logits = fits.logits(test.feats)
-            hits.append(right(logits, test.labels))
-            top_5.append(right(logits, test.labels, min(5, exam.classes)))
+            right.append(hits(logits, test.labels))
+            top_5.append(hits(logits, test.labels, min(5, exam.classes)))
             penalties.append(penalty)
             sizes.append(len(some))
             warnings += [warning] if warning else []
-        each = [float(hit.double().mean()) for hit in hits]
+        each = [float(hit.double().mean()) for hit in right]
         protocol = exam.protocol(
             classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 "
             "|W|^2, l2 by log-loss",
@@ -127,7 +132,7 @@ def few_label(exam: Exam, lists: Path | None = None) -> None:
             draws=each,
             **({"deviation over draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
         )
-        figures = {"top-1": hits, **({"top-5": top_5} if exam.classes > 5 else {})}
+        figures = {"top-1": right, **({"top-5": top_5} if exam.classes > 5 else {})}
         images = exam.images("test", test.index)
         for metric, each_draw in figures.items():
             exam.results.add(
@@ -156,10 +161,10 @@ def knn(exam: Exam) -> None:
             temperature=TEMPERATURE,
         )
         protocol = exam.protocol(bank=len(train.feats), k=k, temperature=TEMPERATURE)
-        hits = right(votes, test.labels)
+        right = hits(votes, test.labels)
         images = exam.images("test", test.index)
         exam.results.add(
-            f"kNN {k}", exam.splits.name, "top-1", hits, protocol=protocol, images=images
+            f"kNN {k}", exam.splits.name, "top-1", right, protocol=protocol, images=images
         )
 
 
@@ -200,7 +205,7 @@ def _augmented(
     orders = islice(plan(len(places), batch, seed=exam.seed), steps)
     portions = (Portion(places[portion.index], portion.epoch) for portion in orders)
     for step, found in enumerate(exam.loader("train").batches(portions)):
-        keys = image_keys(found.index, seed=exam.seed, epoch=found.epoch, view=0)
+        keys = image_keys(found.index, seed=exam.seed, epoch=found.epoch, view=_CROPS)
         view = replace(_TRAINING, antialias=subject.antialias)
         height, width = found.height, found.width
         x = augment(found.images, keys, view, subject.size, height=height, width=width)

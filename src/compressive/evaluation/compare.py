@@ -34,6 +34,7 @@ _ALIKE = (
     *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
     *("left out", "table", "source", "value", "train images", "views", "norm"),
 )
+_LATER = ("learned from",)  # likewise, but older results do not say it
 _FEW = 20  # paired images below which a bootstrap calls noise a gain in more than 5 % of cases
 
 
@@ -129,6 +130,8 @@ def _alike(key: str, first: Group, second: Group) -> bool:
     """Whether a number means the same in all runs, and is of the same images."""
     records = [_record(run, key) for run in (*first.runs, *second.runs)]
     if len({(record.images, record.of) for record in records}) > 1:
+        return False
+    if any(len({str(r.protocol.get(name)) for r in records} - {"None"}) > 1 for name in _LATER):
         return False
     return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
 

@@ -91,7 +91,7 @@ class Exam:
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """Number of classes; 0 where nothing can be learned."""
         return self.splits.classes
 
     def source(self, split: str) -> Source:

@@ -21,7 +21,7 @@ from compressive.evaluation.robustness import mean_corruption_error
 from compressive.evaluation.smoothness import histogram
 from compressive.evaluation.smoothness import smoothness as measure_smoothness
 from compressive.learner import view_pair
-from compressive.metrics import effective_rank, uniformity
+from compressive.metrics import effective_rank, hits, uniformity
 from compressive.views import View, image_keys
 
 SOME, RANKED = 10_000, 25_600  # images for what is quadratic in them, and for RankMe as its authors
@@ -69,16 +69,16 @@ def corruptions(
     if frost is None:
         exam.skip("frost, which needs six photographs (--frost DIR); not in the mean")
     cells = [(name, severity) for name in names for severity in SEVERITIES]
-    hits: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
+    found: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
     count = len(exam.source("test"))
     for number, (batch, images) in enumerate(_bytes(exam)):
         for cell in cells:
             x = corrupt(images, *cell, index=batch.index, seed=exam.seed, frost=frost)
             x = normalize(x / 255, mean=exam.subject.mean, std=exam.subject.std)
             logits = classifier(forward(exam.subject.network, x, exam.dtype))
-            hits[cell].append(logits.argmax(1) == batch.label)
+            found[cell].append(hits(logits, batch.label))
         exam.tell("corruptions", min(count, (number + 1) * len(images)), count)
-    right = {cell: torch.cat(found).double().cpu() for cell, found in hits.items()}
+    right = {cell: torch.cat(parts).double().cpu() for cell, parts in found.items()}
     _record_corruptions(exam, names, right)
 
 
@@ -129,6 +129,9 @@ def information(exam: Exam) -> None:
         exam.skip(f"information, {why}")
         return
     places = exam.features("test").index.cpu()  # that can be read, so that batches are whole
+    # Folders come class by class, and candidates of one class are harder to tell apart.
+    random = torch.Generator().manual_seed(exam.seed)
+    places = places[torch.randperm(len(places), generator=random)]
     found = measure_information(
         method,
         exam.some("test", places, min(PAIRS, len(places))),
@@ -138,6 +141,7 @@ def information(exam: Exam) -> None:
         precision=exam.dtype,
     )
     protocol = {**found.protocol, "bound": found.bound, "images left out": found.dropped}
+    protocol["candidates"] = "at random"
     for metric in ("residual", "movable", "predictive", "agreement"):
         values = getattr(found, metric)
         if values is not None:

@@ -8,17 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compressive.evaluation.results import Results
-from compressive.metrics import confidence_bin, ece
+from compressive.metrics import confidence_bin, ece, hits
 
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
-
-
-def right(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
-    """Whether the label of each image is among its k highest logits."""
-    if k == 1:
-        return logits.argmax(1) == labels
-    return (logits.topk(k).indices == labels[:, None]).any(1)
 
 
 def per_class(right: Bool[Tensor, " batch"], labels: Labels) -> Float[Tensor, " batch"]:
@@ -49,27 +42,27 @@ def add_scores(
     infinite at the minimum.
     """
     logits, labels = logits.double().cpu(), labels.cpu()
-    hits = right(logits, labels)
+    right = hits(logits, labels)
     log_p = logits.log_softmax(1)
     p, log_y = log_p.exp(), log_p.gather(1, labels[:, None])[:, 0]
     known = torch.isin(labels, seen.cpu())
     if not known.all():
         protocol = {**protocol, "left out of nll": int((~known).sum())}
     values = {
-        "top-1": hits,
-        "mean per class": per_class(hits, labels),
+        "top-1": right,
+        "mean per class": per_class(right, labels),
         "nll": -log_y[known],
         "brier": 1 - 2 * log_y.exp() + p.square().sum(1),
     }
     if logits.shape[1] > 5:
-        values["top-5"] = right(logits, labels, 5)
+        values["top-5"] = hits(logits, labels, 5) & known
     for metric, value in values.items():
-        more = {"per class": recall(hits, labels, classes)} if metric == "mean per class" else {}
+        more = {"per class": recall(right, labels, classes)} if metric == "mean per class" else {}
         which = images if len(value) == len(labels) else ""
         results.add(task, dataset, metric, value, protocol={**protocol, **more}, images=which)
-    bins = {**protocol, "bins": "15 of equal width", "reliability": reliability(p, hits)}
+    bins = {**protocol, "bins": "15 of equal width", "reliability": reliability(p, right)}
     results.add(task, dataset, "ece", float(ece(logits, labels)), n=len(labels), protocol=bins)
-    return float(hits.double().mean())
+    return float(right.double().mean())
 
 
 def recall(

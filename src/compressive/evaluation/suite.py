@@ -40,6 +40,7 @@ SUITES = {
 }
 TASKS = SUITES["paper"]
 Task = Callable[[Exam], object]
+_SET = ("data", "train images", "test images", "classes")  # of the set in `about`
 _UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
 
@@ -97,7 +98,8 @@ def evaluate(
         )
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / RESULTS).is_file():
-            _begin_with(_of_the_same_kind(read(out), out, held_out), exam, out)
+            old = _of_the_same_kind(read(out), out, held_out)
+            _begin_with(old, exam, out, is_own=on is None)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -133,7 +135,7 @@ def evaluate(
 
 
 def _require_own(out: Path) -> None:
-    """Results, or nothing yet: a folder of images would be looked through as one ever after."""
+    """Refuse a folder that has other things: later commands would take them for results."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     hidden = {name for name in names if name.startswith(".")}  # of a write that was cut short, too
     if RESULTS not in names and names - {"features", VALUES, GALLERY} - hidden:
@@ -151,8 +153,11 @@ def _alone(out: Path) -> Iterator[None]:
             os.close(held)
 
 
-def _begin_with(old: Results, exam: Exam, out: Path) -> None:
-    """Keep what is there already of the same weights; refuse where it cannot stand beside this."""
+def _begin_with(old: Results, exam: Exam, out: Path, *, is_own: bool) -> None:
+    """Keep what is there already of the same weights; refuse where it cannot stand beside this.
+
+    And the set that the results are known by, where this is not the encoder's own.
+    """
     results = exam.results
     if old.about.get("weights") != results.about["weights"]:
         return
@@ -162,6 +167,8 @@ def _begin_with(old: Results, exam: Exam, out: Path) -> None:
     else:
         results.begin_with(old)
         lost, why = len(old.records) - len(results.records), "--images, --on or --seed"
+    if not is_own:
+        results.about |= {name: old.about[name] for name in _SET if name in old.about}
     if lost:
         raise ValueError(
             f"{out} has {lost} figures of other images or of another size, which would be lost "
@@ -171,7 +178,8 @@ def _begin_with(old: Results, exam: Exam, out: Path) -> None:
 
 def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
     """What is there already, if it may stand beside what is asked for."""
-    was = str(old.about.get("data", "")).endswith(STAND_IN)
+    # Older results say it by the name of their set alone.
+    was = old.about.get("held out", str(old.about.get("data", "")).endswith(STAND_IN))
     if was != held_out:
         there, here = ("held-out", "test") if was else ("test", "held-out")
         raise ValueError(
@@ -239,6 +247,7 @@ def _about(exam: Exam) -> dict[str, object]:
     return {
         "encoder": exam.subject.name,
         "weights": content_of_weights(exam.subject.network),
+        "held out": exam.splits.held_out,
         "sha256": exam.subject.sha256,
         **exam.seen(),
         "data": exam.splits.name,

@@ -169,9 +169,10 @@ def _rate(groups: Sequence[_Group], name: str) -> Picture | None:
 def _notes(groups: Sequence[_Group], values: Sequence[float], setting: str) -> list[str]:
     """What the drawings do not say by themselves."""
     notes = [f"The values of {setting} stand in order, at equal distances."]
-    seeds = {len(runs) for group in groups for runs in group.runs.values()}
-    if max(seeds) > 1:
-        span = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
+    counts = [s.n for g in groups for v in g.runs for name in FIGURES if (s := g.spread(v, name))]
+    seeds = sorted(set(counts))
+    if max(seeds, default=0) > 1:
+        span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
         notes.append(f"Points are means over seeds ({span} of a value), bars their deviation.")
     else:
         notes.append("One run of each: small differences may be chance.")
