@@ -1,6 +1,7 @@
 """The command line: what it prints, and one clear line with exit code 2 on bad input."""
 
 import builtins
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -292,11 +294,49 @@ def test_images_none_of_which_can_be_read_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_home_is_found_where_a_shell_leaves_the_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    photos(tmp_path / "photos", 8)
+    done = pretrain("~/photos", "--steps", 1, "--out=~/runs/a", "--set", "views.size=32")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "runs/a/config.json").is_file()
+    assert not (tmp_path / "~").exists()
+
+
+def test_settings_are_made_for_the_images_that_are_asked_for(tmp_path: Path) -> None:
+    """Of a split, and a part of it: two steps an epoch."""
+    photos(tmp_path / "photos/val", 40)
+    photos(tmp_path / "photos/test", 4)
+    common = ["--steps", 1, "--set", "views.size=32"]
+    for name, given, batch in [("a", [], 16), ("b", ["--set", "data.limit=8"], 4)]:
+        words = [*common, "--set", "data.split=val", *given, "--out", tmp_path / name]
+        done = pretrain(tmp_path / "photos", *words)
+        assert done.exit_code == 0, done.output
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["train"]["batch"] == batch
+
+
+def test_a_warning_of_ours_is_a_note(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 8)
+    (tmp_path / "photos/x.heic").write_bytes(b"a phone's")
+    words = ["--steps", 1, "--set", "views.size=32", "--out", tmp_path / "run"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = pretrain(tmp_path / "photos", *words)
+    assert done.exit_code == 0, done.output
+    found = re.findall(r"^note: pictures of .*/photos .*: .heic 1; .*$", done.output, re.MULTILINE)
+    assert len(found) == 1
+
+
 def test_a_single_image_is_one_line(tmp_path: Path) -> None:
     images = photos(tmp_path / "photos", 1)
     given = ["--recipe", "simclr/quickstart", "--out", tmp_path / "run"]
     assert "has 1 image; there must be 2 or more" in complaint(pretrain(images, *given))
-    assert "2 images or more are needed" in complaint(pretrain(images, "--out", tmp_path / "run"))
+    given = ["--out", tmp_path / "run"]
+    assert "has 1 image; there must be 2 or more" in complaint(pretrain(images, *given))
 
 
 def test_an_ill_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

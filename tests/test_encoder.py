@@ -354,6 +354,13 @@ def test_a_place_without_an_encoder_is_one_line(tmp_path: Path) -> None:
         assert one_line(caught.value).startswith(f"no encoder at {place}")
 
 
+def test_a_device_that_is_not_there_is_not_the_files_fault() -> None:
+    """Without a GPU of that number; a file that is called damaged may be deleted."""
+    for device in ("foo", "cuda:99"):
+        with pytest.raises(ValueError, match=f"device {device} cannot be used here: "):
+            load("cifar10-c-simclr-r18", device)
+
+
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
 def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
     saved(tmp_path, Network(name="test_resnet"))

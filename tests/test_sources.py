@@ -438,6 +438,42 @@ def test_parquet_as_hugging_face_writes_it(tmp_path: Path, folder: str) -> None:
         open_source(tmp_path, "extra")
 
 
+@pytest.mark.parametrize("shard", ["backup.tar", "features.parquet", "data/more.parquet"])
+def test_a_stray_shard_does_not_take_the_place_of_photographs(tmp_path: Path, shard: str) -> None:
+    for i in range(10):
+        put(tmp_path / "ab"[i % 2] / f"{i}.png")
+    assert len(open_source(tmp_path)) == 10
+    (tmp_path / shard).parent.mkdir(exist_ok=True)
+    (tmp_path / shard).write_bytes(b"anything")
+    with pytest.raises(ValueError, match=rf"holds images, such as a/0.png, and {shard}, .*move it"):
+        open_source(tmp_path)
+
+
+def test_what_lies_beside_the_folders_of_splits_is_named(tmp_path: Path) -> None:
+    for name in ("train/a/1", "train/b/2", "val/a/3", "more/4", "empty/x/5"):
+        put(tmp_path / f"{name}.png")
+    (tmp_path / "empty/x/5.png").unlink()
+    with pytest.warns(UserWarning, match=r"has the splits train, val; not used: more/$"):
+        assert len(open_source(tmp_path)) == 2
+    for name in ("1", "2"):
+        put(tmp_path / f"{name}.png")
+    with pytest.warns(UserWarning, match=r"not used: more/, 2 images$"):
+        assert len(open_source(tmp_path, "val")) == 1
+    (tmp_path / "train").rename(tmp_path / "c")
+    with pytest.raises(ValueError, match=r"no split 'train'; .*: val; c/, more/, 2 .*/train$"):
+        open_source(tmp_path)
+
+
+def test_pictures_in_formats_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    for i in range(3):
+        put(tmp_path / "a" / f"{i}.png")
+        (tmp_path / "a" / f"{i}.HEIC").write_bytes(b"a phone's")
+    (tmp_path / "one.dng").write_bytes(b"a camera's")
+    (tmp_path / "notes.txt").write_text("no picture")
+    with pytest.warns(UserWarning, match=r"not read here: .heic 3, .dng 1; convert them"):
+        assert len(open_source(tmp_path)) == 3
+
+
 def test_one_parquet_file_is_a_whole(tmp_path: Path) -> None:
     file = tmp_path / "test-00000-of-00001.parquet"
     write_parquet(file, structs(range(3)))

@@ -22,3 +22,7 @@ def __getattr__(name: str) -> object:
     if name in _FROM:
         return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*_MODULES, *_FROM]

@@ -1,6 +1,7 @@
 """The command line; here the commands that make runs, in `commands` those that look at them."""
 
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -13,12 +14,13 @@ from compressive import commands, recipes
 from compressive import config as settings
 from compressive.display import Patient
 from compressive.files import ENCODER
-from compressive.terminal import one_line_errors
+from compressive.terminal import AtHome, note, one_line_errors
 
 if TYPE_CHECKING:
     from compressive.run import Outcome
 
 app = typer.Typer(
+    cls=AtHome,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",  # paragraphs are wrapped anew
@@ -46,6 +48,7 @@ def compressive(
     """Measure and control how much information a visual representation keeps."""
     # What was begun comes to its end, and to its exit code, whoever has stopped listening.
     sys.stdout, sys.stderr = (cast(TextIO, Patient(each)) for each in (sys.stdout, sys.stderr))
+    warnings.showwarning = note
 
 
 @app.command()
@@ -138,8 +141,8 @@ def pretrain(
     distributed.start()
     try:
         with one_line_errors():
-            chosen = settings_for(data, recipe, epochs)
             given += changes or ()
+            chosen = settings_for(data, recipe, epochs, given)
             chosen = settings.on_images(chosen, data, *given)
             if distributed.rank() == 0:
                 _say_what_is_idle(chosen, given)

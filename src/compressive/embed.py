@@ -45,9 +45,15 @@ def embed(
 
     Central crops, as `evaluate` takes them; float32. Images that cannot be read are left out.
     """
-    if out.suffix not in FORMATS:
+    if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
     _require_place(out)
+    among = Path(images).expanduser().resolve()
+    if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
+        raise ValueError(
+            f"--out {out} would lie among the images, and be taken for more of them; choose "
+            "another place, or .npz"
+        )
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
     source = open_source(images, split)
@@ -67,7 +73,7 @@ def embed(
     # Names of files need not be text.
     origins = (source.origin(int(i)) for i in index)
     names = [name.encode(errors="backslashreplace").decode() for name in origins]
-    write = _parquet if out.suffix == ".parquet" else _npz
+    write = _parquet if out.suffix.lower() == ".parquet" else _npz
     write_bytes(out, write(feats, names, found.labels.cpu(), source))
     return Embedding(out, len(feats), feats.shape[1], unreadable)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from compressive import shipped
 from compressive.augment import center_crop, central_share, normalize, planar
 from compressive.config import Network, from_dict
-from compressive.data.decode import Unreadable, decode, rgb, shrink
+from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.files import ENCODER, write_bytes
 from compressive.inputs import door
 from compressive.networks import build, feature_dim, fits
@@ -158,6 +158,10 @@ def load(
     Or one that comes with the package, by its name (`shipped.names`) where no file has that name.
     `network` takes the weights of a run whose backbone was your own.
     """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
     about, weights = _read(_file(place), device)
     settings = from_dict({"network": json.loads(about["network"])}).network
     size, side = int(about["size"]), int(about["side"])
@@ -174,7 +178,7 @@ def load(
 
 
 def _file(place: str | Path) -> Path:
-    path = Path(place)
+    path = Path(place).expanduser()
     if path.is_dir():
         path = path / ENCODER
     elif isinstance(place, str) and not path.exists():
@@ -233,6 +237,7 @@ def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
 
 
 def _bytes(path: str | os.PathLike[str]) -> bytes:
-    if Path(path).is_dir():
+    path = Path(path).expanduser()
+    if path.is_dir():
         raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")
-    return Path(path).read_bytes()
+    return path.read_bytes()

@@ -1,6 +1,6 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive import recipes
-from compressive.config import Config, Data, override
+from compressive.config import Config, Data, on_images, override
 from compressive.data.decode import Unreadable
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
 from compressive.data.pictures import Source, require_source, subset
@@ -22,11 +22,17 @@ from compressive.online import evenly
 Loader = Resident | Streaming
 
 
-def settings_for(data: str, recipe: str = "", epochs: int | None = None) -> Config:
-    """The recipe's, or what fits a set of such images on this machine."""
+def settings_for(
+    data: str, recipe: str = "", epochs: int | None = None, changes: Sequence[str] = ()
+) -> Config:
+    """The recipe's, or what fits a set of such images on this machine.
+
+    changes: settings to come, of which those of the data say which images there will be.
+    """
     if recipe:
         return recipes.get(recipe).config
-    source = open_source(data)
+    own = [change for change in changes if change.strip().startswith("data.")]
+    source = load_source(on_images(Config(), data, *own))
     # All of it, not what is free: the same command must come to the same settings to go on.
     memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
     memory *= world_size()

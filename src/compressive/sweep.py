@@ -113,7 +113,7 @@ def _begun_with(data: str, recipe: str, changes: Sequence[str]) -> Config:
     from compressive.data.sources import open_source
     from compressive.images import settings_for
 
-    base = settings_for(data, recipe)
+    base = settings_for(data, recipe, changes=changes)
     open_source(data, on_images(base, data, *changes).data.split)
     return base
 

@@ -1,12 +1,40 @@
-"""Errors for a person: one line each."""
+"""What a person types and reads: words for places, one line for an error or a warning."""
 
+import os
 import re
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
+
+_HOME = re.compile(r"(--[\w-]+=)?(~(?:/.*)?)", re.DOTALL)
+
+
+class AtHome(TyperGroup):
+    """Commands for which `~` is the home folder, also where a shell leaves it: in --out=~/x."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words of a command line, with every such place in full."""
+        return super().parse_args(ctx, [_at_home(word) for word in args])
+
+
+def _at_home(word: str) -> str:
+    found = _HOME.fullmatch(word)
+    return f"{found[1] or ''}{os.path.expanduser(found[2])}" if found else word
+
+
+def note(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:
+    """A warning of ours in a line for people, one of others as Python has it."""
+    text = warnings.formatwarning(message, category, filename, *where[:1])
+    is_ours = Path(filename).is_relative_to(Path(__file__).parent)
+    print(f"note: {message}" if is_ours else text.rstrip(), file=sys.stderr)
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[s
     try:
         values = [_label(value) for value in values]
     except ValueError as error:
-        warnings.warn(f"labels are left out: {error}", stacklevel=2)
+        warnings.warn(f"labels are left out: {error}", stacklevel=1)
         return {}
     if all(value is None for value in values):
         return {}

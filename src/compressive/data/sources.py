@@ -3,7 +3,10 @@
 import difflib
 import os
 import re
-from itertools import chain
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +14,15 @@ import numpy as np
 import torch
 
 from compressive.data.decode import EXTENSIONS
-from compressive.data.pictures import SPLITS, Pictures, Source, choose_split, read_file, subset
+from compressive.data.pictures import (
+    SPLITS,
+    NoSplit,
+    Pictures,
+    Source,
+    choose_split,
+    read_file,
+    subset,
+)
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.torchvision_sets import open_torchvision
 
@@ -22,6 +33,11 @@ ALLOWED = (
     " or *.tar shards, or one of them; torchvision:NAME; or builtin"
 )
 PYTHON = "python:"  # and a name: what a program gave, which cannot be opened again
+_MANY = 10  # images beside shards: a set may come with a banner, not with so many
+# Pictures too, and not read here.
+_FOREIGN = frozenset(
+    (".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+)
 _BUILTIN = {"train": 6000, "test": 2400}  # pictures; each of the 12 classes has as many
 
 
@@ -64,25 +80,50 @@ def open_source(place: str | Path, split: str = "train") -> Source:
 
 
 def _open_path(path: Path, split: str) -> Source:
-    if parquet := _shards(path, ".parquet"):
-        return open_parquet(path, parquet[choose_split(split, parquet, path)])
+    parquet, tars = _shards(path, ".parquet"), _shards(path, ".tar")
     # ImageNet's root often still holds the archives that its folders came from.
-    if (tars := _shards(path, ".tar")) and not _split_folders(path):
+    if tars and _split_folders(path):
+        tars = {}
+    if path.is_dir():
+        _require_no_images(path, chain(*parquet.values(), *tars.values()))
+    if parquet:
+        return open_parquet(path, parquet[choose_split(split, parquet, path)])
+    if tars:
         return open_tar(path, tars[choose_split(split, tars, path)])
     if not path.is_dir():
         raise ValueError(f"{path} is neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}")
     return _open_folder(path, split)
 
 
+def _require_no_images(path: Path, shards: Iterable[Path]) -> None:
+    """Refuse a folder of shards that has a number of images as well: either might be meant."""
+    shard = next(iter(shards), None)
+    if shard is not None and len(found := list(islice(_images(path), _MANY))) == _MANY:
+        raise ValueError(
+            f"{path} holds images, such as {found[0]}, and {shard.relative_to(path)}, which may "
+            f"hold others; give {shard} itself, or move it elsewhere"
+        )
+
+
+def _images(folder: str | Path) -> Iterator[str]:
+    """Images in a folder and below it, by their names there."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
+                yield os.path.relpath(os.path.join(place, name), folder)
+
+
 class _Listing(NamedTuple):
     images: list[str]
     folders: list[str]
     shards: list[str]
+    foreign: list[str]
 
 
 def _listing(folder: str | Path) -> _Listing:
     """Names in a folder, sorted. Their kind comes with them: no file is opened or asked about."""
-    found = _Listing([], [], [])
+    found = _Listing([], [], [], [])
     with os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
@@ -95,35 +136,57 @@ def _listing(folder: str | Path) -> _Listing:
                 found.images.append(name)
             elif extension in (".parquet", ".tar"):
                 found.shards.append(name)
+            elif extension in _FOREIGN:
+                found.foreign.append(extension)
     for names in found:
         names.sort()
     return found
 
 
-def _below(folder: str, prefix: str, above: tuple[str, ...]) -> list[str]:
-    """All images in a folder and its subfolders, each with the prefix.
+def _below(
+    folder: str, prefix: str, above: tuple[str, ...], foreign: Counter[str] | None = None
+) -> list[str]:
+    """All images in a folder and its subfolders, each with the prefix; counts the foreign ones.
 
     A link to a folder that it lies in would have no end, and is passed by.
     """
+    foreign = Counter() if foreign is None else foreign
     real = os.path.realpath(folder)
     if real in above or any(path.startswith(f"{real.rstrip('/')}/") for path in above):
         return []
-    images, folders, _ = _listing(folder)
+    images, folders, _, others = _listing(folder)
+    foreign.update(others)
     found = [prefix + name for name in images]
     for name in folders:
-        found += _below(f"{folder}/{name}", f"{prefix}{name}/", (*above, real))
+        found += _below(f"{folder}/{name}", f"{prefix}{name}/", (*above, real), foreign)
     return found
 
 
 def _open_folder(root: Path, split: str) -> Source:
     splits = _split_folders(root)
-    chosen = choose_split(split, splits or ["train"], root)
+    beside = _beside(root, splits) if splits else ""
+    try:
+        chosen = choose_split(split, splits or ["train"], root)
+    except NoSplit as error:
+        hint = f"; {beside} beside them: move what it should hold to {root / split}"
+        raise NoSplit(f"{error}{hint if beside else ''}") from None
+    if beside:
+        warnings.warn(
+            f"{root} has the splits {', '.join(splits)}; not used: {beside}", stacklevel=1
+        )
     base = root / chosen if splits else root
-    direct, folders, _ = _listing(base)
+    direct, folders, _, others = _listing(base)
+    foreign = Counter(others)
     above = (os.path.realpath(base),)
-    inner = {name: _below(f"{base}/{name}", f"{name}/", above) for name in folders}
+    inner = {name: _below(f"{base}/{name}", f"{name}/", above, foreign) for name in folders}
     inner = {name: paths for name, paths in inner.items() if paths}
     paths = [*direct, *chain.from_iterable(inner.values())]
+    if foreign:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
+        warnings.warn(
+            f"pictures of {root} that are not read here: {kinds}; convert them, to JPEG say",
+            stacklevel=1,
+        )
     # Ids are the same in every split, even where one of them lacks a class.
     others = [(other, name) for other in splits for name in _listing(root / other).folders]
     elsewhere = {
@@ -145,6 +208,15 @@ def _open_folder(root: Path, split: str) -> Source:
         place=lambda i: f"{base}/{paths[i]}",
         **labeled,
     )
+
+
+def _beside(root: Path, splits: list[str]) -> str:
+    """What has images beside the folders of splits, in words."""
+    images, folders, *_ = _listing(root)
+    left = [f"{name}/" for name in folders if name not in splits and next(_images(root / name), "")]
+    left += [f"{len(images):,} images"] if images else []
+    more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+    return ", ".join(left[:5]) + more
 
 
 def _split_folders(root: Path) -> list[str]:

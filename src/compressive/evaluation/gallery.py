@@ -63,7 +63,7 @@ def gallery(
         tensors["map"] = tsne(F.normalize(some.feats, dim=1))
         tensors["map_label"] = some.labels
         about["map_method"] = (
-            f"t-SNE of normalized h, perplexity {min(PERPLEXITY, (len(some.feats) - 1) / 3):g}, "
+            f"t-SNE of normalized h, perplexity {min(PERPLEXITY, (len(some.feats) - 1) / 3):.3g}, "
             f"{STEPS} steps from the two main axes, "
             f"{len(some.feats):,} of {len(test.feats):,} test images"
         )

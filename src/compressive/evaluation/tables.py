@@ -38,8 +38,9 @@ def results_table(results: Results) -> Table:
 
 
 def notes(results: Results) -> list[str]:
-    """What was done to sets to have test images, as records say it."""
-    said = [note for record in results.records for note in record.protocol.get("notes", ())]
+    """What was done to sets to have test images, as the records of this command say it."""
+    now = [record for record in results.records if record.command == results.command]
+    said = [note for record in now for note in record.protocol.get("notes", ())]
     return list(dict.fromkeys(said))
 
 
