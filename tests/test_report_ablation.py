@@ -121,6 +121,34 @@ def test_seeds_that_failed_are_not_counted_among_those_of_a_mean(tmp_path: Path)
     assert "means over seeds (2 of a value)" in report(tmp_path, *runs, third).text
 
 
+def test_what_was_judged_otherwise_is_not_averaged(tmp_path: Path) -> None:
+    """Two seeds on test images and one on held-out ones; Brier of another head; nats of one run."""
+    random = np.random.default_rng(1)
+    values, runs = random.random((3, 3)), []
+    for i, beta in enumerate((0.0, 0.1, 1.0)):
+        for seed in range(3):
+            scores = {"linear/set/top-1": values[i, seed], "linear/set/brier": 0.2}
+            runs.append(made(tmp_path / f"b{i}s{seed}", beta, scores, seed=seed))
+    path = runs[5] / "evaluation/results.json"
+    records = [record("linear", "set held out", "top-1", 0.01)]
+    path.write_text(json.dumps({"about": {"data": "set held out"}, "records": records}))
+    path = runs[0] / "evaluation/results.json"
+    content = json.loads(path.read_text())
+    content["records"][1] = record("logistic", "set", "brier", 0.9)
+    content["records"].append(record("information", "set", "movable", 99.0))
+    path.write_text(json.dumps(content))
+
+    page = report(tmp_path, *runs)
+
+    (drawing,) = [each for each in drawn(page, "top-1, % against") if "bottleneck.beta" in each]
+    means = [values[0].mean(), values[1, :2].mean(), values[2].mean()]
+    assert_linear(dots(drawing)[:, 1], means)
+    assert "2 runs were judged otherwise" in page.text
+    for words in ("Brier x 100 against", "movable (nats) against"):
+        (drawing,) = [each for each in drawn(page, words) if "bottleneck.beta" in each]
+        assert np.ptp(dots(drawing)[:, 1]) < 0.11  # as all are that count
+
+
 def test_a_collapsed_run_is_marked_at_its_value(tmp_path: Path) -> None:
     runs = [made(tmp_path / f"{b}", b, at(0.8 - b, 1.0)) for b in (0.0, 0.1)]
     runs += [collapsed(tmp_path / "one", 1.0), collapsed(tmp_path / "two", 3.0, "nan: loss")]

@@ -1,11 +1,12 @@
 """Ablations: what the runs came to against a setting that differs, and against what they kept."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from compressive.report.figures import Line, Picture, chart, minus
-from compressive.report.outcome import FIGURES, NATS, Spread, failure, outcome, spread
+from compressive.report.outcome import FIGURES, NATS, Spread, failure, spread, told
 from compressive.report.reading import Run, number
 
 # Settings that do not change what is learned (seeds are averaged over), by their beginning.
@@ -44,17 +45,30 @@ class _Group(NamedTuple):
     name: str
     style: int | None
     runs: Mapping[float, list[Run]]
+    origins: Mapping[str, str]  # of each figure: others cannot be averaged with it
 
     def spread(self, value: float, figure: str) -> Spread | None:
-        runs = [r for r in self.runs.get(value, ()) if r.figures or r.is_over is not False]
-        found = [outcome(run) for run in runs if not failure(run)]
-        there = [one[figure] for one in found if figure in one and _is_shown(one)]
+        origin = self.origins.get(figure, "")
+        found = [_shown(run).get(figure, {}) for run in self.runs.get(value, ())]
+        there = [values[origin] for values in found if origin in values]
         return spread(there) if there else None
 
 
-def _is_shown(found: Mapping[str, float]) -> bool:
-    """Nats alone, of a journal, are no result: the run was not evaluated."""
-    return any(name not in NATS for name in found)
+def _shown(run: Run) -> dict[str, dict[str, float]]:
+    """What a run has come to; nothing where it failed, still goes on, or has a journal alone."""
+    if failure(run) or not (run.figures or run.is_over is not False):
+        return {}
+    found = told(run)
+    return found if any(name not in NATS for name in found) else {}
+
+
+def _origins(runs: Iterable[Run]) -> dict[str, str]:
+    """What most of the runs have each figure from; of equals the one that is best in the first."""
+    counts: dict[str, Counter[str]] = {}
+    for run in runs:
+        for name, values in _shown(run).items():
+            counts.setdefault(name, Counter()).update(values.keys())
+    return {name: count.most_common(1)[0][0] for name, count in counts.items()}
 
 
 def studies(runs: Sequence[Run]) -> list[Study]:
@@ -83,8 +97,9 @@ def _study(runs: Sequence[Run], setting: str, others: Sequence[str]) -> Study | 
             kind = ", ".join(f"{n.rpartition('.')[2]} {_text(run, n)}" for n in others)
             by_kind.setdefault(kind, {}).setdefault(value, []).append(run)
     kinds = {kind: by_value for kind, by_value in by_kind.items() if len(by_value) > 1}
+    origins = _origins(run for by in kinds.values() for some in by.values() for run in some)
     groups = [
-        _Group(kind.replace('"', ""), place if len(kinds) > 1 else None, by_value)
+        _Group(kind.replace('"', ""), place if len(kinds) > 1 else None, by_value, origins)
         for place, (kind, by_value) in enumerate(kinds.items())
     ]
     values = sorted({value for group in groups for value in group.runs})
@@ -176,6 +191,11 @@ def _notes(groups: Sequence[_Group], values: Sequence[float], setting: str) -> l
         notes.append(f"Points are means over seeds ({span} of a value), bars their deviation.")
     else:
         notes.append("One run of each: small differences may be chance.")
+    shown = [_shown(r) for group in groups for runs in group.runs.values() for r in runs]
+    origins = groups[0].origins
+    if left := sum(any(origins[n] not in one[n] for n in one) for one in shown):
+        were = "run was" if left == 1 else "runs were"
+        notes.append(f"{left} {were} judged otherwise, and what cannot be compared is left out.")
     ends = [
         (end, minus(f"{value:g}"))
         for value in values

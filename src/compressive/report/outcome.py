@@ -46,17 +46,27 @@ def spread(values: Sequence[float]) -> Spread:
 
 def outcome(run: Run) -> dict[str, float]:
     """Figures of a run on its own images; nats of new views of them, else the last in training."""
+    return {name: next(iter(values.values())) for name, values in told(run).items()}
+
+
+def told(run: Run) -> dict[str, dict[str, float]]:
+    """Each figure of a run by what it is from, the best first: task and set, or the journal.
+
+    Only figures from the same can be averaged or joined by a line.
+    """
     home = run.evaluated.get("data")
-    found: dict[tuple[str, str], float] = {}
-    for figure in run.figures:
-        if home is None or figure.dataset in (home, f"{home}-C"):
-            found.setdefault((figure.task, figure.metric), figure.value)
-    result: dict[str, float] = {}
+    own = [f for f in run.figures if home is None or f.dataset in (home, f"{home}-C")]
+    result: dict[str, dict[str, float]] = {}
     for name, (tasks, metric) in FIGURES.items():
-        measured = (found[task, metric] for task in tasks if (task, metric) in found)
-        value = next(measured, run.last(_JOURNAL[name]) if name in _JOURNAL else None)
-        if value is not None:
-            result[name] = value
+        measured = [f for task in tasks for f in own if (f.task, f.metric) == (task, metric)]
+        found: dict[str, float] = {}
+        for figure in measured:
+            found.setdefault(f"{figure.task} on {figure.dataset}", figure.value)
+        last = run.last(_JOURNAL[name]) if name in _JOURNAL else None
+        if last is not None:
+            found["training"] = last
+        if found:
+            result[name] = found
     return result
 
 

@@ -140,18 +140,21 @@ def numbers(values: object) -> list[float]:
 def heat(runs: Sequence[Run]) -> list[Table]:
     """Accuracy by type and severity for each run, then how the others differ from the first."""
     grids: dict[str, dict[int, dict[str, list[float]]]] = {}
+    by: dict[tuple[str, int], tuple[str, str]] = {}  # which images, and which head
     for place, run in enumerate(runs):
         for figure in run.figures:
             cells = numbers(figure.protocol.get("by severity"))
             if cells and figure.metric == "top-1":
                 dataset, _, kind = figure.dataset.rpartition(" ")
                 grids.setdefault(dataset, {}).setdefault(place, {})[kind] = cells
+                by[dataset, place] = figure.of, str(figure.protocol.get("head"))
     tables = []
     for dataset, by_run in grids.items():
         for place, grid in by_run.items():
             tables.append(_heat_table(f"{dataset}: accuracy, %", place, grid, 1.0))
         first, *others = by_run
-        gaps = {place: _gap(by_run[first], by_run[place]) for place in others}
+        alike = [place for place in others if by[dataset, place] == by[dataset, first]]
+        gaps = {place: _gap(by_run[first], by_run[place]) for place in alike}
         sizes = (abs(v) for gap in gaps.values() for cells in gap.values() for v in cells)
         most = max(sizes, default=0.0) or 1.0  # one scale for all
         title = f"{dataset}: minus {runs[first].name}, points; full color at {100 * most:.1f}"
