@@ -630,6 +630,23 @@ def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None
     assert not re.search(r">-\d", page.source)
 
 
+@pytest.mark.parametrize("change", [{"of": "others"}, {"protocol": {"head": "another"}}])
+def test_corruptions_of_other_images_or_heads_are_not_subtracted(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    path = b / "evaluation/results.json"
+    content = json.loads(path.read_text())
+    for each in content["records"]:
+        if each["task"] == "corruption":
+            each["protocol"] |= change.get("protocol", {})
+            each["of"] = change.get("of", each["of"])
+    path.write_text(json.dumps(content))
+    page = report(tmp_path, a, b)
+    assert page.text.count("set-C: accuracy, %") == 2
+    assert "set-C: minus" not in page.text
+
+
 def test_differences_say_what_their_full_color_stands_for(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
     c = write_run(tmp_path / "c", 0.02)
