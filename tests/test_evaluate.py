@@ -234,6 +234,11 @@ def test_evaluating_on_other_images_keeps_what_was_measured_before(
         ("geometry", "True"),
     }
     assert results.about["data"] == "False"  # by which a report knows the run's own images
+    other = {**common, "out": tmp_path / "other"}
+    results, _ = evaluate(str(run), only=("geometry",), on=str(data(True)), **other)
+    assert results.about["data"] == "True"  # there is no other yet
+    results, _ = evaluate(str(run), only=("knn",), **other)
+    assert results.about["data"] == "False"
     before = (tmp_path / "results.json").read_text()
     with pytest.raises(ValueError, match=r"has 1 figures .*\(--images, --on or --seed differs\)"):
         evaluate(str(run), only=("geometry",), images=20, **common)
@@ -343,6 +348,19 @@ def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
     assert record.protocol["bound"] == pytest.approx(math.log(15))
     assert record.protocol["images left out"] == 3
     assert results.skipped == ["1 images of test that cannot be read"]
+
+
+@pytest.mark.parametrize(("split", "count"), [("test", 1), ("train", 0)])
+def test_a_run_that_has_seen_its_test_images_says_so(
+    data: Callable[[bool], Path], tmp_path: Path, split: str, count: int
+) -> None:
+    config = tiny("train.steps=1", f"data.source={data(False)}", f"data.split={split}")
+    pretrain(config, tmp_path / "run", display=silent())
+    words: dict[str, Any] = {"only": ("knn",), "device": "cpu", "display": silent()}
+    results, _ = evaluate(str(tmp_path / "run"), **words)
+    (record,) = results.records
+    notes = [note for note in record.protocol.get("notes", ()) if "was trained on these" in note]
+    assert len(notes) == count
 
 
 def test_a_set_called_held_out_is_no_held_out_set(

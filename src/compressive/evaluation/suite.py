@@ -4,14 +4,15 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from compressive.corruptions.catalog import load_frost
-from compressive.data.sources import PYTHON
+from compressive.data.pictures import Source
+from compressive.data.sources import PYTHON, open_source
 from compressive.display import Display
 from compressive.distributed import rank, stop, world_size
 from compressive.evaluation import classify, probing
@@ -81,6 +82,7 @@ def evaluate(
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
     splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
+    splits = splits._replace(notes=(*splits.notes, *_seen_before(subject, splits.test)))
     out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
     require_place(out)
     _require_own(out)
@@ -99,7 +101,7 @@ def evaluate(
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / RESULTS).is_file():
             old = _of_the_same_kind(read(out), out, held_out)
-            _begin_with(old, exam, out, is_own=on is None)
+            _begin_with(old, exam, out, is_own=not on)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -229,6 +231,17 @@ def _place(subject: Subject, on: str) -> str:
             "images it is to be judged by"
         )
     return source
+
+
+def _seen_before(subject: Subject, test: Source) -> Iterator[str]:
+    """A note where a run was trained on the very split that it is judged by."""
+    data = None if subject.config is None else subject.config.data
+    if data is None or data.split == "train" or data.source.startswith(PYTHON):
+        return
+    with suppress(ValueError, OSError):  # it may be gone, and another set is judged by
+        trained = open_source(data.source, data.split)
+        if any(trained.origin(i) == test.origin(0) for i in range(len(trained))):
+            yield f"the encoder was trained on these test images (data.split={data.split})"
 
 
 def _default_out(place: str, kind: str) -> Path:
