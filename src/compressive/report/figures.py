@@ -158,7 +158,7 @@ def _drawn(line: Line, frame: Frame, ends: bool) -> Iterator[str]:
         yield f'<path class="line" d="M{at:.1f} {low:.1f}V{high:.1f}"/>'
     dots = [(point, 9 * math.sqrt(weight)) for point, weight in _both(line.points, line.weights)]
     if ends or len(line.points) == 1:
-        dots += [(point, 3.5) for point in line.points[-1:]]
+        dots += [(point, 4.5) for point in line.points[-1:]]
     for point, radius in dots:
         if frame.holds(point):
             x, y = frame.place(point)
