@@ -24,6 +24,7 @@ from compressive.evaluation.results import Results
 from compressive.evaluation.tables import (
     differences_markdown,
     differences_table,
+    notes,
     results_table,
     verdicts,
 )
@@ -349,6 +350,26 @@ def test_numbers_of_another_protocol_get_no_verdict(tmp_path: Path, name: str) -
             path.read_text().replace('"protocol": {}', f'"protocol": {{"{name}": {i}}}')
         )
     assert compared(*runs).verdict == "measured differently"
+
+
+def test_results_that_do_not_say_what_a_head_learned_from_are_compared(tmp_path: Path) -> None:
+    """Older ones; whose they are is not known, so that nothing speaks against it."""
+    runs = [
+        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+    ]
+    path = Path(runs[1]) / "results.json"
+    path.write_text(
+        path.read_text().replace('"protocol": {}', '"protocol": {"learned from": "these"}')
+    )
+    assert compared(*runs).verdict == "better"
+
+
+def test_notes_of_an_earlier_command_are_not_those_of_this_one() -> None:
+    results = Results("a", command="compressive evaluate a --on b")
+    results.add("kNN 20", "b", "top-1", 0.5, protocol={"notes": ["b"]}, n=10)
+    results.command = "compressive evaluate a"
+    results.add("kNN 20", "a", "top-1", 0.5, protocol={"notes": ["a"]}, n=10)
+    assert notes(results) == ["a"]
 
 
 def test_a_brier_score_is_printed_times_100_as_the_caption_says(tmp_path: Path) -> None:
