@@ -85,6 +85,7 @@ class Exam:
         self.crop = subject.crop(share)
         self.classifier: Classifier | None = None  # that of the linear evaluation
         self.head: dict[str, object] = {}  # how it was trained
+        self.task = ""  # that is being done
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
         self._pixels: dict[str, str] = {}
@@ -200,9 +201,11 @@ class Exam:
         """A short name for the set as it was opened, and for what is drawn of it."""
         return f"{self.images('train')} {self.images('test')} {self.seed}"
 
-    def skip(self, text: str) -> None:
+    def skip(self, text: str, task: str = "") -> None:
         """Leave something out, and say so at the end."""
-        self.results.skipped.append(text)
+        if text not in self.results.skipped:
+            self.results.skipped.append(text)
+        self.results.skipped_in[text] = task or self.task
 
     def tell(self, title: str, done: float, total: float) -> None:
         """Progress."""

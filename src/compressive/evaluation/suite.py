@@ -101,7 +101,7 @@ def evaluate(
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / RESULTS).is_file():
             old = _of_the_same_kind(read(out), out, held_out)
-            _begin_with(old, exam, out, is_own=not on)
+            _begin_with(old, exam, out, chosen, is_own=not on)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -155,7 +155,9 @@ def _alone(out: Path) -> Iterator[None]:
             os.close(held)
 
 
-def _begin_with(old: Results, exam: Exam, out: Path, *, is_own: bool) -> None:
+def _begin_with(
+    old: Results, exam: Exam, out: Path, chosen: Sequence[str], *, is_own: bool
+) -> None:
     """Keep what is there already of the same weights; refuse where it cannot stand beside this.
 
     And the set that the results are known by, where this is not the encoder's own.
@@ -169,6 +171,10 @@ def _begin_with(old: Results, exam: Exam, out: Path, *, is_own: bool) -> None:
     else:
         results.begin_with(old)
         lost, why = len(old.records) - len(results.records), "--images, --on or --seed"
+    if old.about.get("data") == exam.splits.name:  # what the tasks of before have left out
+        for text, task in old.skipped_in.items():
+            if task not in chosen:
+                exam.skip(text, task)
     if not is_own:
         results.about |= {name: old.about[name] for name in _SET if name in old.about}
     if lost:
@@ -192,6 +198,7 @@ def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
 
 
 def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
+    exam.task = name
     if exam.splits.held_out and name in _ELSEWHERE:
         exam.skip(f"{name}, which is on test images")
         return
