@@ -34,6 +34,7 @@ ALLOWED = (
 )
 PYTHON = "python:"  # and a name: what a program gave, which cannot be opened again
 _MANY = 10  # images beside shards: a set may come with a banner, not with so many
+_FAR = 100  # folders that are looked through for any: a million annotations may lie there
 # Pictures too, and not read here.
 _FOREIGN = frozenset(
     (".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
@@ -106,8 +107,8 @@ def _require_no_images(path: Path, shards: Iterable[Path]) -> None:
 
 
 def _images(folder: str | Path) -> Iterator[str]:
-    """Images in a folder and below it, by their names there."""
-    for place, folders, files in os.walk(folder):
+    """Images in a folder and a number of those below it, by their names there."""
+    for place, folders, files in islice(os.walk(folder), _FAR):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
