@@ -15,12 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from compressive.augment import augment_pair
+from compressive.contrast import log_candidates
 from compressive.data.loaders import Batch
-from compressive.distributed import world_size
 from compressive.evaluation.smoothness import keyed_sample
 from compressive.inputs import autocast, wide
 from compressive.methods import Bootstrap, Contrastive
-from compressive.objectives import expected_residual_information, info_nce
+from compressive.objectives import excess, info_nce
 from compressive.views import View, image_keys
 from compressive.vmf import VonMisesFisher
 
@@ -120,7 +120,7 @@ def information(
             meters.append(_joined(lambda parts: torch.stack(parts).mean(0), made))
     if not index:
         raise ValueError("batches must hold one image or more for a meter, got none")
-    bound = math.log(_candidates(method, length)) if isinstance(method, Contrastive) else None
+    bound = _bound(method, length) if isinstance(method, Contrastive) else None
     protocol = {
         "residual": "KL[e(z|x) || b(z|y)], closed form",
         "z": "sample" if _is_sampled(method) else "mode",
@@ -179,9 +179,8 @@ def _meter(
         e, b = VonMisesFisher(mu, method.kappa_e), VonMisesFisher(mu_b, method.kappa_b)
         at = image_keys(twice, seed=seed, epoch=_Z, view=view)
         z = keyed_sample(e, at) if _is_sampled(method) else method.sample(e)
-        apart = 0.5 * (mu - mu_b).square().sum(1)
-        residual = _both(expected_residual_information(e, b))
-        movable = _both(method.kappa_b * e.mean_resultant_length * apart)
+        kept = excess(z, e, b, "closed", drawn=False)
+        residual, movable = _both(kept.residual), _both(kept.movable)
     predictive = _predictive(method, z, target) if isinstance(method, Contrastive) else None
     return _Meter((r_x * r_y).sum(1), residual, movable, predictive)
 
@@ -202,12 +201,11 @@ def _predictive(method: Contrastive, z: Tensor, target: Tensor) -> Tensor:
     own = method.own_view_negatives
     nll_x = info_nce(z_x, t_y, method.kappa_b, own=t_x if own else None)
     nll_y = info_nce(z_y, t_x, method.kappa_b, own=t_y if own else None)
-    return math.log(_candidates(method, len(z_x))) - 0.5 * (nll_x + nll_y)
+    return _bound(method, len(z_x)) - 0.5 * (nll_x + nll_y)
 
 
-def _candidates(method: Contrastive, length: int) -> int:
-    everyone = length * world_size()
-    return 2 * everyone - 1 if method.own_view_negatives else everyone
+def _bound(method: Contrastive, length: int) -> float:
+    return log_candidates(length, method.own_view_negatives)
 
 
 def _is_sampled(method: Method) -> bool:
