@@ -350,13 +350,21 @@ def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
     assert results.skipped == ["1 images of test that cannot be read"]
 
 
-def test_what_was_left_out_is_said_until_its_task_is_done_again(run: Path, tmp_path: Path) -> None:
+def test_what_was_left_out_is_said_until_its_task_is_done_again(
+    run: Path, data: Callable[[bool], Path], tmp_path: Path
+) -> None:
     common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
     for task in ("knn", "geometry", "knn"):
         results, _ = evaluate(str(run), only=(task,), **common)
         assert read(tmp_path).skipped == results.skipped
         assert len(results.skipped) == 1
         assert "kNN with k = 200" in results.skipped[0]
+    # Of another set it is not the same, and both are known by their own.
+    results, _ = evaluate(str(run), only=("few-label",), on=str(data(True)), **common)
+    sets = {place.rpartition(" on ")[2] for place in results.skipped_in.values()}
+    assert sets == {"False", "True"}
+    results, _ = evaluate(str(run), only=("geometry",), **common)
+    assert {place.rpartition(" on ")[2] for place in results.skipped_in.values()} == sets
 
 
 @pytest.mark.parametrize(("split", "count"), [("test", 1), ("train", 0)])

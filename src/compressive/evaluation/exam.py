@@ -201,11 +201,11 @@ class Exam:
         """A short name for the set as it was opened, and for what is drawn of it."""
         return f"{self.images('train')} {self.images('test')} {self.seed}"
 
-    def skip(self, text: str, task: str = "") -> None:
-        """Leave something out, and say so at the end."""
+    def skip(self, text: str, place: str = "") -> None:
+        """Leave something out, and say so at the end; place: where, if not in the present task."""
         if text not in self.results.skipped:
             self.results.skipped.append(text)
-        self.results.skipped_in[text] = task or self.task
+        self.results.skipped_in[text] = place or f"{self.task} on {self.splits.name}"
 
     def tell(self, title: str, done: float, total: float) -> None:
         """Progress."""

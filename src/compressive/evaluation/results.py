@@ -51,7 +51,7 @@ class Results:
         self.records: list[Record] = []
         self.values: dict[str, Tensor] = {}
         self.skipped: list[str] = []
-        self.skipped_in: dict[str, str] = {}  # these words: the task that said them
+        self.skipped_in: dict[str, str] = {}  # these words: the task and set that they are of
         self.about: dict[str, Any] = {}
 
     def add(

@@ -171,10 +171,10 @@ def _begin_with(
     else:
         results.begin_with(old)
         lost, why = len(old.records) - len(results.records), "--images, --on or --seed"
-    if old.about.get("data") == exam.splits.name:  # what the tasks of before have left out
-        for text, task in old.skipped_in.items():
-            if task not in chosen:
-                exam.skip(text, task)
+    anew = {f"{task} on {exam.splits.name}" for task in chosen}
+    for text, place in old.skipped_in.items():
+        if place not in anew:
+            exam.skip(text, place)
     if not is_own:
         results.about |= {name: old.about[name] for name in _SET if name in old.about}
     if lost:
