@@ -78,7 +78,9 @@ def temperatures() -> Figure:
     }
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), width_ratios=(1, 1))
     curves(left, [top1(SEARCH / f"{name}.json") for name in ticks.values()])
-    left.set_xticks(range(len(ticks)), list(ticks))
+    left.set_xticks(range(len(ticks) + 1), [*ticks, "10"])
+    left.set_xlim(-0.3, len(ticks) + 0.4)
+    left.text(len(ticks), 81.5, "collapse", color=INK, ha="center", va="center", rotation=90)
     left.set_xlabel("beta (evenly spaced)")
     left.set_title("kappa_b = 10, the paper's temperature", fontsize=10.5)
     left.set_ylim(71.2, 88.5)
