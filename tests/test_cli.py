@@ -31,7 +31,7 @@ from compressive.folder import read_config
 from compressive.online import Accuracy
 from compressive.run import Outcome
 from compressive.settings import written
-from compressive.terminal import one_line_errors
+from compressive.terminal import note, one_line_errors
 
 RUN = CliRunner()
 
@@ -329,6 +329,19 @@ def test_a_warning_of_ours_is_a_note(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = re.findall(r"^note: pictures of .*/photos .*: .heic 1; .*$", done.output, re.MULTILINE)
     assert len(found) == 1
+
+
+def test_warnings_of_others_stay_but_for_advice_to_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    advice = (
+        "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled."
+    )
+    for text in (advice, "this network is deprecated"):
+        note(text, UserWarning, "/site-packages/torch/x.py", 7)
+    assert capsys.readouterr().err == (
+        "/site-packages/torch/x.py:7: UserWarning: this network is deprecated\n"
+    )
 
 
 def test_a_single_image_is_one_line(tmp_path: Path) -> None:
