@@ -240,12 +240,12 @@ def test_a_share_of_labels_without_one_of_each_class_is_left_out(tmp_path: Path)
 def test_of_few_held_out_images_the_log_loss_chooses_the_penalty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By scikit-learn; of many it is accuracy, and another penalty."""
+    """By scikit-learn; of many it is accuracy, and another penalty. The next best is 0.01 worse."""
     pictures(tmp_path / "train", {"a": 20, "b": 20, "c": 20})
     pictures(tmp_path / "test", {"a": 3, "b": 3, "c": 3}, seed=50)
     exam = exam_of(tmp_path)
     labels, (fit, held) = exam.features("train").labels, exam.parts
-    feats = torch.randn(69, 6, generator=torch.Generator().manual_seed(3))
+    feats = torch.randn(69, 6, generator=torch.Generator().manual_seed(7))
     feats[:60, :3] += F.one_hot(labels, 3)
     known = {
         split: exam.features(split)._replace(feats=some)

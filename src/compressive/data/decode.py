@@ -69,7 +69,11 @@ def shrink(
     share = max(side / max(sides), least / min(sides))
     if share < 1:
         size = [max(1, round(n * share)) for n in sides]
+        # Without AVX, torch 2.15 takes a column of single pixels for a row: such a one lies down.
+        lies = size[1] == 1
+        image, size = (image.mT, size[::-1]) if lies else (image, size)
         image = functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
+        image = image.mT if lies else image
     for axis in (1, 2):
         if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
