@@ -294,13 +294,18 @@ def test_images_none_of_which_can_be_read_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+# A run on photographs whose network is not the point.
+SMALL: list[str | int] = ["--steps", 1, "--set", "views.size=32"]
+SMALL += ["--set", "network.name=test_resnet", "--set", "network.small_stem=false"]
+
+
 def test_home_is_found_where_a_shell_leaves_the_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     photos(tmp_path / "photos", 8)
-    done = pretrain("~/photos", "--steps", 1, "--out=~/runs/a", "--set", "views.size=32")
+    done = pretrain("~/photos", *SMALL, "--out=~/runs/a")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "runs/a/config.json").is_file()
     assert not (tmp_path / "~").exists()
@@ -310,9 +315,8 @@ def test_settings_are_made_for_the_images_that_are_asked_for(tmp_path: Path) -> 
     """Of a split, and a part of it: two steps an epoch."""
     photos(tmp_path / "photos/val", 40)
     photos(tmp_path / "photos/test", 4)
-    common = ["--steps", 1, "--set", "views.size=32"]
     for name, given, batch in [("a", [], 16), ("b", ["--set", "data.limit=8"], 4)]:
-        words = [*common, "--set", "data.split=val", *given, "--out", tmp_path / name]
+        words = [*SMALL, "--set", "data.split=val", *given, "--out", tmp_path / name]
         done = pretrain(tmp_path / "photos", *words)
         assert done.exit_code == 0, done.output
         config = json.loads((tmp_path / name / "config.json").read_text())
@@ -322,7 +326,7 @@ def test_settings_are_made_for_the_images_that_are_asked_for(tmp_path: Path) -> 
 def test_a_warning_of_ours_is_a_note(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 8)
     (tmp_path / "photos/x.heic").write_bytes(b"a phone's")
-    words = ["--steps", 1, "--set", "views.size=32", "--out", tmp_path / "run"]
+    words = [*SMALL, "--out", tmp_path / "run"]
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         done = pretrain(tmp_path / "photos", *words)

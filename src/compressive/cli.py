@@ -60,7 +60,7 @@ def quickstart(
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in pictures and compare them: no data, no GPU needed.
 
-    Takes about 4 minutes on a CPU. Ends with a table of accuracies on test pictures, and a page
+    Takes two to five minutes on a CPU. Ends with a table of accuracies on test pictures, and a page
     that shows both runs.
     """
     with one_line_errors():  # also where somebody thinks again while this is imported

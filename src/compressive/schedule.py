@@ -39,7 +39,7 @@ class Schedule:
         if found >= total:
             found = total // 10
             self.remarks.append(f"{what} shortened to {found} steps, a tenth of the run")
-        elif 4 * found > total:
+        elif 3 * found > total:
             tenth = f"--set {setting}={self.epoch(total) / 10:.2g}"
             self.remarks.append(f"{what} is {found / total:.0%} of the run; {tenth}: 10%")
         return found
