@@ -37,6 +37,7 @@ def unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes that share the cores
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # those that it starts
 
 
 # A shell that starts the tests in the background, or nohup, leaves these ignored for all below it.
