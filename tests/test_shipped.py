@@ -214,14 +214,14 @@ def test_what_comes_with_the_package_is_what_was_measured() -> None:
 
 @pytest.mark.shared
 def test_what_comes_with_the_package_sees() -> None:
-    """500 test images by their nearest among 1,500 of train, which the encoder saw without labels.
+    """300 test images by their nearest among 700 of train, which the encoder saw without labels.
 
-    With all 50,000 the share is 90.7 % (docs/results); with fewer to vote it is 87.4 for this draw.
-    Chance is 10 %, and 2 % of 500 images is more than float arithmetic moves on any machine.
+    With all 50,000 the share is 90.7 % (docs/results); with fewer to vote it is 86.0 for this draw.
+    Chance is 10 %, and 2 % of 300 images is more than float arithmetic moves on any machine.
     """
     draw = torch.Generator().manual_seed(0)
     ours, parts = load(REAL), []
-    for split, count in (("train", 1500), ("test", 500)):
+    for split, count in (("train", 700), ("test", 300)):
         source = open_source(str(SHARED / "cifar10"), split)
         assert source.labels is not None
         index = torch.randperm(len(source), generator=draw)[:count]
@@ -232,7 +232,7 @@ def test_what_comes_with_the_package_sees() -> None:
         parts.append((torch.cat(feats), source.labels[index]))
     (bank, labels), (queries, right) = parts
     votes = nearest_neighbors(bank, labels, queries, classes=10)
-    assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.874, abs=0.02)
+    assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.86, abs=0.02)
 
 
 @pytest.mark.usefixtures("here")
