@@ -1127,6 +1127,8 @@ def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path)
     half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=100"), 40)
     assert half.remarks == ["rise of beta is 50% of the run; --set bottleneck.warmup_epochs=2: 10%"]
     assert half.beta(25) == 0.5
+    for steps, said in ((149, 1), (150, 0)):  # more than a third is much
+        assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).remarks) == said
 
 
 def test_no_images_of_a_program_are_none(tmp_path: Path) -> None:

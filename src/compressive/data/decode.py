@@ -69,15 +69,19 @@ def shrink(
     share = max(side / max(sides), least / min(sides))
     if share < 1:
         size = [max(1, round(n * share)) for n in sides]
-        # Without AVX, torch 2.15 takes a column of single pixels for a row: such a one lies down.
-        lies = size[1] == 1
-        image, size = (image.mT, size[::-1]) if lies else (image, size)
-        image = functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
-        image = image.mT if lies else image
+        image = _resized(image, size)
     for axis in (1, 2):
         if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
     return image
+
+
+def _resized(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
+    """Antialiased bicubic. A column of single pixels lies down: torch 2.15 without AVX repeats one."""
+    height, width = size
+    if width == 1 < height:
+        return _resized(image.mT, [width, height]).mT
+    return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 
 def rgb(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:
