@@ -77,7 +77,7 @@ def shrink(
 
 
 def _resized(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
-    """Antialiased bicubic. A column of single pixels lies down: torch 2.15 without AVX repeats one."""
+    """Antialiased bicubic; a column of single pixels lies down (torch without AVX repeats one)."""
     height, width = size
     if width == 1 < height:
         return _resized(image.mT, [width, height]).mT
