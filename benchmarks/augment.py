@@ -21,8 +21,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from timing import environment, race
 
-from compressive.augment import MEAN, STD, augment, blur_taps
-from compressive.views import View, draw, image_keys
+from compressive.augment.ops import MEAN, STD, augment, blur_taps
+from compressive.augment.params import View, draw
+from compressive.rng import image_keys
 
 CASES = {"512 views of 224 px from 256 px": (512, 256, 224), "1024 of 32 px": (1024, 32, 32)}
 

@@ -26,8 +26,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from timing import environment
 
-from compressive.corruptions.catalog import corrupt, default_table
-from compressive.corruptions.tables import NAMES, TABLES
+from compressive.corruptions.corrupt import corrupt, default_table
+from compressive.corruptions.parameters import NAMES, TABLES
 
 FROST = ((900, 600), (560, 315), (560, 315), (527, 350), (660, 495), (485, 323))  # the real sizes
 

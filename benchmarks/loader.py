@@ -30,8 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from compressive.data.loaders import Resident, Streaming
-from compressive.data.pictures import Source
-from compressive.data.plan import Portion
+from compressive.data.sampler import BatchIndices
+from compressive.data.source import Source
 from compressive.data.sources import open_source
 
 HEIGHT, WIDTH = 375, 500
@@ -81,12 +81,12 @@ class Crops(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return one, two
 
 
-def plan(count: int, batch: int, times: int) -> Iterator[Portion]:
+def plan(count: int, batch: int, times: int) -> Iterator[BatchIndices]:
     """Each image `times` times, in another order each time."""
     generator = torch.Generator().manual_seed(0)
     for epoch in range(times):
         for index in torch.randperm(count, generator=generator).split(batch):
-            yield Portion(index, torch.full_like(index, epoch))
+            yield BatchIndices(index, torch.full_like(index, epoch))
 
 
 def rate(images: int, device: str, act: Callable[[], object]) -> float:

@@ -23,8 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from timing import environment
 
-from compressive import logistic
-from compressive.logistic import PENALTIES, Fits, fit
+from compressive.evaluation import logistic
+from compressive.evaluation.logistic import PENALTIES, Fits, fit
 
 
 def features(count: int, feat: int, classes: int) -> tuple[Tensor, Tensor]:

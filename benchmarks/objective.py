@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from timing import captured, environment, race
 
-from compressive import contrast
+from compressive import info_nce
 from compressive.objectives import csimclr_loss, simclr_loss
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
@@ -36,9 +36,9 @@ def streamed(function: Callable) -> Callable:
     """The same with no logits kept."""
 
     def run() -> object:
-        keep, contrast._KEEP = contrast._KEEP, 0
+        keep, info_nce._KEEP = info_nce._KEEP, 0
         result = function()
-        contrast._KEEP = keep
+        info_nce._KEEP = keep
         return result
 
     return run

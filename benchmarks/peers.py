@@ -35,10 +35,11 @@ from timing import environment
 from compressive import networks, optim, recipes
 from compressive.config import Config, override
 from compressive.data.loaders import Resident
-from compressive.data.plan import Portion
+from compressive.data.sampler import BatchIndices
 from compressive.data.sources import open_source
-from compressive.learner import pick_device
-from compressive.online import features, nearest_neighbors
+from compressive.device import pick_device
+from compressive.knn import nearest_neighbors
+from compressive.train.online_eval import features
 
 CONTESTANTS = ("ours", "ours, recompute", "lightly", "lightly, compiled")
 Step = Callable[[], object]
@@ -154,7 +155,7 @@ def neighbors(encoder: nn.Module, config: Config, device: torch.device) -> float
         if source.labels is None:
             return None
         loaded = Resident(source, side=max(source.image(0).shape[1:]), device=device)
-        plan = (Portion(i, torch.zeros_like(i)) for i in torch.arange(len(source)).split(500))
+        plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(len(source)).split(500))
         with torch.no_grad():
             feats, index = features(
                 encoder, loaded.batches(plan), config.views.size, torch.bfloat16

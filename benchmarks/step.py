@@ -29,9 +29,9 @@ from timing import environment
 
 from compressive import networks, recipes
 from compressive.config import Config, override
-from compressive.display import Display
-from compressive.run import Run
-from compressive.train import gradients, seed_step
+from compressive.progress import Display
+from compressive.train.loop import gradients, seed_step
+from compressive.train.run import Run
 
 METHODS = ("simclr", "c-simclr", "byol", "c-byol")
 

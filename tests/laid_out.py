@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from compressive.data.shifts import Shift
+from compressive.evaluation.datasets.shifts import Shift
 
 # Sorted, as many as ImageNet's, and not the numbers 0 to 999 themselves.
 WNIDS = [f"n{1440764 + 7 * i:08d}" for i in range(1000)]

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 def together(worker: Callable[..., None], arguments: tuple[Any, ...], processes: int) -> None:
     """Call worker(rank, *arguments) in every process; fail where one fails."""
-    multiprocessing.set_forkserver_preload(["torch.distributed", "timm", "compressive.run"])
+    multiprocessing.set_forkserver_preload(["torch.distributed", "timm", "compressive.train.run"])
     mp.start_processes(worker, arguments, nprocs=processes, start_method="forkserver")
 
 

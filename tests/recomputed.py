@@ -7,7 +7,7 @@ import torch
 from compiled_methods import tiny
 from torch import Tensor, nn
 
-from compressive.learner import recompute
+from compressive.train.step import recompute
 
 
 def encoder() -> nn.Module:

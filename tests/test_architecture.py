@@ -140,9 +140,9 @@ def test_imports_load_no_more_than_they_need() -> None:
 
 def test_the_package_hands_out_what_it_promises() -> None:
     import compressive
+    from compressive.distributions.uniform import HypersphericalUniform
+    from compressive.distributions.vmf import VonMisesFisher
     from compressive.encoder import load
-    from compressive.uniform import HypersphericalUniform
-    from compressive.vmf import VonMisesFisher
 
     assert compressive.load is load
     assert compressive.HypersphericalUniform is HypersphericalUniform

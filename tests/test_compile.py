@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from processes import printed
 
-from compressive.vmf import _known_while_compiling
+from compressive.distributions.vmf import _known_while_compiling
 
 SCRIPT = Path(__file__).parent / "compiled.py"
 

@@ -17,18 +17,18 @@ from tiny import noise, silent, tiny
 from torch import Tensor, nn
 
 import compressive
-from compressive.augment import center_crop, colors, normalize
+from compressive.augment.ops import center_crop, colors, normalize
 from compressive.config import Network
 from compressive.data.loaders import Resident, open_loader
-from compressive.data.pictures import Pictures
-from compressive.data.plan import Portion
+from compressive.data.sampler import BatchIndices
+from compressive.data.source import ImageSource
 from compressive.data.sources import open_source
 from compressive.encoder import Encoder, load, pack, save
-from compressive.evaluation.subject import Subject, open_subject
-from compressive.files import ENCODER
+from compressive.evaluation.frozen_model import FrozenModel, open_subject
 from compressive.networks import backbone, build, feature_dim
-from compressive.online import features
-from compressive.train import pretrain
+from compressive.rundir.files import ENCODER
+from compressive.train.loop import pretrain
+from compressive.train.online_eval import features
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,7 +118,7 @@ def test_a_run_ends_with_the_encoder_that_it_trained(tmp_path: Path) -> None:
     prepared = ours.preprocess(paths)
     assert torch.equal(theirs(prepared), ours(prepared))
     loader = Resident(source, side=64, device="cpu")
-    batches = loader.batches([Portion(torch.arange(7), torch.zeros(7, dtype=torch.long))])
+    batches = loader.batches([BatchIndices(torch.arange(7), torch.zeros(7, dtype=torch.long))])
     watched, _ = features(theirs.to(memory_format=torch.channels_last), batches, 24, torch.float32)
     torch.testing.assert_close(ours(prepared), watched, rtol=1e-5, atol=1e-5)
 
@@ -222,7 +222,7 @@ def test_evaluation_sees_what_preprocess_makes(size: int, sides: tuple[int, int]
     """Also where the canvases of training were as small as the views."""
     ours = Encoder(nn.Linear(1, 1), Network(), size, size)
     picture = torch.from_numpy(np.array(smooth(*sides))).permute(2, 0, 1)
-    source = Pictures(name="one", count=1, read=lambda _: picture, place=str)
+    source = ImageSource(name="one", count=1, read=lambda _: picture, place=str)
     assert_seen_as_preprocessed(ours, source, 0, side=size)
 
 
@@ -231,15 +231,15 @@ def test_evaluation_sees_the_one_long_picture_that_no_sample_has() -> None:
     ours = Encoder(nn.Linear(1, 1), Network(), 48, 110)
     usual = torch.zeros(3, 60, 80, dtype=torch.uint8)
     long = torch.from_numpy(np.array(smooth(200, 60))).permute(2, 0, 1)
-    source = Pictures(name="a", count=600, read=lambda i: long if i == 1 else usual, place=str)
+    source = ImageSource(name="a", count=600, read=lambda i: long if i == 1 else usual, place=str)
     assert_seen_as_preprocessed(ours, source, 1, side=110)
 
 
-def assert_seen_as_preprocessed(ours: Encoder, source: Pictures, i: int, side: int) -> None:
-    subject = Subject(name="a", network=ours.network, size=ours.size, side=side)
+def assert_seen_as_preprocessed(ours: Encoder, source: ImageSource, i: int, side: int) -> None:
+    subject = FrozenModel(name="a", network=ours.network, size=ours.size, side=side)
     fitted, canvas = subject.fitted(source)
     with open_loader(fitted, side=canvas, device="cpu") as loader:
-        batch = next(loader.batches(iter([Portion(torch.tensor([i]), torch.tensor([0]))])))
+        batch = next(loader.batches(iter([BatchIndices(torch.tensor([i]), torch.tensor([0]))])))
     torch.testing.assert_close(subject.crop()(batch), ours.preprocess(source.image(i)))
 
 

@@ -13,10 +13,11 @@ from processes import printed
 from tiny import silent, tensors, tiny
 from torch.distributions import kl_divergence
 
-from compressive import VonMisesFisher, special
+from compressive import VonMisesFisher
+from compressive.distributions import special
 from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
-from compressive.run import Run
-from compressive.train import gradients
+from compressive.train.loop import gradients
+from compressive.train.run import Run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressive import VonMisesFisher, special
+from compressive import VonMisesFisher
+from compressive.distributions import special
 from compressive.objectives import (
     Rate,
     byol_loss,

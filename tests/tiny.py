@@ -14,9 +14,9 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from compressive import checkpoint
 from compressive.config import Config, flat, override
-from compressive.display import Display
+from compressive.progress import Display
+from compressive.rundir import checkpoint
 
 # No verdict of collapse, as a handful of images in one dimension or two is what health is for.
 # Probe and neighbors are asked every 5 steps. tensorboard takes longer than the run.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from compressive.data.builtin import CLASSES, pictures
+from compressive.data.synthetic import CLASSES, pictures
 
 SIDE, GAP, ACROSS, SCALE = 32, 2, 20, 2
 

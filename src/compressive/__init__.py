@@ -7,11 +7,15 @@ if TYPE_CHECKING:
     from compressive import metrics as metrics
     from compressive import objectives as objectives
     from compressive import optim as optim
+    from compressive.distributions.uniform import HypersphericalUniform as HypersphericalUniform
+    from compressive.distributions.vmf import VonMisesFisher as VonMisesFisher
     from compressive.encoder import load as load
-    from compressive.uniform import HypersphericalUniform as HypersphericalUniform
-    from compressive.vmf import VonMisesFisher as VonMisesFisher
 
-_FROM = {"load": "encoder", "HypersphericalUniform": "uniform", "VonMisesFisher": "vmf"}
+_FROM = {
+    "load": "encoder",
+    "HypersphericalUniform": "distributions.uniform",
+    "VonMisesFisher": "distributions.vmf",
+}
 _MODULES = ("metrics", "objectives", "optim")
 
 

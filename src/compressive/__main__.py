@@ -1,5 +1,5 @@
 """`python -m compressive`, for torchrun."""
 
-from compressive.cli import app
+from compressive.cli.app import app
 
 app(prog_name="compressive")

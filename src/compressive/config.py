@@ -238,7 +238,7 @@ def is_compressed(config: Config) -> bool:
     return config.method.startswith("c-")
 
 
-def idle(config: Config) -> dict[str, str]:
+def unused_settings(config: Config) -> dict[str, str]:
     """Settings that a run does not look at, the others being as they are, each with the reason."""
     method, optimizer = config.method, config.optim.name
     is_plain, is_bootstrap = not is_compressed(config), not is_contrastive(config)
@@ -285,7 +285,7 @@ def override(config: Config, *changes: str) -> Config:
     return from_dict(settings)
 
 
-def on_images(config: Config, data: str, *changes: str) -> Config:
+def with_data(config: Config, data: str, *changes: str) -> Config:
     """The config for these images, with settings changed; not the images, nor the recipe's name."""
     found = override(config, f"data.source={data}", *changes)
     begun = override(config, f"data.source={data}")

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from compressive import shipped
-from compressive.augment import center_crop, central_share, normalize, planar
+from compressive import weights
+from compressive.augment.ops import center_crop, central_share, normalize, planar
+from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
-from compressive.files import ENCODER, write_bytes
-from compressive.inputs import door
 from compressive.networks import build, feature_dim, fits
+from compressive.rundir.files import ENCODER, write_bytes
 
 _FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         """Length of a feature vector."""
         return feature_dim(self.network)
 
-    @door
+    @validates_inputs
     def forward(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch feat"]:
         """Features of prepared images."""
         if images.ndim != 4 or not images.is_floating_point():
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
             )
         return self.network(images)
 
-    @door
+    @validates_inputs
     def preprocess(
         self, images: Picture | Sequence[Picture] | UInt8[Tensor, "batch 3 h w"]
     ) -> Float[Tensor, "batch 3 size size"]:
@@ -182,11 +182,11 @@ def _file(place: str | Path) -> Path:
     if path.is_dir():
         path = path / ENCODER
     elif isinstance(place, str) and not path.exists():
-        path = shipped.find(place) or path
+        path = weights.find(place) or path
     if not path.is_file():
         raise FileNotFoundError(
             f"no encoder at {path}; give the folder of a run that has finished or saved, "
-            f"or its {ENCODER}{shipped.hint()}"
+            f"or its {ENCODER}{weights.hint()}"
         )
     return path
 
@@ -221,7 +221,7 @@ def _rounded(value: Tensor, name: str) -> Tensor:
     return half
 
 
-@door
+@validates_inputs
 def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
     if isinstance(picture, Tensor):
         return planar(picture[None])[0]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from compressive.inputs import door
+from compressive.checks import validates_inputs
 
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
@@ -28,7 +28,7 @@ class Interval(NamedTuple):
     high: Scalar
 
 
-@door
+@validates_inputs
 def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
     """Fraction of examples whose label is among the k highest logits, in [0, 1].
 
@@ -49,7 +49,7 @@ def hits(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
     return _classes_ahead(logits, labels) < k
 
 
-@door
+@validates_inputs
 def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
     """Top-1 accuracy with every class weighing the same: mean recall of those that occur."""
     logits, labels = _checked(logits, labels)
@@ -60,14 +60,14 @@ def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
     return recall.sum() / (examples > 0).sum()
 
 
-@door
+@validates_inputs
 def nll(logits: Logits, labels: Labels) -> Scalar:
     """Mean negative log likelihood of the labels, in nats; log(classes) for a uniform guess."""
     logits, labels = _checked(logits, labels)
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
 
-@door
+@validates_inputs
 def brier(logits: Logits, labels: Labels) -> Scalar:
     """Squared distance from the predicted distribution to the one-hot label, in [0, 2].
 
@@ -78,7 +78,7 @@ def brier(logits: Logits, labels: Labels) -> Scalar:
     return (logits.softmax(1) - target).square().sum(1).mean()
 
 
-@door
+@validates_inputs
 def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     """Expected calibration error: how far confidence lies from accuracy, by bins, in [0, 1].
 
@@ -103,7 +103,7 @@ def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[T
     return torch.bucketize(confidence, edges, right=True) - 1
 
 
-@door
+@validates_inputs
 def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = False) -> Scalar:
     """How many directions the features use: exp of the entropy of their singular values.
 
@@ -127,7 +127,7 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     return torch.where(total == 0, 0.0, entropy.exp()).to(_wide(features))
 
 
-@door
+@validates_inputs
 def alignment(
     x: Float[Tensor, "batch dim"], y: Float[Tensor, "batch dim"], alpha: float = 2.0
 ) -> Scalar:
@@ -145,7 +145,7 @@ def alignment(
     return distance.pow(alpha).mean().to(torch.promote_types(_wide(x), y.dtype))
 
 
-@door
+@validates_inputs
 def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
     """Log mean Gaussian potential of all pairs on the sphere, in nats (Wang & Isola 2020).
 
@@ -165,7 +165,7 @@ def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
     return (torch.stack(blocks).logsumexp(0) - math.log(n * (n - 1) / 2)).to(_wide(x))
 
 
-@door
+@validates_inputs
 def bootstrap_interval(
     per_example: Float[Tensor, " batch"] | Bool[Tensor, " batch"],
     *,

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
+from compressive.checks import validates_inputs
 from compressive.config import Network
-from compressive.inputs import door
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
@@ -21,7 +21,7 @@ RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _CUT_STD = 0.87962566103423978
 
 
-@door
+@validates_inputs
 def backbone(
     name: str,
     *,

@@ -19,21 +19,21 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from compressive.contrast import candidate_nll, log_candidates
-from compressive.contrast import info_nce as info_nce
-from compressive.distributed import gather, mean_value, world_size
-from compressive.inputs import (
-    door,
+from compressive.checks import (
+    check_beta,
+    check_nonnegative,
+    check_one_of,
+    check_positive,
+    check_same_device,
+    check_same_shape_2d,
+    check_unit_rows,
     full_precision,
-    matrices,
-    nonnegative,
-    one_of,
-    positive,
-    price,
-    same_device,
-    unit_rows,
+    validates_inputs,
 )
-from compressive.vmf import VonMisesFisher
+from compressive.distributed import gather, mean_value, world_size
+from compressive.distributions.vmf import VonMisesFisher
+from compressive.info_nce import candidate_nll, log_candidates
+from compressive.info_nce import info_nce as info_nce
 
 Rate = Literal["sample", "closed"]
 RATES = get_args(Rate)
@@ -87,7 +87,7 @@ class CBYOLLoss(NamedTuple):
     movable: Float[Tensor, " batch"]
 
 
-@door
+@validates_inputs
 def simclr_loss(
     r_x: Float[Tensor, "batch dim"],
     r_y: Float[Tensor, "batch dim"],
@@ -100,8 +100,8 @@ def simclr_loss(
     `own_view_negatives` adds the other images in the same view to the candidates, K = 2B - 1
     in place of B, as SimCLR does.
     """
-    r_x, r_y = matrices(r_x=r_x, r_y=r_y)
-    positive(temperature=temperature)
+    r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
+    check_positive(temperature=temperature)
     with full_precision(r_x):
         mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
         nll_x, nll_y, bound = _both_ways(
@@ -111,7 +111,7 @@ def simclr_loss(
         return SimCLRLoss(loss, nll_x, nll_y, bound - nll_x, bound - nll_y, bound)
 
 
-@door
+@validates_inputs
 def csimclr_loss(
     r_x: Float[Tensor, "batch dim"],
     r_y: Float[Tensor, "batch dim"],
@@ -131,19 +131,22 @@ def csimclr_loss(
     the expectation of the residual over z, a KL divergence, in place of the sampled log ratio:
     the same loss on average with about a third of the gradient noise (0.36 at kappa_e = 1024).
     """
-    r_x, r_y = matrices(r_x=r_x, r_y=r_y)
-    nonnegative(kappa_e=kappa_e, kappa_b=kappa_b)
-    price(beta)
-    one_of(RATES, rate=rate)
+    r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
+    check_nonnegative(kappa_e=kappa_e, kappa_b=kappa_b)
+    check_beta(beta)
+    check_one_of(RATES, rate=rate)
     with full_precision(r_x):
         mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
         e_x, e_y = _vmf(mu_x, kappa_e), _vmf(mu_y, kappa_e)
         b_x, b_y = _vmf(mu_x, kappa_b), _vmf(mu_y, kappa_b)
         drawn_x, drawn_y = z_x is None, z_y is None
-        z_x = e_x.rsample() if z_x is None else unit_rows("r_x", r_x, "z_x", z_x)
-        z_y = e_y.rsample() if z_y is None else unit_rows("r_y", r_y, "z_y", z_y)
+        z_x = e_x.rsample() if z_x is None else check_unit_rows("r_x", r_x, "z_x", z_x)
+        z_y = e_y.rsample() if z_y is None else check_unit_rows("r_y", r_y, "z_y", z_y)
         nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
-        x, y = excess(z_x, e_x, b_y, rate, drawn_x), excess(z_y, e_y, b_x, rate, drawn_y)
+        x, y = (
+            residual_terms(z_x, e_x, b_y, rate, drawn_x),
+            residual_terms(z_y, e_y, b_x, rate, drawn_y),
+        )
         total = compress(nll_x, x.residual, beta) + compress(nll_y, y.residual, beta)
         return CSimCLRLoss(
             loss=mean_value(total.mean() - 2 * bound),
@@ -160,7 +163,7 @@ def csimclr_loss(
         )
 
 
-@door
+@validates_inputs
 def byol_loss(
     prediction: Float[Tensor, "batch dim"],
     target: Float[Tensor, "batch dim"],
@@ -172,14 +175,14 @@ def byol_loss(
     It is -log of a vMF decoder of concentration kappa_d = 2 weight, up to a constant. The target
     is not detached here: who holds the target network decides.
     """
-    prediction, target = matrices(prediction=prediction, target=target)
-    nonnegative(weight=weight)
+    prediction, target = check_same_shape_2d(prediction=prediction, target=target)
+    check_nonnegative(weight=weight)
     with full_precision(prediction):
         nll = weight * _squared_chord(prediction, target)
         return BYOLLoss(mean_value(nll.mean()), nll)
 
 
-@door
+@validates_inputs
 def cbyol_loss(
     mu_e: Float[Tensor, "batch dim"],
     mu_b: Float[Tensor, "batch dim"],
@@ -199,25 +202,25 @@ def cbyol_loss(
     both of the same view; `y_prime` is the target of the other view; `z` is a sample of
     e(z|x). weight = kappa_d / 2.
     """
-    mu_e, mu_b = matrices(mu_e=mu_e, mu_b=mu_b)
-    y_hat, y_prime = matrices(y_hat=y_hat, y_prime=y_prime)
+    mu_e, mu_b = check_same_shape_2d(mu_e=mu_e, mu_b=mu_b)
+    y_hat, y_prime = check_same_shape_2d(y_hat=y_hat, y_prime=y_prime)
     if len(mu_e) != len(y_hat):
         raise ValueError(f"y_hat must have as many rows as mu_e, {len(mu_e)}, got {len(y_hat)}")
-    same_device("mu_e", mu_e, "y_hat", y_hat)
-    nonnegative(kappa_e=kappa_e, kappa_b=kappa_b, weight=weight)
-    price(beta)
-    one_of(RATES, rate=rate)
+    check_same_device("mu_e", mu_e, "y_hat", y_hat)
+    check_nonnegative(kappa_e=kappa_e, kappa_b=kappa_b, weight=weight)
+    check_beta(beta)
+    check_one_of(RATES, rate=rate)
     with full_precision(mu_e):
         e = _vmf(F.normalize(mu_e, dim=-1), kappa_e)
         b = _vmf(F.normalize(mu_b, dim=-1), kappa_b)
         nll = weight * _squared_chord(y_hat, y_prime)
-        z = unit_rows("mu_e", mu_e, "z", z)
-        residual, entropy_e, movable = excess(z, e, b, rate, drawn=False)
+        z = check_unit_rows("mu_e", mu_e, "z", z)
+        residual, entropy_e, movable = residual_terms(z, e, b, rate, drawn=False)
         loss = mean_value(compress(nll, residual, beta).mean())
         return CBYOLLoss(loss, nll, residual, entropy_e, entropy_e + residual, movable)
 
 
-@door
+@validates_inputs
 def compress(
     nll: Float[Tensor, " batch"],
     residual: Float[Tensor, " batch"],
@@ -228,7 +231,7 @@ def compress(
     `nll` is the loss the method already had, one value per image, computed from the sample z;
     neither term knows where the other came from.
     """
-    price(beta)
+    check_beta(beta)
     if nll.dim() != 1 or nll.shape != residual.shape:
         raise ValueError(
             "nll and residual must have one value per image each, "
@@ -266,7 +269,7 @@ def _both_ways(
     return nll_x, nll_y, bound
 
 
-class Excess(NamedTuple):
+class ResidualTerms(NamedTuple):
     """What z keeps of X alone, per image."""
 
     residual: Tensor  # I(X;Z|Y)
@@ -274,17 +277,19 @@ class Excess(NamedTuple):
     movable: Tensor  # KL[e||b] less its value at equal means: kappa_b A(kappa_e) (1 - mu_e.mu_b)
 
 
-def excess(z: Tensor, e: VonMisesFisher, b: VonMisesFisher, rate: Rate, drawn: bool) -> Excess:
+def residual_terms(
+    z: Tensor, e: VonMisesFisher, b: VonMisesFisher, rate: Rate, drawn: bool
+) -> ResidualTerms:
     """A z that was drawn from e moves with its mean, so log e(z|x) does not depend on the weights:
     leaving it out of the graph saves the rounding noise of kappa_e times a cancellation.
     """
     apart = 0.5 * (e.mean_direction - b.mean_direction).square().sum(-1)
     movable = b.concentration * e.mean_resultant_length * apart
     if rate == "closed":
-        return Excess(expected_residual_information(e, b), e.entropy(), movable)
+        return ResidualTerms(expected_residual_information(e, b), e.entropy(), movable)
     with torch.no_grad() if drawn else nullcontext():
         log_e = e.log_prob(z)
-    return Excess(log_e - b.log_prob(z), -log_e, movable)
+    return ResidualTerms(log_e - b.log_prob(z), -log_e, movable)
 
 
 def _squared_chord(u: Tensor, v: Tensor) -> Tensor:

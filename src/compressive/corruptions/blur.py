@@ -17,7 +17,7 @@ from compressive.corruptions.filters import (
     streak,
     zoom,
 )
-from compressive.views import Keys, uniforms
+from compressive.rng import Keys, uniforms
 
 
 def gaussian_blur(images: Pixels, sigma: float) -> Pixels:

@@ -18,7 +18,7 @@ from compressive.corruptions.filters import (
     sample,
     stored,
 )
-from compressive.views import Keys, uniforms
+from compressive.rng import Keys, uniforms
 
 
 def _to_hsv(images: Pixels) -> tuple[Tensor, Tensor, Tensor]:

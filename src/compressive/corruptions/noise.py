@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compressive.corruptions.filters import Pixels, over, stored
-from compressive.views import Keys, uniforms
+from compressive.rng import Keys, uniforms
 
 
 def normal(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compressive.corruptions.filters import Pixels, gaussian, mix, over, reflect_101, stored
 from compressive.corruptions.noise import normal
-from compressive.views import Keys, uniforms
+from compressive.rng import Keys, uniforms
 
 Levels = Int[Tensor, "batch size size"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressive.corruptions.filters import Pixels, mix, over, stored, streak, zoom
 from compressive.corruptions.noise import normal
-from compressive.views import Keys, uniforms
+from compressive.rng import Keys, uniforms
 
 Photo = UInt8[Tensor, "3 _ _"]  # of any size
 

@@ -10,9 +10,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import Unreadable, shrink
-from compressive.data.flow import Arrival, Clock, Flow, Picture
-from compressive.data.pictures import Source, pixels
-from compressive.data.plan import Portion
+from compressive.data.prefetch import Clock, DeviceBatch, Picture, Prefetcher
+from compressive.data.sampler import BatchIndices
+from compressive.data.source import Source, pixels
 
 _CHUNK = 2**26  # bytes that a resident set grows by; a few such pieces wait in memory
 _SAMPLE = 256  # images whose size is looked at before a run
@@ -50,7 +50,7 @@ class Resident:
         self.images = torch.empty(count, 3, side, side, dtype=torch.uint8, device=self.device)
         self.numbers = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
-        plan = (Portion(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
+        plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
         with Streaming(source, side=side, device=device, workers=workers) as stream:
             done = 0
             for batch in stream.batches(plan):
@@ -70,12 +70,12 @@ class Resident:
         """None: images are there already, and a plan is made while the device is busy."""
         return 0.0
 
-    def batches(self, plan: Iterable[Portion]) -> Generator[Batch]:
+    def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the host never waits for the device."""
         for portion in _checked(plan, self.images.shape[0]):
             yield self._batch(portion)
 
-    def _batch(self, portion: Portion) -> Batch:
+    def _batch(self, portion: BatchIndices) -> Batch:
         wanted = torch.stack(tuple(portion))
         if self.device.type == "cuda":
             wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
@@ -117,7 +117,7 @@ class Streaming:
         self.device, self._clock = torch.device(device), Clock()
         self.workers, self.prefetch = workers or _cores(), prefetch
         self._reader = _Reader(source, side)
-        self._flows: set[Flow] = set()
+        self._flows: set[Prefetcher] = set()
 
     @property
     def waited(self) -> float:
@@ -130,9 +130,9 @@ class Streaming:
         bad = dict(self._reader.bad)
         return [(self._reader.source.origin(i), bad[i]) for i in sorted(bad)]
 
-    def batches(self, plan: Iterable[Portion]) -> Generator[Batch]:
+    def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the threads end with it, or when it is dropped."""
-        flow = Flow(
+        flow = Prefetcher(
             _checked(plan, len(self._reader.labels)),
             self._reader.read,
             side=self._reader.side,
@@ -266,11 +266,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _batch(arrival: Arrival) -> Batch:
+def _batch(arrival: DeviceBatch) -> Batch:
     return Batch(arrival.images, *arrival.numbers.unbind())
 
 
-def _checked(plan: Iterable[Portion], count: int) -> Iterator[Portion]:
+def _checked(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
     """The plan; a GPU would only say that some index is wrong, and nothing after that."""
     for portion in plan:
         index = portion.index

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compressive.data.decode import EXTENSIONS, Unreadable, first_line
-from compressive.data.pictures import Pictures, Source, labeled
+from compressive.data.source import ImageSource, Source, labeled
 
 _LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
@@ -45,7 +45,7 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
     about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
     rows = _RowGroups(files, metadata, image)
-    return Pictures(
+    return ImageSource(
         name=path.resolve().name,
         count=rows.starts[-1],
         read=rows.cell,
@@ -165,7 +165,7 @@ def open_tar(path: Path, files: list[Path]) -> Source:
         with open(files[shard[i]], "rb", buffering=0) as tar:
             return os.pread(tar.fileno(), int(where[i, 1]), int(where[i, 0]))
 
-    return Pictures(
+    return ImageSource(
         name=path.resolve().name,
         count=len(names),
         read=read,

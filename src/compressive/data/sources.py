@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 from compressive.data.decode import EXTENSIONS
-from compressive.data.pictures import (
+from compressive.data.shards import open_parquet, open_tar
+from compressive.data.source import (
     SPLITS,
+    ImageSource,
     NoSplit,
-    Pictures,
     Source,
     choose_split,
     read_file,
     subset,
 )
-from compressive.data.shards import open_parquet, open_tar
 from compressive.data.torchvision_sets import open_torchvision
 
-__all__ = ["Pictures", "Source", "open_source", "subset"]
+__all__ = ["ImageSource", "Source", "open_source", "subset"]
 
 ALLOWED = (
     "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
@@ -202,7 +202,7 @@ def _open_folder(root: Path, split: str) -> Source:
         own = np.array([ids[name] for name in inner], dtype=np.int64)  # there may be none
         labels = np.repeat(own, [len(paths) for paths in inner.values()])
         labeled = {"labels": torch.from_numpy(labels), "classes": classes}
-    return Pictures(
+    return ImageSource(
         name=root.resolve().name,
         count=len(paths),
         read=lambda i: read_file(f"{base}/{paths[i]}"),
@@ -268,11 +268,11 @@ def _missing(path: Path) -> str:
 
 
 def _open_builtin(split: str) -> Source:
-    from compressive.data.builtin import CLASSES, pictures
+    from compressive.data.synthetic import CLASSES, pictures
 
     split = choose_split(split, _BUILTIN, "builtin")
     pixels, labels = (torch.from_numpy(a) for a in pictures(_BUILTIN[split], split=split))
-    return Pictures(
+    return ImageSource(
         name="builtin",
         count=len(pixels),
         read=lambda i: pixels[i],

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from compressive.data.pictures import Source
-from compressive.views import image_keys, uniforms
+from compressive.data.source import Source
+from compressive.rng import image_keys, uniforms
 
 # In place of a view's number, so that what is drawn here no view has drawn, and few labels of a
 # seed are not the images that the same seed holds out.

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from compressive.data.decode import Unreadable, first_line, rgb
-from compressive.data.pictures import (
+from compressive.data.source import (
     CALLED,
+    ImageSource,
     NoSplit,
-    Pictures,
     Source,
     choose_split,
     labeled,
@@ -126,7 +126,7 @@ def _of_torchvision(place: str, dataset: Any, by_path: bool) -> Source:
             raise Unreadable(first_line(error)) from error
 
     names = getattr(dataset, "classes", None) or []
-    return Pictures(
+    return ImageSource(
         name=place.partition("@")[0],
         count=len(dataset),
         read=(lambda i: read_file(files[i])) if by_path else pixels,

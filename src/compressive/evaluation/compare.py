@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive import folder
 from compressive.config import flat
 from compressive.evaluation.results import Record, Results, read
-from compressive.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
+from compressive.metric_info import HIGHER, LOWER
 from compressive.metrics import bootstrap_interval
-from compressive.report.tables import HIGHER, LOWER
+from compressive.rundir import folder
+from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 
 Verdict = Literal[
     "better",

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from compressive.augment import center_box, crop_resize_flip, normalize
+from compressive.augment.ops import center_box, crop_resize_flip, normalize
+from compressive.checks import autocast, full_precision
 from compressive.data.loaders import Batch, Resident, Streaming
-from compressive.data.plan import Portion
+from compressive.data.sampler import BatchIndices
 from compressive.distributed import any_process, gather, rank, world_size
-from compressive.files import write_bytes
-from compressive.inputs import autocast, full_precision
+from compressive.rundir.files import write_bytes
 
 Loader = Resident | Streaming
 BATCH = 512
@@ -178,12 +178,12 @@ def _checksums(images: Tensor) -> Int[Tensor, " count"]:
     return torch.cat([(part.flatten(1) * factors).sum(1) for part in images.split(some)])
 
 
-def _portions(count: int) -> Iterator[Portion]:
+def _portions(count: int) -> Iterator[BatchIndices]:
     """This process's share, as many images in each; the first stands in where they run out."""
     share = -(-count // world_size())
     places = torch.arange(rank() * share, (rank() + 1) * share)
     for some in torch.where(places < count, places, 0).split(BATCH):
-        yield Portion(some, torch.zeros_like(some))
+        yield BatchIndices(some, torch.zeros_like(some))
 
 
 def _in_order(found: Features, count: int) -> Features:

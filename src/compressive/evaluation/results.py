@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from compressive.files import RESULTS, write_bytes, write_text
+from compressive.metric_info import ACCURACIES
 from compressive.metrics import bootstrap_interval
-from compressive.report.tables import ACCURACIES
+from compressive.rundir.files import RESULTS, write_bytes, write_text
 
 VALUES = "values.safetensors"
 

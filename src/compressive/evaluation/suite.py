@@ -10,24 +10,24 @@ from pathlib import Path
 
 import torch
 
-from compressive.corruptions.catalog import load_frost
-from compressive.data.pictures import Source
+from compressive.corruptions.corrupt import load_frost
+from compressive.data.source import Source
 from compressive.data.sources import PYTHON, open_source
-from compressive.display import Display
+from compressive.device import pick_device
 from compressive.distributed import rank, stop, world_size
-from compressive.evaluation import classify, probing
-from compressive.evaluation.exam import Exam
+from compressive.evaluation.context import EvalContext
+from compressive.evaluation.dataset import STAND_IN, open_splits
 from compressive.evaluation.features import fingerprint as content_of_weights
-from compressive.evaluation.gallery import FILE as GALLERY
-from compressive.evaluation.gallery import gallery
-from compressive.evaluation.opening import STAND_IN, open_splits
+from compressive.evaluation.frozen_model import FrozenModel, open_subject
 from compressive.evaluation.results import VALUES, Results, read
-from compressive.evaluation.shifted import robustness, transfer
-from compressive.evaluation.subject import Subject, open_subject
-from compressive.files import EVALUATION, HELD_OUT, RESULTS
-from compressive.folder import command
-from compressive.learner import pick_device
-from compressive.lock import hold, require_place
+from compressive.evaluation.tasks import classify, probing
+from compressive.evaluation.tasks.gallery import FILE as GALLERY
+from compressive.evaluation.tasks.gallery import gallery
+from compressive.evaluation.tasks.shifted import robustness, transfer
+from compressive.progress import Display
+from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.folder import command
+from compressive.rundir.lock import acquire_lock, ensure_writable
 
 _STANDARD = (
     *("linear", "logistic", "knn", "few-label", "geometry"),
@@ -40,7 +40,7 @@ SUITES = {
     "paper": (*_STANDARD, *_ELSEWHERE),
 }
 TASKS = SUITES["paper"]
-Task = Callable[[Exam], object]
+Task = Callable[[EvalContext], object]
 _SET = ("data", "train images", "test images", "classes")  # of the set in `about`
 _UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
@@ -84,12 +84,12 @@ def evaluate(
     splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
     splits = splits._replace(notes=(*splits.notes, *_seen_before(subject, splits.test)))
     out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
-    require_place(out)
+    ensure_writable(out)
     _require_own(out)
     results = Results(subject.name, seed=seed, command=command())
     display = display or Display(quiet=rank() > 0)
     with _alone(out), display:
-        exam = Exam(
+        exam = EvalContext(
             subject,
             splits,
             results,
@@ -147,7 +147,7 @@ def _require_own(out: Path) -> None:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """The folder is this evaluation's until it ends; of two, each would lose what the other did."""
-    held = hold(out) if rank() == 0 else None
+    held = acquire_lock(out) if rank() == 0 else None
     try:
         yield
     finally:
@@ -156,7 +156,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _begin_with(
-    old: Results, exam: Exam, out: Path, chosen: Sequence[str], *, is_own: bool
+    old: Results, exam: EvalContext, out: Path, chosen: Sequence[str], *, is_own: bool
 ) -> None:
     """Keep what is there already of the same weights; refuse where it cannot stand beside this.
 
@@ -197,7 +197,7 @@ def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
     return old
 
 
-def _do(name: str, task: Callable[[], object], exam: Exam) -> None:
+def _do(name: str, task: Callable[[], object], exam: EvalContext) -> None:
     exam.task = name
     if exam.splits.held_out and name in _ELSEWHERE:
         exam.skip(f"{name}, which is on test images")
@@ -226,7 +226,7 @@ def _chosen(suite: str, only: Sequence[str], more: tuple[str, ...]) -> tuple[str
     return tuple(name for name in known if name in (only or SUITES[suite] + more))
 
 
-def _place(subject: Subject, on: str) -> str:
+def _place(subject: FrozenModel, on: str) -> str:
     if on:
         return on
     if subject.config is None:
@@ -240,7 +240,7 @@ def _place(subject: Subject, on: str) -> str:
     return source
 
 
-def _seen_before(subject: Subject, test: Source) -> Iterator[str]:
+def _seen_before(subject: FrozenModel, test: Source) -> Iterator[str]:
     """A note where a run was trained on the very split that it is judged by."""
     data = None if subject.config is None else subject.config.data
     if data is None or data.split == "train" or data.source.startswith(PYTHON):
@@ -261,7 +261,7 @@ def _default_out(place: str, kind: str) -> Path:
     return Path("runs") / kind / name
 
 
-def _about(exam: Exam) -> dict[str, object]:
+def _about(exam: EvalContext) -> dict[str, object]:
     """What the numbers are of."""
     gpu = exam.device.type == "cuda"
     return {

@@ -10,9 +10,10 @@ from rich.table import Table
 
 from compressive.evaluation.compare import Difference, Group, compare, open_groups
 from compressive.evaluation.results import Record, Results
-from compressive.files import RESULTS
-from compressive.report.reading import results_of
-from compressive.report.tables import PERCENT, Verdicts
+from compressive.metric_info import PERCENT
+from compressive.report.tables import Verdicts
+from compressive.rundir.files import RESULTS
+from compressive.rundir.reader import results_of
 
 _SCALE = "accuracies, ECE and Brier x 100"
 _COLUMNS = ("figure", "A", "B", "B - A", "B is")

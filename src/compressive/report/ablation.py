@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from compressive.report.figures import Line, Picture, chart, minus
-from compressive.report.outcome import FIGURES, NATS, Spread, failure, spread, told
-from compressive.report.reading import Run, number
+from compressive.report.summary import FIGURES, NATS, Spread, failure, spread, told
+from compressive.report.svg import Line, Picture, chart, minus
+from compressive.rundir.reader import Run, number
 
 # Settings that do not change what is learned (seeds are averaged over), by their beginning.
 _ASIDE = (

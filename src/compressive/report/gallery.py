@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from compressive.report.figures import Box, first_free, svg
-from compressive.report.reading import Run
+from compressive.report.svg import Box, first_free, svg
+from compressive.rundir.reader import Run
 
 _DOTS = 4000  # of a map: more only hide each other
 

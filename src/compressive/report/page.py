@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from compressive.files import write_bytes
-from compressive.lock import require_place
 from compressive.report import gallery
 from compressive.report.ablation import studies
-from compressive.report.figures import COLORS, Line, Picture, Point, chart, thinned
-from compressive.report.reading import Figure, Run, flat, read_runs
+from compressive.report.svg import COLORS, Line, Picture, Point, chart, thinned
 from compressive.report.tables import (
     Verdicts,
     beside_paper,
@@ -28,6 +25,9 @@ from compressive.report.tables import (
     tables,
     terms,
 )
+from compressive.rundir.files import write_bytes
+from compressive.rundir.lock import ensure_writable
+from compressive.rundir.reader import Figure, Run, flat, read_runs
 
 _CURVES = {  # key of a journal line: title, words at the axis
     "loss": ("Loss", "loss"),
@@ -53,7 +53,7 @@ def write_report(
     out = Path(out)
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
-    require_place(out.parent)
+    ensure_writable(out.parent)
     content = _content(read_runs(runs, held_out=held_out)) | {"verdicts": verdicts}
     source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
     room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)

@@ -5,24 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from compressive import paper
-from compressive.corruptions.tables import EXTRAS, NAMES
-from compressive.report.figures import minus
-from compressive.report.reading import Figure, Run, number
+from compressive.corruptions.parameters import EXTRAS, NAMES
+from compressive.metric_info import ACCURACIES, DESCRIPTIONS, HIGHER, LOWER, PERCENT
+from compressive.recipes import paper
+from compressive.report.svg import minus
+from compressive.rundir.reader import Figure, Run, number
 
-ACCURACIES = ("top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames")
-# Of these more or less is better; of all others neither.
-PERCENT = (*ACCURACIES, "ece", "brier")  # shown times 100, as the paper has them
-HIGHER = (*ACCURACIES, "predictive")
-LOWER = ("nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl")
-_TERMS = {  # words for what a metric does not say by its name
-    "nll": "negative log-likelihood of the right class, in nats",
-    "brier": "Brier score, the squared distance from the probabilities to the right class, 0 to 2",
-    "ece": "expected calibration error, how far confidence lies from accuracy, 0 to 1",
-    "mce": "mean corruption error, of AlexNet's",
-    "RankMe": "how many dimensions the features h fill, by the entropy of their singular values; "
-    "not the rank in a run's summary, which is of the projections r",
-}
 _ORDER = ("linear", "logistic", "few labels", "kNN", "geometry", "information", "corruptions")
 
 
@@ -111,7 +99,7 @@ def tables(runs: Sequence[Run]) -> list[Table]:
 def terms(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Metrics of the tables, and what they are."""
     there = {figure.metric for run in runs for figure in run.figures}
-    return [(metric, words) for metric, words in _TERMS.items() if metric in there]
+    return [(metric, words) for metric, words in DESCRIPTIONS.items() if metric in there]
 
 
 def _row(family: str, key: tuple[str, str, str], figures: Sequence[Figure | None]) -> Row:

@@ -1,0 +1,188 @@
+"""What a view is made of: its settings, and each image's random parameters, drawn by key.
+
+Each random number is a function of its image's key: neither the batch an image is in nor the
+device changes what happens to it.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from compressive.rng import Integers, Keys, uniforms
+
+Numbers = Float[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """How one view is made; the defaults are the paper's t. Operations come in this order."""
+
+    crop: bool = True  # False where workers have cropped already
+    crop_area_min: float = 0.08  # share of the image's area
+    crop_area_max: float = 1.0
+    log_aspect: bool = True  # log(w/h) uniform on log 3/4 to log 4/3; False: w/h itself
+    antialias: bool = False  # the official code has none, even where it shrinks
+    flip: float = 0.5  # this one and jitter, gray, blur, solarize are probabilities
+    jitter: float = 0.8
+    brightness: float = 0.4  # these four are largest changes; their order is random
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1  # in turns of the color circle
+    gray: float = 0.2
+    blur: float = 1.0
+    sigma_min: float = 0.1  # in pixels of the view
+    sigma_max: float = 2.0
+    solarize: float = 0.0
+
+    def __post_init__(self) -> None:
+        most = dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize"), 1.0)
+        most |= {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
+        for name, high in most.items():
+            if not 0 <= (value := getattr(self, name)) <= high:
+                raise ValueError(f"view.{name} must be from 0 to {high}, got {value}")
+        for name, high in (("crop_area", 1.0), ("sigma", 1e6)):
+            low, top = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            if not 0 < low <= top <= high:
+                rule = f"0 < view.{name}_min <= view.{name}_max <= {high:g}"
+                raise ValueError(f"{rule} must hold, got {low} and {top}")
+
+
+def paper_views(crop_area_min: float = 0.08) -> tuple[View, View]:
+    """The paper's t and t' (BYOL's): only blur and solarization differ."""
+    t = View(crop_area_min=crop_area_min)
+    return t, replace(t, blur=0.1, solarize=0.2)
+
+
+def simclr_views(strength: float = 1.0) -> tuple[View, View]:
+    """SimCLR's original set, one for both views; `strength` is that of its color distortion.
+
+    Blur has the probability of SimCLR's code, 0.5; the paper's table says 1.0.
+    """
+    s = 0.8 * strength
+    view = View(
+        log_aspect=False, brightness=s, contrast=s, saturation=s, hue=0.2 * strength, blur=0.5
+    )
+    return view, view
+
+
+class Box(NamedTuple):
+    """Part of each image, in whole pixels."""
+
+    top: Integers
+    left: Integers
+    height: Integers
+    width: Integers
+
+
+class Jitter(NamedTuple):
+    """Changes of color; `turns` says when each of the four comes, from 0 to 3."""
+
+    turns: Int[Tensor, "batch 4"]
+    brightness: Numbers
+    contrast: Numbers
+    saturation: Numbers
+    hue: Numbers
+
+
+class Draw(NamedTuple):
+    """What happens to each image; None for what happens to none of them."""
+
+    box: Box | None  # None is the whole image
+    flip: Flags
+    jitter: Jitter | None
+    gray: Flags | None
+    sigma: Numbers | None  # 0 leaves the image as it is
+    solarize: Flags | None
+
+
+def crop_box(
+    u: Float[Tensor, "batch 4"], view: View, height: int | Integers, width: int | Integers
+) -> Box:
+    """A random crop from four uniform numbers: area, aspect, and how far down and across it lies.
+
+    One draw as in the official code: sides rounded half to even and cut to the image. A worker that
+    crops before the batch is made, from images of any size, takes the box that `augment` would with
+    u = uniforms(keys, 4), and `augment` then a view with crop=False.
+    """
+    area, aspect, down, across = u.unbind(1)
+    area = _between(area, view.crop_area_min, view.crop_area_max) * height * width
+    if view.log_aspect:
+        aspect = _between(aspect, math.log(3 / 4), math.log(4 / 3)).exp()
+    else:
+        aspect = _between(aspect, 3 / 4, 4 / 3)
+    h = (area / aspect).sqrt().round().clamp(min=1).minimum(torch.zeros_like(area) + height)
+    w = (area * aspect).sqrt().round().clamp(min=1).minimum(torch.zeros_like(area) + width)
+    box = (down * (height - h + 1)).floor(), (across * (width - w + 1)).floor(), h, w
+    return Box(*(side.long() for side in box))
+
+
+def draw(keys: Keys, view: View, height: int | Integers, width: int | Integers) -> Draw:
+    """All random parameters of a view, computed in float64 so that devices agree in float32."""
+    return _drawn(uniforms(keys, 18), view, height, width)
+
+
+def draw_pair(
+    keys: Int[Tensor, "twice 2"], views: tuple[View, View], height: Integers, width: Integers
+) -> Draw:
+    """Parameters of two views of each image, one after the other: half of `keys` for each.
+
+    The same numbers as two calls of `draw`, in half as many operations.
+    """
+    u = uniforms(keys, 18).chunk(2)
+    first, second = (_drawn(each, v, height, width) for each, v in zip(u, views, strict=True))
+    zero = torch.zeros_like(height)
+    still = Jitter(torch.arange(4, device=zero.device).expand(len(zero), 4), *[zero.float()] * 4)
+    still = still._replace(contrast=zero + 1.0, saturation=zero + 1.0)
+    whole = Box(zero, zero, height, width)
+    return Draw(
+        _joined(first.box or whole, second.box or whole),
+        torch.cat([first.flip, second.flip]),
+        _joined(first.jitter or still, second.jitter or still),
+        _either(first.gray, second.gray, zero > 0),
+        _either(first.sigma, second.sigma, zero.float()),
+        _either(first.solarize, second.solarize, zero > 0),
+    )
+
+
+def _joined(first: Any, second: Any) -> Any:
+    return type(first)(*(torch.cat(pair) for pair in zip(first, second, strict=True)))
+
+
+def _either(first: Tensor | None, second: Tensor | None, none: Tensor) -> Tensor | None:
+    """One after the other, `none` for the one that is not there; None if neither is."""
+    if first is None and second is None:
+        return None
+    return torch.cat([none if first is None else first, none if second is None else second])
+
+
+def _drawn(
+    u: Float[Tensor, "batch 18"], view: View, height: int | Integers, width: int | Integers
+) -> Draw:
+    flip, jitters, *changes = u[:, 4:10].unbind(1)
+    gray, blurs, sigma, solarize = u[:, 14:].unbind(1)
+    strengths = (view.brightness, view.contrast, view.saturation, view.hue)
+    changed = [
+        torch.where(jitters < view.jitter, _between(v, same - most, same + most), same).float()
+        for v, most, same in zip(changes, strengths, (0.0, 1.0, 1.0, 0.0), strict=True)
+    ]
+    # A random permutation: the ranks of four numbers. A tie (1e-9) goes to the first.
+    lots = u[:, 10:14] + 2.0**-40 * torch.arange(4, device=u.device)
+    turns = (lots[:, None, :] < lots[:, :, None]).sum(2)
+    sigma = torch.where(blurs < view.blur, _between(sigma, view.sigma_min, view.sigma_max), 0.0)
+    return Draw(
+        crop_box(u[:, :4], view, height, width) if view.crop else None,
+        flip < view.flip,
+        Jitter(turns, *changed) if view.jitter > 0 else None,
+        gray < view.gray if view.gray > 0 else None,
+        sigma.float() if view.blur > 0 else None,
+        solarize < view.solarize if view.solarize > 0 else None,
+    )
+
+
+def _between(u: Tensor, low: float, high: float) -> Tensor:
+    return low + (high - low) * u

@@ -1,0 +1,236 @@
+"""What a source of images is: pictures by number, their labels, and the splits they come in."""
+
+import errno
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int, Int64, UInt8
+from torch import Tensor
+
+from compressive.data.decode import Unreadable, decode, shrink
+
+# Ids from here on, and above the number of images, are no numbers of classes.
+MOST_CLASSES = 100_000
+_VAL = ("val", "valid", "validation", "dev")
+# What a split may be called, in the order that it is looked for. ImageNet's val is what people test
+# on, so test may be called val; the reverse would let test images choose between models.
+CALLED = {
+    "train": ("train", "training", "trainval", "train-standard"),
+    "test": ("test", "testing", *_VAL),
+    **{name: (name, *_VAL) for name in _VAL},
+}
+SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
+# Errors that a disk behind a network, or a crowd of open files, may get over, and how long to wait.
+_NETWORK = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN)
+_PASSING = frozenset((*_NETWORK, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE))
+_WAITS = (0.1, 1.0)  # seconds
+
+
+class NoSplit(ValueError):
+    """A split that a place does not have; the message says which it has."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Images by number, with labels where there are any; many threads may read at once."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        ...
+
+    @property
+    def labels(self) -> Int64[Tensor, " count"] | None:
+        """The class of each image, -1 where it has none."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes; there whenever labels are."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
+        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        ...
+
+    def origin(self, i: int) -> str:
+        """Where image i lies: a file, or a shard and a place in it."""
+        ...
+
+
+def require_source(source: object) -> Source:
+    """Refuse what is no `Source`, so far as that can be told without reading an image."""
+    if not isinstance(source, Source):
+        raise ValueError(
+            "a source must have name, labels, classes, len, image(i) and origin(i), got "
+            f"{type(source).__name__}"
+        )
+    labels: object = source.labels
+    if labels is None:
+        return source
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"labels of {source.name} must be an int64 tensor or None, got {kind}")
+    if labels.shape != (len(source),):
+        raise ValueError(
+            f"labels of {source.name} must have shape ({len(source)},), got {tuple(labels.shape)}"
+        )
+    if len(labels) and int(labels.max()) >= max(len(source), MOST_CLASSES):
+        raise ValueError(
+            f"labels of {source.name} must be classes from 0 on, got {int(labels.max())} for "
+            f"{len(source):,} images; number them anew"
+        )
+    return source
+
+
+def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
+    """Image i of a source that somebody may have written in a hurry; raises `Unreadable`."""
+    image: object = source.image(i)
+    if not isinstance(image, Tensor):
+        got = type(image).__name__
+    elif image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3:
+        return image
+    else:
+        got = f"{image.dtype} of shape {tuple(image.shape)}"
+    raise ValueError(
+        f"{source.origin(i)}: an image must be a uint8 tensor of shape (3, h, w), got {got}"
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImageSource:
+    """A `Source` made of a function that reads image i, as encoded bytes or as pixels."""
+
+    name: str
+    count: int
+    read: Callable[[int], Any]  # bytes, or UInt8[Tensor, "3 h w"]
+    place: Callable[[int], str]
+    labels: Int64[Tensor, " count"] | None = None
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.labels is None) == (self.classes is None)
+        assert self.labels is None or len(self.labels) == self.count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
+        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        try:
+            found = _patiently(self.read, self._checked(i))
+        except OSError as error:
+            raise Unreadable(error.strerror or str(error)) from error
+        return found if isinstance(found, Tensor) else decode(found)
+
+    def origin(self, i: int) -> str:
+        """Where image i lies: a file, or a shard and a place in it."""
+        return self.place(self._checked(i))
+
+    def _checked(self, i: int) -> int:
+        if not 0 <= i < self.count:
+            raise IndexError(f"{self.name} has images 0 to {self.count - 1}, got {i}")
+        return i
+
+
+def _patiently(read: Callable[[int], Any], i: int) -> Any:
+    for wait in _WAITS:
+        try:
+            return read(i)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            time.sleep(wait)
+    return read(i)
+
+
+def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
+    """Some images of a source, in this order; their class ids stay what they were."""
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(source):
+        raise ValueError(
+            f"index must lie in 0 to {len(source) - 1}, the images of {source.name}, "
+            f"got {int(index.min())} to {int(index.max())}"
+        )
+    whole = index.tolist()
+    return ImageSource(
+        name=source.name,
+        count=len(whole),
+        read=lambda i: source.image(whole[i]),
+        place=lambda i: source.origin(whole[i]),
+        labels=None if source.labels is None else source.labels[index],
+        classes=source.classes,
+    )
+
+
+def shrunk(source: Source, side: int, least: int, most: int) -> Source:
+    """A source whose images come as `shrink` leaves them."""
+    return ImageSource(
+        name=source.name,
+        count=len(source),
+        read=lambda i: shrink(source.image(i), side, least, most),
+        place=source.origin,
+        labels=source.labels,
+        classes=source.classes,
+    )
+
+
+def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Labels and classes of `ImageSource` from ids or words, None where an image has no label.
+
+    Ids below 0 are none; those that cannot count classes are words. What is neither id nor word (a
+    list, a part of one) is no label of a class: with a warning all are left out.
+    """
+    try:
+        values = [_label(value) for value in values]
+    except ValueError as error:
+        warnings.warn(f"labels are left out: {error}", stacklevel=1)
+        return {}
+    if all(value is None for value in values):
+        return {}
+    is_words = any(isinstance(value, str) for value in values)
+    largest = max((value for value in values if isinstance(value, int)), default=0)
+    if is_words or (not names and largest >= max(len(values), MOST_CLASSES)):
+        there = {value for value in values if value is not None}
+        names = sorted({str(value) for value in there}) if is_words else [*map(str, sorted(there))]
+        ids = {name: i for i, name in enumerate(names)}
+        values = [None if value is None else ids[str(value)] for value in values]
+    labels = torch.tensor([-1 if value is None else value for value in values])
+    if not names or len(names) <= int(labels.max()):
+        names = [str(i) for i in range(int(labels.max()) + 1)]
+    return {"labels": labels, "classes": tuple(names)}
+
+
+def _label(value: Any) -> int | str | None:
+    """An id, a word, or None for no label; a table with gaps has its ids as 3.0, and NaN."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Integral):
+        return whole if (whole := int(value)) >= 0 else None
+    number = float(value) if isinstance(value, Real) else math.inf
+    if math.isinf(number) or (not math.isnan(number) and number != int(number)):
+        raise ValueError(f"a class must be a whole number or a word, got {str(value)[:40]!r}")
+    return int(number) if number >= 0 else None
+
+
+def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
+    """The name that a split has at a place."""
+    own = {name.lower(): name for name in there}
+    for name in CALLED.get(split, (split,)):
+        if name.lower() in own:
+            return own[name.lower()]
+    raise NoSplit(f"{place} has no split {split!r}; there are: {', '.join(sorted(own.values()))}")
+
+
+def read_file(path: str) -> bytes:
+    """The bytes of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

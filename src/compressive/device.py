@@ -1,0 +1,37 @@
+"""Choose device, precision and compilation."""
+
+import re
+
+import torch
+
+
+def pick_device(name: str, called: str = "train.device") -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one. `called`: where it was given."""
+    if name == "auto":
+        return (
+            torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
+        )
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}")
+    device = torch.device(name)
+    if device.type == "cuda" and not _has_gpu():
+        raise ValueError(f"{called} is {name}, but torch sees no GPU; use {called}=cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"{called} is {name}, and torch sees {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def precision(setting: str, device: torch.device) -> torch.dtype:
+    """What the network computes in; losses and statistics are float32 in any case."""
+    if setting == "auto":
+        setting = "bf16" if device.type == "cuda" else "float32"
+    return torch.bfloat16 if setting == "bf16" else torch.float32
+
+
+def is_compiled(setting: str, device: torch.device) -> bool:
+    """Whether steps are compiled: on a GPU unless told otherwise."""
+    return setting == "yes" or (setting == "auto" and device.type == "cuda")

@@ -1,0 +1,1 @@
+"""von Mises-Fisher and uniform distributions on the sphere, and their special functions."""

@@ -1,0 +1,118 @@
+"""A set to judge by: its train and test images, whichever of them a place has."""
+
+from typing import NamedTuple
+
+import torch
+
+from compressive.data.source import ImageSource, NoSplit, Source, subset
+from compressive.data.sources import open_source
+from compressive.data.splits import stratified
+
+STAND_IN = " held out"  # ends the name of a set whose training images stand for its test images
+
+
+class Splits(NamedTuple):
+    """A set to judge by."""
+
+    name: str
+    train: Source
+    test: Source
+    notes: tuple[str, ...] = ()
+    held_out: bool = False  # test is a part of train, to choose by
+
+    @property
+    def classes(self) -> int:
+        """How many; 0 where nothing can be learned, as train has no labels."""
+        if not _has_labels(self.train):
+            return 0
+        known = [s.labels for s in (self.train, self.test) if s.labels is not None]
+        named = max(len(s.classes or ()) for s in (self.train, self.test))
+        return max([named, *(int(labels.max()) + 1 for labels in known)])
+
+
+def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False) -> Splits:
+    """Train and test images of a place; without a test split a seeded fifth of it is one.
+
+    Where some images of a split have labels, the others are left out. most: images of each split,
+    if there are more, drawn by the seed. held_out: a fifth of train is in the place of test, so
+    that settings can be chosen by the results.
+    """
+    whole, notes = open_source(place, "train"), []
+    name = f"{whole.name}{STAND_IN}" if held_out else whole.name
+    test, train = _test_split(place, whole), _labeled(whole, "train", notes)
+    if test is None:
+        train, test = _without_a_fifth(train, seed)
+        notes.append(
+            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, is the test; "
+            "an encoder trained on them has seen it, without labels"
+        )
+    if held_out:
+        train, test = _without_a_fifth(train, seed)
+        notes.append(f"held out of {place}: a fifth of its training images, drawn by seed {seed}")
+    else:
+        test = _labeled(test, "test", notes)
+    if most:
+        train, test = _some(train, most, seed), _some(test, most, seed + 1)
+        notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
+    return Splits(name, train, test, tuple(notes), held_out)
+
+
+def _has_labels(source: Source) -> bool:
+    """Whether any of its images has one."""
+    return source.labels is not None and bool((source.labels >= 0).any())
+
+
+def _labeled(source: Source, split: str, notes: list[str]) -> Source:
+    """Its images with a label, where any has one: of others no answer is right or wrong."""
+    if source.labels is None or not _has_labels(source):
+        return source
+    there = (source.labels >= 0).nonzero()[:, 0]
+    if len(there) == len(source):
+        return source
+    notes.append(f"left out of {split}: {len(source) - len(there):,} images without a label")
+    return subset(source, there)
+
+
+def _without_a_fifth(source: Source, seed: int) -> tuple[Source, Source]:
+    labels = torch.zeros(len(source)) if source.labels is None else source.labels
+    kept, held = stratified(labels.long(), 0.2, seed=seed)
+    return subset(source, kept), subset(source, held)
+
+
+def _test_split(place: str, train: Source) -> Source | None:
+    """The first of the splits to test on that has labels, if train has; others hide theirs."""
+    for name in ("test", "val", "validation"):
+        try:
+            found = open_source(place, name)
+        except NoSplit:
+            continue
+        # One file alone is every split that it is asked for.
+        if found.origin(0) == train.origin(0) and len(found) == len(train):
+            continue
+        if train.labels is None or _has_labels(found):
+            return _renumbered(found, train.classes)
+    return None
+
+
+def _renumbered(source: Source, names: tuple[str, ...] | None) -> Source:
+    """The same images with the class numbers of train; classes that it lacks come after them."""
+    own, labels = source.classes, source.labels
+    if own is None or names is None or own == names or labels is None:
+        return source
+    every = [*names, *(name for name in own if name not in names)]
+    number = torch.tensor([every.index(name) for name in own])
+    return ImageSource(
+        name=source.name,
+        count=len(source),
+        read=source.image,
+        place=source.origin,
+        labels=torch.where(labels < 0, labels, number[labels.clamp(min=0)]),
+        classes=tuple(every),
+    )
+
+
+def _some(source: Source, most: int, seed: int) -> Source:
+    if len(source) <= most:
+        return source
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+    return subset(source, order[:most].sort().values)

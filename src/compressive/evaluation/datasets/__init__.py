@@ -1,0 +1,1 @@
+"""Benchmark datasets for transfer and robustness."""

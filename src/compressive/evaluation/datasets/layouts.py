@@ -1,0 +1,139 @@
+"""How robustness sets lie on disk, where their files come from, and where one is found."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from compressive.corruptions.parameters import EXTRAS, NAMES
+from compressive.data.decode import first_line
+
+SEVERITIES = (1, 2, 3, 4, 5)
+# Of ImageNet-C; some people unpack each into a folder of its name.
+ARCHIVES = ("", "blur/", "digital/", "noise/", "weather/", "extra/")
+
+# How images are to be prepared: as the encoder's test images, or the whole shorter side.
+Crop = Literal["resize", "center"]
+
+
+class Layout(NamedTuple):
+    """One set: its folder, what must be in it, and the project that gives it away."""
+
+    folders: tuple[str, ...]  # what its folder may be called, below the root or as the root
+    inside: tuple[str, ...]  # any of these tells the folder
+    layout: str
+    origin: str
+    images: tuple[int, ...] = ()  # how many there are when nothing is missing, per cell
+    crop: Crop = "resize"
+
+
+def _v2(variant: str, *more: str) -> Layout:
+    folder = f"imagenetv2-{variant}-format-val"
+    return Layout(
+        (folder, f"imagenetv2-{variant}", *more),
+        ("0",),
+        f"{folder}/<0 ... 999>/*.jpeg",
+        f"imagenetv2-{variant}.tar.gz of modestyachts/ImageNetV2",
+        (10_000,),
+    )
+
+
+def _corrupted(folder: str, images: int, files: str) -> Layout:
+    return Layout(
+        (folder,),
+        tuple(f"{above}{name}" for name in NAMES + EXTRAS for above in ARCHIVES),
+        f"{folder}/<corruption>/<1 ... 5>/<wnid>/*.JPEG",
+        f"{files} of hendrycks/robustness",
+        (images,),
+        "center",
+    )
+
+
+def _cifar(classes: int) -> Layout:
+    return Layout(
+        (f"CIFAR-{classes}-C",),
+        ("labels.npy",),
+        f"CIFAR-{classes}-C/<corruption>.npy and CIFAR-{classes}-C/labels.npy",
+        f"CIFAR-{classes}-C.tar of hendrycks/robustness",
+        (10_000,),
+        "center",
+    )
+
+
+_VIDEOS = "imagenet_vid_ytbb_robust"
+
+SHIFTS: dict[str, Layout] = {
+    "imagenet-a": Layout(
+        ("imagenet-a",),
+        ("n????????",),
+        "imagenet-a/<wnid>/*.jpg",
+        "imagenet-a.tar of hendrycks/natural-adv-examples",
+        (7_500,),
+    ),
+    "imagenet-r": Layout(
+        ("imagenet-r",),
+        ("n????????",),
+        "imagenet-r/<wnid>/*.jpg",
+        "imagenet-r.tar of hendrycks/imagenet-r",
+        (30_000,),
+    ),
+    "imagenet-v2": _v2("matched-frequency", "imagenet-v2", "imagenetv2"),
+    "imagenet-v2-threshold0.7": _v2("threshold0.7"),
+    "imagenet-v2-top-images": _v2("top-images"),
+    "objectnet": Layout(
+        ("objectnet-1.0", "objectnet"),
+        ("mappings",),
+        "objectnet-1.0/images/<folder>/*.png and objectnet-1.0/mappings/",
+        "objectnet-1.0.zip of the ObjectNet project, its password on the download page",
+        (18_574, 18_514),  # the release; the beta
+    ),
+    "imagenet-vid-robust": Layout(
+        (f"{_VIDEOS}/imagenet-vid-robust", "imagenet-vid-robust"),
+        ("metadata/pmsets.json",),
+        "imagenet-vid-robust/val/<video>/*.JPEG with metadata/ and misc/ beside val/",
+        f"{_VIDEOS}.tar.gz of modestyachts' natural perturbations",
+        (22_179,),
+    ),
+    "ytbb-robust": Layout(
+        (f"{_VIDEOS}/ytbb-robust", "ytbb-robust"),
+        ("ytbb_videos",),
+        "ytbb-robust/ytbb_videos/<video>_<ms>/frame-<n>.jpg with ytbb-robust_metadata/ beside "
+        "ytbb_videos/ (anchor_labels.json, pmk_labels.json, ytbb_robustness_test_anchors_full.csv)",
+        f"{_VIDEOS}.tar.gz of modestyachts' natural perturbations; metadata in imagenet-testbed",
+    ),
+    "imagenet-c": _corrupted("imagenet-c", 50_000, "blur, digital, noise, weather, extra .tar"),
+    "tiny-imagenet-c": _corrupted("Tiny-ImageNet-C", 10_000, "Tiny-ImageNet-C.tar"),
+    "cifar10-c": _cifar(10),
+    "cifar100-c": _cifar(100),
+}
+
+
+@contextmanager
+def whole(what: str) -> Iterator[None]:
+    """One line where a file of others is not as it should be, whatever its reader stumbles over."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__} {first_line(error)}"
+        raise ValueError(f"{what} is damaged or of another kind: {reason}") from error
+
+
+def find(name: str, root: str | Path) -> Path:
+    """The folder of a set: below the root by one of its names, in any case, or the root itself."""
+    root, known = Path(root).expanduser(), SHIFTS[name]
+    own = {folder.lower() for folder in known.folders}
+    others = {f.lower() for layout in SHIFTS.values() for f in layout.folders} - own
+    below = sorted(root.iterdir()) if root.is_dir() else []
+    named = [path for path in below if path.name.lower() in own]
+    itself = [] if root.resolve().name.lower() in others else [root]
+    for base in (*(root / folder for folder in known.folders), *named, *itself):
+        if any(any(base.glob(pattern)) for pattern in known.inside):
+            return base
+    raise FileNotFoundError(f"no {name} in {root}: {expected(name)}")
+
+
+def expected(name: str) -> str:
+    """One line for a set that is missing: how it must lie, and whose files they are."""
+    return f"expected {SHIFTS[name].layout}; the files are {SHIFTS[name].origin}"

@@ -1,0 +1,256 @@
+"""Test sets that differ from the training images, from the folders in which people have them."""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from compressive.corruptions.parameters import EXTRAS, NAMES
+from compressive.data.decode import EXTENSIONS, decode
+from compressive.data.source import ImageSource, Source, read_file
+from compressive.evaluation.datasets.ground_truth import GroundTruth, padded
+from compressive.evaluation.datasets.imagenet_labels import IMAGENET, objectnet_ids
+from compressive.evaluation.datasets.layouts import (
+    ARCHIVES,
+    SEVERITIES,
+    SHIFTS,
+    Crop,
+    expected,
+    find,
+    whole,
+)
+from compressive.evaluation.datasets.videos import Videos, read_vid, read_ytbb
+
+CELLS = ("imagenet-c", "tiny-imagenet-c", "cifar10-c", "cifar100-c")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shift:
+    """Images, what counts as right for each, and how they are to be prepared."""
+
+    name: str
+    source: Source
+    answers: GroundTruth
+    crop: Crop
+    notes: tuple[str, ...]  # of the protocol, to be kept with every number
+
+
+def open_shift(name: str, root: str | Path, wnids: Sequence[str] | None = None) -> Shift:
+    """A natural robustness set; `wnids` are the classes of the logits, ImageNet's 1000, sorted.
+
+    They are needed for the sets whose folders are wnids. A set that is not there is a
+    FileNotFoundError of one line, which says how it must lie and whose files they are.
+    """
+    if name not in _OPENERS:
+        kind = "is opened by open_cell" if name in CELLS else "is not known"
+        raise ValueError(f"{name!r} {kind}; open_shift opens {', '.join(_OPENERS)}")
+    if wnids is not None and (len(wnids) != IMAGENET or list(wnids) != sorted(set(wnids))):
+        raise ValueError(f"wnids must be ImageNet's {IMAGENET}, sorted, got {len(wnids)} names")
+    with whole(f"{name} in {root}"):
+        return _OPENERS[name](name, find(name, root), wnids)
+
+
+def open_cell(
+    name: str,
+    root: str | Path,
+    corruption: str,
+    severity: int,
+    classes: Sequence[str] | None = None,
+) -> Shift:
+    """One corruption at one severity, from 1 to 5, of a corrupted set.
+
+    `classes` are the wnids in the order of the logits: the classes of the training images. CIFAR's
+    files hold class numbers and need no names.
+    """
+    if name not in CELLS:
+        raise ValueError(f"{name!r} has no corruptions; allowed are {', '.join(CELLS)}")
+    if corruption not in NAMES + EXTRAS:
+        allowed = ", ".join(NAMES + EXTRAS)
+        raise ValueError(f"corruption must be one of {allowed}, got {corruption!r}")
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity must be from 1 to {SEVERITIES[-1]}, got {severity}")
+    place = _corruption(name, find(name, root), corruption)
+    if place is None:
+        raise FileNotFoundError(f"no {corruption} of {name} in {root}: {expected(name)}")
+    if name.startswith("cifar"):
+        return _cifar_cell(name, place, severity)
+    images = _class_folders(place / str(severity), name)
+    ids = _ranks(name, place, images, classes)
+    notes = (f"{corruption} {severity}", "published files, not resized")
+    return _shift(name, images, {k: (ids[k],) for k in images}, classes=len(ids), notes=notes)
+
+
+def corruptions_at(name: str, root: str | Path) -> tuple[str, ...]:
+    """The corruptions of a set that are on disk: of the 15 first, then of the 4 extra ones."""
+    base = find(name, root)
+    return tuple(c for c in NAMES + EXTRAS if _corruption(name, base, c) is not None)
+
+
+def _corruption(name: str, base: Path, corruption: str) -> Path | None:
+    if name.startswith("cifar"):
+        file = base / f"{corruption}.npy"
+        return file if file.is_file() else None
+    places = (base / f"{archive}{corruption}" for archive in ARCHIVES)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _cifar_cell(name: str, file: Path, severity: int) -> Shift:
+    """Rows of two files: of the five severities, the images of each follow one another."""
+    array = np.load(file, mmap_mode="r")
+    labels = np.load(file.with_name("labels.npy"))
+    classes = 100 if name == "cifar100-c" else 10
+    count, rest = divmod(len(array), len(SEVERITIES))
+    images = array.dtype == np.uint8 and array.shape[1:] == (32, 32, 3) and count > 0 and not rest
+    if not images or labels.shape != array.shape[:1] or labels.max() >= classes:
+        raise ValueError(
+            f"{file} must be uint8 (50000, 32, 32, 3) with a label below {classes} for each in "
+            f"labels.npy, got {array.dtype} {array.shape} and {labels.shape}; fetch both again"
+        )
+    start = (severity - 1) * count
+
+    def pixels(i: int) -> UInt8[Tensor, "3 h w"]:
+        return torch.from_numpy(np.array(array[start + i])).permute(2, 0, 1)
+
+    source = ImageSource(name=name, count=count, read=pixels, place=lambda i: f"{file}:{start + i}")
+    right = torch.from_numpy(labels[start : start + count].astype(np.int64))[:, None]
+    notes = (f"{file.stem} {severity}", "published files, no JPEG, not resized")
+    return _with_count(name, source, GroundTruth(classes=classes, right=right), notes)
+
+
+def _open_by_wnid(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
+    images = _class_folders(base, name)
+    ids = _ranks(name, base, images, wnids)
+    allowed = torch.tensor(sorted(ids[folder] for folder in images))
+    return _shift(name, images, {k: (ids[k],) for k in images}, allowed=allowed)
+
+
+def _open_v2(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
+    """Folders are ids as numbers, which sort otherwise as names: 0, 1, 10, 100, ..."""
+    images = {k: v for k, v in _class_folders(base, name).items() if k.isdecimal()}
+    if wrong := [folder for folder in images if int(folder) >= IMAGENET]:
+        raise ValueError(f"{base} must have folders from 0 to {IMAGENET - 1}, got {wrong[0]}")
+    return _shift(name, images, {folder: (int(folder),) for folder in images})
+
+
+def _open_objectnet(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
+    ids = objectnet_ids(base / "mappings")
+    images = {k: v for k, v in _class_folders(base / "images", name).items() if k in ids}
+    allowed = torch.tensor(sorted({i for several in ids.values() for i in several}))
+    notes = ("2 px of red border cut off first", "any id of the true class is right")
+    return _shift(name, images, ids, allowed=allowed, border=2, notes=notes)
+
+
+def _open_vid(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
+    return _videos(name, base / "val", read_vid(base), "neighbors have their own labels")
+
+
+def _open_ytbb(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
+    return _videos(
+        name, base / "ytbb_videos", read_ytbb(base), "neighbors have the anchor's labels"
+    )
+
+
+_OPENERS: Mapping[str, Callable[[str, Path, Sequence[str] | None], Shift]] = {
+    "imagenet-a": _open_by_wnid,
+    "imagenet-r": _open_by_wnid,
+    "imagenet-v2": _open_v2,
+    "imagenet-v2-threshold0.7": _open_v2,
+    "imagenet-v2-top-images": _open_v2,
+    "objectnet": _open_objectnet,
+    "imagenet-vid-robust": _open_vid,
+    "ytbb-robust": _open_ytbb,
+}
+
+
+def _ranks(
+    name: str, base: Path, folders: Collection[str], classes: Sequence[str] | None
+) -> dict[str, int]:
+    """The place of each class among the logits. Its place among the folders here is another."""
+    if classes is None:
+        hint = "imagenet_wnids(folder of ImageNet)" if "tiny" not in name else "those of training"
+        raise ValueError(f"{name} needs the wnids of the classes of the logits; give {hint}")
+    ids = {wnid: i for i, wnid in enumerate(classes)}
+    if unknown := sorted(set(folders) - ids.keys()):
+        raise ValueError(f"{base} has a folder {unknown[0]}, which is none of {len(ids)} classes")
+    return ids
+
+
+def _class_folders(base: Path, name: str) -> dict[str, list[str]]:
+    """Paths of the images in each subfolder that has any, sorted."""
+    found: dict[str, list[str]] = {}
+    for folder in sorted(path for path in base.glob("[!.]*") if path.is_dir()):
+        files = sorted(file for file in os.listdir(folder) if not file.startswith("."))
+        if images := [file for file in files if os.path.splitext(file)[1].lower() in EXTENSIONS]:
+            found[folder.name] = [f"{folder}/{file}" for file in images]
+    if not found:
+        raise FileNotFoundError(f"no folders with images of {name} in {base}: {expected(name)}")
+    return found
+
+
+def _shift(
+    name: str,
+    images: Mapping[str, Sequence[str]],
+    ids: Mapping[str, Sequence[int]],
+    *,
+    classes: int = IMAGENET,
+    allowed: Tensor | None = None,
+    border: int = 0,
+    notes: tuple[str, ...] = (),
+) -> Shift:
+    """Class folders whose every image has the ids of its folder for an answer."""
+    files = [file for folder in images.values() for file in folder]
+    if not files:
+        raise FileNotFoundError(
+            f"no images of {name} in the folders of its classes: {expected(name)}"
+        )
+    right = padded([ids[folder] for folder, inside in images.items() for _ in inside])
+    answers = GroundTruth(classes=classes, right=right, allowed=allowed)
+    return _with_count(name, _files(name, files, border), answers, notes)
+
+
+def _videos(name: str, base: Path, videos: Videos, note: str) -> Shift:
+    frames = videos.frames()
+    if not frames:
+        raise ValueError(
+            f"the annotations of {name} beside {base} keep no anchor; fetch them again"
+        )
+    there = {f"{p.name}/{file}" for p in base.glob("*") if p.is_dir() for file in os.listdir(p)}
+    if missing := [frame for frame in frames if frame not in there]:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(frames)} frames of {name} are not in {base}, the first is "
+            f"{missing[0]}: {expected(name)}"
+        )
+    place = {frame: i for i, frame in enumerate(frames)}
+    answers = GroundTruth(
+        classes=IMAGENET,
+        right=padded([videos.right[frame] for frame in frames]),
+        owner=videos.classes.owner,
+        video_classes=len(videos.classes.names),
+        anchors=torch.tensor([place[anchor] for anchor in videos.neighbors]),
+        neighbors=padded([[place[frame] for frame in near] for near in videos.neighbors.values()]),
+    )
+    source = _files(name, [f"{base}/{frame}" for frame in frames])
+    return _with_count(name, source, answers, (note,))
+
+
+def _files(name: str, files: Sequence[str], border: int = 0) -> Source:
+    def read(i: int) -> Any:
+        data = read_file(files[i])
+        return decode(data)[:, border:-border, border:-border] if border else data
+
+    return ImageSource(name=name, count=len(files), read=read, place=lambda i: files[i])
+
+
+def _with_count(name: str, source: Source, answers: GroundTruth, notes: tuple[str, ...]) -> Shift:
+    """The whole, with a note where images are missing or too many."""
+    whole = SHIFTS[name].images
+    if whole and len(source) not in whole:
+        notes += (f"{len(source)} images on disk, the published set has {whole[0]}",)
+    crop = SHIFTS[name].crop
+    return Shift(name=name, source=source, answers=answers, crop=crop, notes=notes)

@@ -1,0 +1,118 @@
+"""Features of a set of images in a file that others read: parquet or npz."""
+
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compressive.data.loaders import open_loader
+from compressive.data.source import Source
+from compressive.data.sources import open_source
+from compressive.device import pick_device, precision
+from compressive.evaluation.features import extract
+from compressive.evaluation.frozen_model import open_subject
+from compressive.progress import Display
+from compressive.rundir.files import write_bytes
+from compressive.rundir.lock import ensure_writable
+
+FORMATS = (".parquet", ".npz")
+
+
+class Embedding(NamedTuple):
+    """What was written."""
+
+    path: Path
+    count: int
+    dim: int
+    unreadable: list[tuple[str, str]]  # origin, reason
+
+
+def embed(
+    place: str,
+    images: str,
+    out: Path,
+    *,
+    split: str = "train",
+    network: str = "",
+    size: int = 0,
+    device: str = "auto",
+    display: Display | None = None,
+) -> Embedding:
+    """Write one feature vector for each image of a split, with its name and label.
+
+    Central crops, as `evaluate` takes them; float32. Images that cannot be read are left out.
+    """
+    if out.suffix.lower() not in FORMATS:
+        raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
+    _require_place(out)
+    among = Path(images).expanduser().resolve()
+    if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
+        raise ValueError(
+            f"--out {out} would lie among the images, and be taken for more of them; choose "
+            "another place, or .npz"
+        )
+    where = pick_device(device, called="--device")
+    subject = open_subject(place, where, network=network, size=size)
+    source = open_source(images, split)
+    with display or Display() as shown:
+        fitted, side = subject.fitted(source)
+        with open_loader(fitted, side=side, device=where, resident="no") as loader:
+            found = extract(
+                subject.network,
+                loader,
+                len(source),
+                subject.crop(),
+                precision=precision("auto", where),
+                progress=lambda done, total: shown.progress("embedding", done, total),
+            )
+            unreadable = list(loader.unreadable)
+    feats, index = found.feats.cpu().numpy(), found.index.cpu()
+    # Names of files need not be text.
+    origins = (source.origin(int(i)) for i in index)
+    names = [name.encode(errors="backslashreplace").decode() for name in origins]
+    write = _parquet if out.suffix.lower() == ".parquet" else _npz
+    write_bytes(out, write(feats, names, found.labels.cpu(), source))
+    return Embedding(out, len(feats), feats.shape[1], unreadable)
+
+
+def _require_place(out: Path) -> None:
+    """Refuse now what could not be written after all images were seen."""
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
+    ensure_writable(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _parquet(
+    feats: NDArray[np.float32], names: list[str], labels: torch.Tensor, source: Source
+) -> bytes:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(feats.ravel()), feats.shape[1])
+    columns = {"image": pa.array(names), "features": vectors}
+    if source.labels is not None:
+        columns["label"] = pa.array(labels.numpy(), mask=labels.numpy() < 0)
+        if source.classes is not None:
+            words = [source.classes[int(i)] if i >= 0 else None for i in labels]
+            columns["class"] = pa.array(words, pa.string())
+    file = io.BytesIO()
+    parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def _npz(
+    feats: NDArray[np.float32], names: list[str], labels: torch.Tensor, source: Source
+) -> bytes:
+    """As text and numbers alone, so that it is read without pickle."""
+    arrays = {"features": feats, "image": np.array(names)}
+    if source.labels is not None:
+        arrays["label"] = labels.numpy()
+        if source.classes is not None:
+            arrays["classes"] = np.array(source.classes)
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+    return file.getvalue()

@@ -1,0 +1,271 @@
+"""Multinomial logistic regression for a whole grid of l2 penalties, solved together.
+
+The objective is scikit-learn's with C = 1 / l2: cross-entropy summed over the examples, plus
+l2 / 2 times the squared weights; the bias is not penalized. (Of two classes scikit-learn has one
+vector w, where here are w/2 and -w/2: its C is then 2 / l2.) Features are not standardized unless
+asked.
+
+What makes it quick: features are rotated to their principal axes, where the curvature is almost
+diagonal (and where it is not, that within each class is divided by whole); each penalty begins
+where the solutions for the stronger ones point to; and Newton's method is near the minimum in two
+or three steps from there. L-BFGS, the paper's method, has the same minimum: from the same starts
+it took up to 4 times as long, and where a few examples decide it was still 5e-6 of the loss above
+after 1,000 steps.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from compressive.checks import (
+    check_positive,
+    check_same_device,
+    full_precision,
+    promote_to_float32,
+    validates_inputs,
+)
+from compressive.evaluation.newton import Minimum, cross_entropy, minimize
+
+# 45 between 1e-6 and 1e5, evenly in the logarithm: the paper's grid.
+PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
+
+# Neighbors in l2 that are solved at the same time. On a GPU a single one may wait for launches; on
+# a CPU three cost three times one, and the later of them start from farther away.
+_TOGETHER = {"cpu": 1, "cuda": 3}
+_TO_CHOOSE = 1e-6  # tolerance of fits whose scores are compared
+_ABSENT = -1e30  # bias of a class without examples: its limit, -inf, would make NaN of 0 * inf
+
+Labels = Int[Tensor, " count"]
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+class Fits(NamedTuple):
+    """Classifiers, one per penalty, for features as they come; all in float64."""
+
+    weight: Float[Tensor, "penalties feat classes"]
+    bias: Float[Tensor, "penalties classes"]
+    penalties: tuple[float, ...]
+    loss: Float[Tensor, " penalties"]  # the objective
+    gradient_norm: Float[Tensor, " penalties"]  # its slope, for features about their mean
+    steps: Int[Tensor, " penalties"]  # of conjugate gradients, while it was in a batch
+    converged: Bool[Tensor, " penalties"]
+    standardized: bool  # whether the penalty was on the weights of standardized features
+
+    def logits(self, feats: Float[Tensor, "asked feat"], which: int = 0) -> Tensor:
+        """Scores of each class by one of the classifiers, in float64."""
+        with full_precision(feats):
+            return feats.double() @ self.weight[which] + self.bias[which]
+
+
+class Selection(NamedTuple):
+    """The classifier of the penalty that did best on the validation part."""
+
+    fit: Fits  # of this penalty alone, on train and validation
+    penalty: float
+    scores: tuple[float, ...]  # on validation, of each penalty
+    sweep: Fits  # on train, of each penalty
+    warning: str | None  # where the best is at an end of the grid, or a fit did not converge
+
+
+@validates_inputs
+def fit(
+    feats: Float[Tensor, "count feat"],
+    labels: Labels,
+    *,
+    classes: int,
+    penalties: Sequence[float] = PENALTIES,
+    standardize: bool = False,
+    steps: int = 3000,
+    tolerance: float = 3e-8,
+) -> Fits:
+    """The minimum of the objective for every penalty, on the device of the features.
+
+    `tolerance` is the share of the loss that the last Newton step may still have promised; the loss
+    is then 1e-8 above its minimum, 2e-7 where a few examples decide. Float32 features are solved
+    in float32, which is enough for that. `steps` of conjugate gradients at most are spent on a
+    penalty. A class without examples gets weight 0 and a bias so low that it is never predicted.
+    """
+    _check(feats, labels, classes, penalties, steps)
+    present, dense = labels.unique(return_inverse=True)
+    strengths = sorted(set(map(float, penalties)), reverse=True)
+    with torch.no_grad(), full_precision(feats), _without_tf32():
+        work = len(feats) * len(present) * len(strengths)
+        space = _Space.of(promote_to_float32("feats", feats), standardize, work)
+        paths = _follow(space, dense, len(present), strengths, steps, tolerance)
+        solved = _in_features(space, dense, strengths, paths)
+    order = torch.tensor([strengths.index(float(one)) for one in penalties], device=feats.device)
+    weight, bias, loss, gradient, taken, converged = (each[order] for each in solved)
+    wholes = weight.new_zeros(*weight.shape[:2], classes)
+    wholes[:, :, present] = weight
+    biases = bias.new_full((len(bias), classes), _ABSENT)
+    biases[:, present] = bias
+    kept = tuple(map(float, penalties))
+    return Fits(wholes, biases, kept, loss, gradient, taken, converged, standardize)
+
+
+def select(
+    train: tuple[Float[Tensor, "count feat"], Labels],
+    validation: tuple[Float[Tensor, "held feat"], Int[Tensor, " held"]],
+    metric: Metric,
+    *,
+    classes: int,
+    penalties: Sequence[float] = PENALTIES,
+    standardize: bool = False,
+    steps: int = 3000,
+    tolerance: float = 3e-8,
+) -> Selection:
+    """Fit on train, choose the penalty on validation, and fit anew on both with that penalty.
+
+    The penalty is not rescaled for the larger set. `metric` of logits and labels is better when
+    higher; of equals the least log-loss is taken, of these the strongest penalty. The fits to
+    choose from are to 1e-6 of their loss: with 3,600 images of CIFAR-10 none of 45 scores moved, in
+    half the time (CPU).
+    """
+    sweep = fit(
+        *train,
+        classes=classes,
+        penalties=penalties,
+        standardize=standardize,
+        steps=steps,
+        tolerance=max(tolerance, _TO_CHOOSE),
+    )
+    feats, labels = validation
+    each = [sweep.logits(feats, i) for i in range(len(penalties))]
+    scores = torch.stack([metric(logits, labels) for logits in each]).tolist()
+    losses = torch.stack([F.cross_entropy(logits, labels) for logits in each]).tolist()
+    best = max(zip(scores, (-loss for loss in losses), penalties, strict=True))[-1]
+    final = fit(
+        torch.cat([train[0], feats]),
+        torch.cat([train[1], labels]),
+        classes=classes,
+        penalties=[best],
+        standardize=standardize,
+        steps=steps,
+        tolerance=tolerance,
+    )
+    return Selection(final, float(best), tuple(scores), sweep, _warning(sweep, final, best))
+
+
+def _warning(sweep: Fits, final: Fits, best: float) -> str | None:
+    grid, found = sweep.penalties, []
+    if len(grid) > 1 and best in (min(grid), max(grid)):
+        end = "low" if best == min(grid) else "high"
+        found.append(f"the best l2, {best:.3g}, is at the {end} end of the grid: widen it")
+    failed = [*(~sweep.converged).tolist(), *(~final.converged).tolist()]
+    if any(failed):
+        found.append(f"{sum(failed)} of {len(failed)} fits did not converge: allow more steps")
+    return "; ".join(found) or None
+
+
+def _check(
+    feats: Tensor, labels: Tensor, classes: int, penalties: Sequence[float], steps: int
+) -> None:
+    if feats.dim() != 2 or 0 in feats.shape:
+        raise ValueError(f"feats must have shape (count, feat), got {tuple(feats.shape)}")
+    if labels.shape != feats.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be {len(feats)} integers, one for each row of feats, "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    check_same_device("feats", feats, "labels", labels)
+    if not feats.isfinite().all():
+        row = int((~feats.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"feats must be finite, got NaN or infinity in row {row}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        bad = low if low < 0 else high
+        raise ValueError(f"labels must be from 0 to classes - 1 = {classes - 1}, got {bad}")
+    if not penalties:
+        raise ValueError("penalties must name at least one l2, got none")
+    for penalty in penalties:
+        check_positive(penalty=penalty)
+    check_positive(steps=steps)
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Float32 products in full: a training run may have allowed less."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Space(NamedTuple):
+    """Features about their mean, along their principal axes, with a last column of ones."""
+
+    x: Float[Tensor, "count axes"]
+    exact: Float[Tensor, "count axes"]  # the same in float64
+    basis: Float[Tensor, "feat inner"]  # from weights along the axes to those of the features
+    mean: Float[Tensor, " feat"]
+
+    @classmethod
+    def of(cls, feats: Tensor, standardize: bool, work: int) -> "_Space":
+        """`work` counts the logits of a step: axes are sought where that costs less than steps."""
+        x = feats.double()
+        mean = x.mean(0)
+        x = x - mean
+        scale = x.new_ones(x.shape[1])
+        if standardize:
+            scale = x.square().mean(0).sqrt()
+            scale = torch.where(scale > 1e-6 * mean.abs().clamp(min=1e-12), scale, 1.0)
+            x = x / scale
+        basis = None
+        if len(x) < x.shape[1]:
+            # The minimum is in the span of the rows.
+            basis = torch.linalg.qr(x.T)[0]
+            x = x @ basis
+        if x.shape[1] ** 2 <= 10 * work:
+            axes = torch.linalg.eigh(x.T @ x)[1]
+            basis, x = axes if basis is None else basis @ axes, x @ axes
+        if basis is None:
+            basis = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        exact = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        return cls(exact.to(feats.dtype), exact, basis / scale[:, None], mean)
+
+
+def _follow(
+    space: _Space, labels: Tensor, classes: int, strengths: list[float], steps: int, tol: float
+) -> list[Minimum]:
+    """From the strongest penalty to the weakest, some at a time, each begun by extrapolation."""
+    together = _TOGETHER.get(space.x.device.type, 1)
+    done: list[Minimum] = []
+    for first in range(0, len(strengths), together):
+        some = strengths[first : first + together]
+        start = last = space.x.new_zeros(len(some), space.x.shape[1], classes)
+        known = torch.cat([path.w for path in done[-2:]])[-2:] if done else start[:0]
+        if len(known):
+            start = last = known[-1].expand_as(last)
+        if len(known) == 2:
+            near, here = (math.log(one) for one in strengths[first - 2 : first])
+            reach = start.new_tensor([(math.log(one) - here) / (here - near) for one in some])
+            start = last + reach[:, None, None] * (known[1] - known[0])
+        penalty = start.new_tensor(some)
+        done.append(minimize(space.x, labels, penalty, start, last, steps=steps, tolerance=tol))
+    return done
+
+
+def _in_features(
+    space: _Space, labels: Tensor, strengths: list[float], paths: list[Minimum]
+) -> tuple[Tensor, ...]:
+    """Weight and bias for features as they came, with loss and slope evaluated in float64."""
+    found: list[tuple[Tensor, ...]] = []
+    for penalty, w in zip(strengths, torch.cat([path.w for path in paths]).double(), strict=True):
+        loss, residual = cross_entropy((space.exact @ w)[:, None], labels)
+        gradient = space.exact.T @ residual[:, 0]
+        gradient[:-1] += penalty * w[:-1]
+        weight = space.basis @ w[:-1]
+        total = loss[0] + penalty / 2 * w[:-1].square().sum()
+        found.append((weight, w[-1] - space.mean @ weight, total, gradient.norm()))
+    steps, converged = (
+        torch.cat([getattr(path, name) for path in paths]) for name in ("steps", "converged")
+    )
+    return (*(torch.stack(each) for each in zip(*found, strict=True)), steps, converged)

@@ -1,0 +1,144 @@
+"""Telling the right candidate from many: InfoNCE, with the logits kept or streamed."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from compressive.checks import (
+    check_nonnegative,
+    check_same_shape_2d,
+    full_precision,
+    validates_inputs,
+)
+from compressive.distributed import gather, rank, world_size
+
+# Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
+# float32. Below the first, keeping them is faster; above it they are what fills the memory.
+_KEEP = 2**26
+_BLOCK = 2**24
+
+
+@validates_inputs
+def info_nce(
+    z: Float[Tensor, "batch dim"],
+    mu: Float[Tensor, "batch dim"],
+    kappa: float,
+    *,
+    own: Float[Tensor, "batch dim"] | None = None,
+) -> Float[Tensor, " batch"]:
+    """-log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
+
+    `z` and `mu` hold unit vectors; row i of `mu` is the direction of the view that belongs to
+    row i of `z`, all other rows are its negatives. `own`, the directions of z's own view, adds
+    its other rows as negatives. Exact at any size: above 2^26 logits they are not kept but made
+    twice, block by block.
+    """
+    z, *candidates = check_same_shape_2d(z=z, mu=mu, **({} if own is None else {"own": own}))
+    check_nonnegative(kappa=kappa)
+    with full_precision(z):
+        everyone = torch.cat([gather(each) for each in candidates])
+        return candidate_nll(z, everyone, kappa, own is not None)
+
+
+def candidate_nll(
+    z: Float[Tensor, "batch dim"],
+    candidates: Float[Tensor, "candidates dim"],
+    kappa: float,
+    own: bool,
+) -> Float[Tensor, " batch"]:
+    """The same among candidates already gathered: all of the other view, then all of the own."""
+    if len(z) * len(candidates) > _KEEP:
+        nll = _StreamedNll.apply(z, candidates, kappa, own)
+        assert isinstance(nll, Tensor)
+        return nll
+    return F.cross_entropy(*_logits(z, candidates, kappa, own, 0, len(z)), reduction="none")
+
+
+def log_candidates(batch: int, own: bool) -> float:
+    """log K: a batch of each process, and with `own` all but itself of the own view."""
+    count = batch * world_size()
+    return math.log(2 * count - 1 if own else count)
+
+
+def _logits(
+    z: Tensor, candidates: Tensor, kappa: float, own: bool, start: int, stop: int
+) -> tuple[Tensor, Tensor]:
+    """Logits of rows start to stop of this process and the columns of their positives."""
+    logits = _Product.apply(kappa * z[start:stop], candidates)
+    assert isinstance(logits, Tensor)
+    first = rank() * len(z) + start
+    positives = torch.arange(first, first + stop - start, device=z.device)
+    if own:  # an image is neither positive nor negative for itself in its own view
+        itself = (positives + len(candidates) // 2).unsqueeze(1)
+        # A share of exactly 0 has no gradient, so autograd need not know (and copy the matrix).
+        logits.detach().scatter_(1, itself, -math.inf)
+    return logits, positives
+
+
+class _Product(Function):
+    """a times b transposed, whose gradient too is in the dtype of its inputs.
+
+    A training step runs backward under autocast as well, and what is compiled does wherever it is
+    called: there the gradient of a plain product goes through bfloat16.
+    """
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b.T
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        a, b = ctx.saved_tensors
+        with full_precision(grad):
+            grad_a = grad @ b if ctx.needs_input_grad[0] else None
+            grad_b = grad.T @ a if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b
+
+
+class _StreamedNll(Function):
+    """The same in blocks of rows; the backward pass makes each block of logits again."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor, candidates: Tensor, kappa: float, own: bool) -> Tensor:
+        ctx.kappa, ctx.own = kappa, own
+        nll, normalizer = z.new_empty(len(z)), z.new_empty(len(z))
+        for start, stop in _blocks(z, candidates):
+            logits, positives = _logits(z, candidates, kappa, own, start, stop)
+            normalizer[start:stop] = torch.logsumexp(logits, dim=1)
+            positive = logits.gather(1, positives.unsqueeze(1)).squeeze(1)
+            nll[start:stop] = normalizer[start:stop] - positive
+        ctx.save_for_backward(z, candidates, normalizer)
+        return nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        z, candidates, normalizer = ctx.saved_tensors
+        with full_precision(grad):
+            found = _streamed_gradients(grad, z, candidates, normalizer, ctx.kappa, ctx.own)
+        return *found, None, None
+
+
+def _streamed_gradients(
+    grad: Tensor, z: Tensor, candidates: Tensor, normalizer: Tensor, kappa: float, own: bool
+) -> tuple[Tensor, Tensor]:
+    grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
+    for start, stop in _blocks(z, candidates):
+        logits, positives = _logits(z, candidates, kappa, own, start, stop)
+        share = logits.sub_(normalizer[start:stop, None]).exp_()
+        share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
+        share.mul_(kappa * grad[start:stop, None])
+        torch.mm(share, candidates, out=grad_z[start:stop])
+        grad_candidates.addmm_(share.T, z[start:stop])
+    return grad_z, grad_candidates
+
+
+def _blocks(z: Tensor, candidates: Tensor) -> list[tuple[int, int]]:
+    rows = max(1, _BLOCK // len(candidates))
+    return [(start, min(start + rows, len(z))) for start in range(0, len(z), rows)]

@@ -1,0 +1,38 @@
+"""Recipes by name: complete configs with the origin of each value."""
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+
+from compressive.recipes import paper
+from compressive.recipes.auto import auto_recipe as auto_recipe
+from compressive.recipes.cifar10 import cifar10
+from compressive.recipes.imagenet import imagenet
+from compressive.recipes.quickstart import quickstart
+from compressive.recipes.recipe import Recipe as Recipe
+
+
+def names() -> list[str]:
+    """Every recipe, the paper's first."""
+    return list(_registry())
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name."""
+    book = _registry()
+    if name not in book:
+        near = difflib.get_close_matches(name, book, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`compressive recipes` lists them"
+        raise ValueError(f"no recipe {name!r}; {hint}")
+    return book[name]()
+
+
+def _registry() -> dict[str, Callable[[], Recipe]]:
+    """Name -> what makes the recipe."""
+    book: dict[str, Callable[[], Recipe]] = {}
+    for run in (*paper.TABLE_1, *paper.TABLE_10, *paper.SECTION_3_2):
+        book["{}/imagenet-{}-{}".format(*run)] = partial(imagenet, *run)
+    for epochs in (200, 1000):
+        for method in paper.METHODS:
+            book[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
+    return book | {f"{m}/quickstart": partial(quickstart, m) for m in ("simclr", "c-simclr")}

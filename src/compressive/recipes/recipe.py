@@ -1,0 +1,47 @@
+"""A recipe: a config with the origin of each value."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from compressive.config import Config, flat, from_dict, unused_settings
+
+SettingSources = dict[
+    str, tuple[Any, str]
+]  # dotted setting -> its value, and where that comes from
+
+
+class Variant(NamedTuple):
+    """Another reading of the paper, or one row of its ablations: what to give to `--set`."""
+
+    changes: tuple[str, ...]
+    what: str
+    top1: float | None = None  # on ImageNet in percent, where the paper tells
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A config, and what is known about it."""
+
+    name: str
+    config: Config
+    about: str
+    expected: str
+    hardware: str
+    origins: dict[str, str]  # every dotted setting -> where its value comes from
+    variants: tuple[Variant, ...] = ()  # what to `--set` for another reading or an ablation
+
+
+def make_recipe(name: str, method: str, *layers: SettingSources, **words: Any) -> Recipe:
+    """Layers on the defaults, a later one over an earlier; `words` are the other fields."""
+    values: SettingSources = {"recipe": (name, "its name"), "method": (method, "its name")}
+    for layer in layers:
+        values |= layer
+    settings: dict[str, Any] = {}
+    for setting, (value, _) in values.items():
+        section, _, leaf = setting.rpartition(".")
+        (settings.setdefault(section, {}) if section else settings)[leaf] = value
+    config = from_dict(settings)
+    origins = dict.fromkeys(flat(config), "default")
+    origins |= {setting: source for setting, (_, source) in values.items()}
+    origins |= {setting: f"not read: {why}" for setting, why in unused_settings(config).items()}
+    return Recipe(name=name, config=config, origins=origins, **words)

@@ -1,0 +1,47 @@
+"""Counter-based random numbers: a function of image, seed, epoch and view.
+
+Neither the batch an image is in nor the device changes its numbers.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Integers = Int[Tensor, " batch"]
+Keys = Int[Tensor, "batch 2"]
+
+_WORD, _MASK = 2**32, 2**32 - 1
+
+
+def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two random 32-bit words of a counter under a key: Threefry-2x32-20 (Salmon et al. 2011).
+
+    Sums, shifts and xor of words in int64, none of which overflows: the same on all devices.
+    """
+    words = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = ((c + k) & _MASK for c, k in zip(counter, key, strict=True))
+    for i in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x = (x + y) & _MASK
+            y = ((y << turn) & _MASK | (y >> (32 - turn))) ^ x
+        x, y = (x + words[(i + 1) % 3]) & _MASK, (y + words[(i + 2) % 3] + i + 1) & _MASK
+    return x, y
+
+
+def image_keys(
+    index: Integers, *, seed: int, epoch: int | Integers = 0, view: int | Integers = 0
+) -> Keys:
+    """A key for each image, given by its place in the data set, in this epoch, for this view."""
+    for name, value in (("seed", seed), ("epoch", epoch), ("view", view)):
+        if isinstance(value, int) and not 0 <= value < _WORD:
+            raise ValueError(f"{name} must be from 0 to 2**32 - 1, got {value}")
+    index = index.long() & _MASK
+    zero = torch.zeros_like(index)
+    return torch.stack(threefry((zero + seed, zero + epoch), (index, zero + view)), 1)
+
+
+def uniforms(keys: Keys, count: int) -> Float[Tensor, "batch count"]:
+    """Uniform numbers on [0, 1) in steps of 2**-32, in float64."""
+    slot = torch.arange((count + 1) // 2, device=keys.device)
+    words = threefry((keys[:, :1], keys[:, 1:]), (slot, torch.zeros_like(slot)))
+    return torch.stack(words, 2).flatten(1)[:, :count].double() / _WORD

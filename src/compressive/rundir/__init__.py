@@ -1,0 +1,1 @@
+"""The run folder: its files, lock, checkpoints, metrics log and records."""

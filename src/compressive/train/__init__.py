@@ -1,0 +1,3 @@
+"""Pretraining."""
+
+from compressive.train.loop import pretrain as pretrain

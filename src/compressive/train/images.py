@@ -1,0 +1,129 @@
+"""The images of a run: which they are, whether they are still the same, which cannot be read."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compressive import recipes
+from compressive.config import Config, Data, override, with_data
+from compressive.data.decode import Unreadable
+from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
+from compressive.data.sampler import BatchIndices
+from compressive.data.source import Source, require_source, subset
+from compressive.data.sources import PYTHON, open_source
+from compressive.distributed import world_size
+from compressive.rundir.files import write_text
+from compressive.train.online_eval import evenly_spaced_indices
+
+Loader = Resident | Streaming
+
+
+def settings_for(
+    data: str, recipe: str = "", epochs: int | None = None, changes: Sequence[str] = ()
+) -> Config:
+    """The recipe's, or what fits a set of such images on this machine.
+
+    changes: settings to come, of which those of the data say which images there will be.
+    """
+    if recipe:
+        return recipes.get(recipe).config
+    own = [change for change in changes if change.strip().startswith("data.")]
+    source = load_source(with_data(Config(), data, *own))
+    # All of it, not what is free: the same command must come to the same settings to go on.
+    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
+    memory *= world_size()
+    side = _typical_side(source)
+    return recipes.auto_recipe(len(source), side, memory=memory, epochs=epochs).config
+
+
+def _typical_side(source: Source) -> int:
+    """The median of the shorter sides of some images, spread over the set."""
+    sides = []
+    for place in evenly_spaced_indices(len(source), 64).tolist():
+        with suppress(Unreadable):
+            sides.append(min(source.image(place).shape[1:]))
+    if not sides:
+        raise ValueError(f"none of {min(64, len(source))} images of {source.name} can be read")
+    return int(torch.tensor(sides).median())
+
+
+def from_python(config: Config, source: Source) -> Config:
+    """The config of a run on images that a program gave; where they lie is said there, or not."""
+    require_source(source)
+    if config.data.source != Data().source:
+        return config
+    return override(config, f"data.source={PYTHON}{source.name}")
+
+
+def load_source(config: Config, source: Source | None = None) -> Source:
+    """The images of a run: those that a program gave, or those of the config's place."""
+    if source is None:
+        source = open_source(config.data.source, config.data.split)
+    if 0 < config.data.limit < len(source):
+        order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
+        source = subset(source, order[: config.data.limit].sort().values)
+    if len(source) < 2:
+        raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
+    return source
+
+
+def side(source: Source, config: Config) -> int:
+    """Pixels of the longer side that images are brought down to."""
+    return canvas_side(source, config.views.size, config.data.side)
+
+
+def load(
+    source: Source,
+    config: Config,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> Loader:
+    """Images in reach of the device."""
+    return open_loader(
+        source,
+        side=side(source, config),
+        device=device,
+        resident=config.data.resident,
+        workers=config.data.workers,
+        progress=progress,
+    )
+
+
+def some(loader: Loader, index: Int[Tensor, " some"], epoch: int = 0) -> Batch:
+    """These images, out of turn."""
+    return next(loader.batches(iter([BatchIndices(index, torch.full_like(index, epoch))])))
+
+
+def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
+    """Mean colors of some images, which tell sets apart; -1 where one cannot be read.
+
+    Not their pixels, which another version of a decoder may round otherwise.
+    """
+    index = evenly_spaced_indices(count, 16)
+    batch = some(loader, index)
+    means = batch.images.sum((2, 3)) / (batch.height * batch.width).unsqueeze(1)
+    substitute = batch.index.cpu() != index
+    return means.cpu().masked_fill(substitute.unsqueeze(1), -1)
+
+
+def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:
+    """Whether shades are those of other images."""
+    both = (before >= 0) & (now >= 0)
+    return bool(((before - now).abs() > 2)[both].any())  # of 255; decoders differ by less
+
+
+def list_unreadable(loader: Loader, path: Path) -> int:
+    """Write down which images cannot be read, with those of earlier lists; how many there are."""
+    if not loader.unreadable:
+        return 0
+    pairs = loader.unreadable
+    lines = [f"{origin}: {reason}".replace("\n", " ") + "\n" for origin, reason in pairs]
+    if path.exists():
+        now, before = set(lines), path.read_bytes().decode(errors="replace").split("\n")
+        lines += [f"{line}\n" for line in before if line and f"{line}\n" not in now]
+    write_text(path, "".join(lines))
+    return len(lines)

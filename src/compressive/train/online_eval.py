@@ -1,0 +1,161 @@
+"""What is watched on the side where labels exist: a linear probe and nearest neighbors.
+
+Some labels are held out: probe and neighbors learn from the rest and are tested on these. All are
+labels of the training split; the test split is never opened here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from compressive.augment.ops import center_crop, normalize
+from compressive.checks import autocast
+from compressive.data.loaders import Batch
+from compressive.data.sampler import BatchIndices
+from compressive.distributed import mean_value, world_size
+from compressive.knn import nearest_neighbors
+from compressive.rng import image_keys, uniforms
+
+_HELD = 2**32 - 1  # the epoch and view that no run reaches: a stream of numbers for this alone
+
+
+class Accuracy(NamedTuple):
+    """Share of held-out images told right."""
+
+    probe: float
+    neighbors: float
+    count: int
+
+
+def held_out(count: int, share: float, seed: int) -> Bool[Tensor, " count"]:
+    """Which labels are kept for testing: each with this probability, by its place alone."""
+    keys = image_keys(torch.arange(count), seed=seed, epoch=_HELD, view=_HELD)
+    return uniforms(keys, 1)[:, 0] < share
+
+
+class OnlineProbe(nn.Module):
+    """A linear classifier that learns beside the encoder, from features it cannot change.
+
+    Features are standardized by a batch-norm without weights, so that one learning rate fits
+    every network.
+    """
+
+    def __init__(self, feat: int, classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(feat, affine=False)
+        self.linear = nn.Linear(feat, classes)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, feats: Float[Tensor, "batch feat"]) -> Float[Tensor, "batch classes"]:
+        """Logits."""
+        return self.linear(self.norm(feats.detach().float()))
+
+    def loss(
+        self, feats: Float[Tensor, "batch feat"], label: Int[Tensor, " batch"]
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy over the images that have a label (not -1).
+
+        Its mean over processes, as DDP averages gradients, is that over all of their images.
+        """
+        total = F.cross_entropy(self(feats), label, ignore_index=-1, reduction="sum")
+        count = mean_value((label >= 0).sum().float())
+        return total / count.clamp(min=1 / world_size())  # the least that is not 0
+
+
+@torch.no_grad()
+def features(
+    encoder: nn.Module,
+    batches: Iterable[Batch],
+    size: int,
+    precision: torch.dtype,
+    *,
+    antialias: bool = False,
+) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
+    """Features of central crops in evaluation mode, in float32, and the places of the images."""
+    was_training = encoder.training
+    encoder.eval()
+    feats, index = [], []
+    try:
+        for batch in batches:
+            sides = {"height": batch.height, "width": batch.width}
+            view = center_crop(batch.images, size, **sides, antialias=antialias)
+            with autocast(view.device, precision):
+                feats.append(encoder(normalize(view)).float())
+            index.append(batch.index)
+    finally:
+        encoder.train(was_training)
+    return torch.cat(feats), torch.cat(index)
+
+
+@torch.no_grad()
+def accuracy(
+    encoder: nn.Module,
+    probe: OnlineProbe,
+    batches: Callable[[Iterator[BatchIndices]], Iterable[Batch]],
+    labels: Int[Tensor, " count"],
+    held: Bool[Tensor, " count"],
+    *,
+    size: int,
+    antialias: bool,
+    precision: torch.dtype,
+    neighbors: int,
+    bank: int,
+) -> Accuracy | None:
+    """How well labels that were held out are told by probe and neighbors; none: nothing to ask.
+
+    `bank` bounds both the images that neighbors are sought among and those they are sought for.
+    """
+    seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
+    if not len(seen) or not len(asked):
+        return None
+    wanted = torch.cat([seen, asked])
+    feats, index = features(
+        encoder, batches(_portions(wanted)), size, precision, antialias=antialias
+    )
+    # A bad file has a substitute, which is asked for itself, or was not drawn.
+    is_there = index == wanted.to(index.device)
+    feats, index = feats[is_there], index[is_there]
+    label, asked_part = labels.to(feats.device)[index], held.to(feats.device)[index]
+    bank_part, truth = ~asked_part, label[asked_part]
+    if not len(truth) or not bank_part.any():
+        return None
+    votes = nearest_neighbors(
+        feats[bank_part],
+        label[bank_part],
+        feats[asked_part],
+        classes=probe.linear.out_features,
+        neighbors=neighbors,
+    )
+    was_training = probe.training
+    logits = probe.eval()(feats[asked_part])
+    probe.train(was_training)
+    right = torch.stack([logits.argmax(1) == truth, votes.argmax(1) == truth]).double().mean(1)
+    by_probe, by_neighbors = right.tolist()
+    return Accuracy(by_probe, by_neighbors, len(truth))
+
+
+def _some(which: Bool[Tensor, " count"], most: int) -> Int[Tensor, " some"]:
+    """At most so many of these places, spread evenly, so that sorted classes all take part."""
+    places = which.nonzero()[:, 0]
+    if len(places) <= most:
+        return places
+    return places[evenly_spaced_indices(len(places), most)]
+
+
+def evenly_spaced_indices(count: int, most: int) -> Int[Tensor, " some"]:
+    """At most so many of the places 0 to count - 1, from the first to the last.
+
+    In whole numbers: float32 would round the last one of 2^24 or more images past the end.
+    """
+    most = min(most, count)
+    return torch.arange(most) * (count - 1) // max(1, most - 1)
+
+
+def _portions(places: Int[Tensor, " count"], batch: int = 256) -> Iterator[BatchIndices]:
+    for some in places.split(batch):
+        yield BatchIndices(some, torch.zeros_like(some))

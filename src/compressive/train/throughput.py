@@ -1,0 +1,31 @@
+"""How fast a run goes, and how much of the time it waits for images."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Throughput:
+    """Steps per second, and the share of the time spent waiting for images, between two looks."""
+
+    def __init__(self) -> None:
+        self.steps_per_second = self.wait_share = 0.0
+        self._last: tuple[float, int, float] | None = None
+        self._paused = self._waited = 0.0
+
+    def update(self, step: int, waited: float) -> None:
+        """Another look."""
+        now = time.perf_counter()
+        if self._last is not None and step > self._last[1]:
+            seconds = max(now - self._last[0] - self._paused, 1e-9)
+            self.steps_per_second = (step - self._last[1]) / seconds
+            self.wait_share = min(1.0, (waited - self._last[2] - self._waited) / seconds)
+        self._last, self._paused, self._waited = (now, step, waited), 0.0, 0.0
+
+    @contextmanager
+    def exclude(self, waited: Callable[[], float]) -> Iterator[None]:
+        """Time that is no training, and waiting in it that is none for training."""
+        begin, before = time.perf_counter(), waited()
+        yield
+        self._paused += time.perf_counter() - begin
+        self._waited += waited() - before

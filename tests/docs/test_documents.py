@@ -1,0 +1,288 @@
+"""What the documents show is done: commands, Python, links; nothing is shown that is not run.
+
+Fences: `python` and `bash` are run here, in the order of the document and in one folder for each
+document. `sh` is run by test_readme.py exactly as written. `text`, `json` and `bibtex` are not
+commands. In `bash` the data that a command names are made up, runs are made tiny by settings put
+behind those of the command, a sweep keeps one value of each setting, and torchrun has two
+processes.
+"""
+
+import io
+import json
+import os
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+import typer
+from processes import together
+from test_readme import DOCUMENTS, ROOT
+from tiny import CHANGES, noise
+from torch.distributed.run import get_args_parser
+from typer.testing import CliRunner
+
+from compressive.cli.app import app
+from compressive.config import Config, override
+from compressive.sweep.plan import Job, plan
+
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOT_RUN = ("text", "json", "bibtex")
+# A folder's own network stays a ResNet-18: timm must be able to load it. A recipe's is replaced by
+# the smallest, which lacks what only larger ones have.
+FOLDER = [*CHANGES, "network.name=resnet18"]
+LACKS = ("small_stem", "same_pool", "first_shortcut", "paper_init")
+RECIPE = [*CHANGES, *(f"network.{name}=false" for name in LACKS)]
+PROGRAM: Any = typer.main.get_command(app)  # a Group, of click or of typer's own copy
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+class Block(NamedTuple):
+    """What stands between two fences."""
+
+    language: str
+    text: str
+
+
+def fenced(text: str) -> list[Block]:
+    found = re.findall(r"^ *```([^\n]*)\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(language.strip(), inside) for language, inside in found]
+
+
+def lines(script: str) -> list[list[str]]:
+    """The words of each command; comments are dropped, a line may go on after a backslash."""
+    whole = script.replace("\\\n", " ").splitlines()
+    return [words for line in whole if (words := shlex.split(line, comments=True))]
+
+
+# --- what a command is run on -------------------------------------------------------------------
+
+
+def put_images(folder: Path, classes: int = 3, each: int = 8) -> None:
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for i in range(each):
+            noise(100, 120, seed=100 * label + i).save(
+                folder / f"class{label}" / f"{label}-{i}.png"
+            )
+
+
+def put_parquet(folder: Path) -> None:
+    """As Hugging Face has CIFAR-10."""
+    folder.mkdir(parents=True)
+    for split, count in (("train", 24), ("test", 12)):
+        cells = []
+        for seed in range(count):
+            file = io.BytesIO()
+            noise(32, 32, seed=seed).save(file, "PNG")
+            cells.append({"bytes": file.getvalue(), "path": f"{seed}.png"})
+        table = pa.table({"img": cells, "label": [i % 3 for i in range(count)]})
+        names = {"label": {"_type": "ClassLabel", "names": ["a", "b", "c"]}}
+        about = {"huggingface": json.dumps({"info": {"features": names}})}
+        place = folder / f"{split}-00000-of-00001.parquet"
+        pq.write_table(table.replace_schema_metadata(about), place)
+
+
+def made_up(place: str) -> str:
+    """A place for images of that name in the present folder, and images there."""
+    assert "torchvision:" not in place, "a document's commands must need no network"
+    if place == "builtin":
+        return place
+    path = Path(place.lstrip("/"))
+    if not path.exists():
+        if "cifar" in path.name:
+            put_parquet(path)
+        elif "imagenet" in path.name:
+            put_images(path / "train")
+            put_images(path / "val", each=2)
+        else:
+            put_images(path)
+    return str(path)
+
+
+def small(words: list[str]) -> list[str]:
+    """A command of ours that takes seconds: other data, fewer steps, fewer values."""
+    name, *rest = words
+    if name == "pretrain":
+        data, *options = rest
+        changes = RECIPE if "--recipe" in options else FOLDER
+        return [name, made_up(data), *options, *_sets(*changes)]
+    if name == "evaluate":
+        if "--on" in rest:
+            rest[rest.index("--on") + 1] = made_up(rest[rest.index("--on") + 1])
+        return [name, *rest, "--images", "24", "--device", "cpu", "--epochs", "1"]
+    if name == "sweep":
+        data, *options = rest
+        return [name, made_up(data), *_narrow(options), *_sets(*RECIPE)]
+    return words
+
+
+def _sets(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
+
+
+def _narrow(options: list[str]) -> list[str]:
+    """One seed and one value of each setting; a preset is tested where sweeps are."""
+    kept = list(options)
+    for i, word in enumerate(options[:-1]):
+        if word in ("--seeds", "--vary"):
+            kept[i + 1] = options[i + 1].split(",")[0]
+        if word == "--preset":
+            kept[i : i + 2] = ["--vary", "views.crop_area_min=0.5"]
+    return [*kept, "--images", "24", "--only", "knn"]
+
+
+def run_command(words: list[str]) -> None:
+    words = words[2:] if words[:2] == ["uv", "run"] else words
+    if words[0] == "torchrun":
+        run_together(words[1:])
+        return
+    assert words[0] == "compressive", f"teach this test to run {shlex.join(words)!r}"
+    ours = small(words[1:])
+    if ours[0] == "sweep":
+        planned(words[2:])  # as it is written: all values and the preset
+        run_as_sweep(ours[1:])
+    invoke(ours)
+
+
+def invoke(words: list[str]) -> str:
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, f"{shlex.join(words)}: {found.output}{found.exception!r}"
+    assert found.stdout
+    return found.stdout
+
+
+def planned(words: list[str]) -> tuple[dict[str, Any], list[Job]]:
+    """What a sweep is given, and its runs."""
+    given = PROGRAM.commands["sweep"].make_context("sweep", list(words)).params
+    of = {name: given[name] for name in ("recipe", "vary", "preset", "seeds", "changes")}
+    return given, plan(given["data"], **{name: value for name, value in of.items() if value})
+
+
+def run_as_sweep(words: list[str]) -> None:
+    """Do here what a sweep would start a process for; the sweep then finds it done.
+
+    A process takes eight seconds to import torch and timm. That sweeps start them is in
+    test_sweep.py.
+    """
+    given, (job,) = planned(words)
+    data, changes, out = given["data"], list(given["changes"]), given["out"]
+    run, tasks = str(out / job.name), ["--only", given["only"], "--images", str(given["images"])]
+    sets = _sets(*changes, *job.changes)
+    invoke(["pretrain", data, "--recipe", given["recipe"], *sets, "--out", run])
+    invoke(["evaluate", run, *tasks])
+    about = {name: given[name] for name in ("data", "recipe", "suite", "only", "images")}
+    about |= {"set": changes, "varied": list(job.varied)}
+    state = {"about": about, "runs": {job.name: "done"}}
+    (out / "sweep.json").write_text(json.dumps(state))
+
+
+def run_together(words: list[str]) -> None:
+    """What torchrun starts, in two processes; torchrun itself is in test_train.py."""
+    known = get_args_parser().parse_args(words)
+    assert (known.module, known.training_script) == (True, "compressive")
+    meeting = Path.cwd() / "meeting"
+    ours = small(known.training_script_args)
+    ours += _sets(*RECIPE) if ours[0] == "pretrain" else []
+    together(worker, (str(Path.cwd()), f"file://{meeting}", ours), 2)
+    meeting.unlink(missing_ok=True)
+
+
+def worker(rank: int, folder: str, meeting: str, words: list[str]) -> None:
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=2)
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, f"{found.output}{found.exception!r}"
+
+
+def run_python(source: str, name: str) -> None:
+    for path in map(Path, re.findall(r'"([\w./-]+\.(?:jpg|png))"', source)):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noise(40, 50).save(path)
+    exec(compile(source, name, "exec"), {"__name__": "__document__"})
+
+
+# --- the tests ----------------------------------------------------------------------------------
+
+RUN = [d for d in DOCUMENTS if any(b.language in ("bash", "python") for b in fenced(d.read_text()))]
+
+
+@pytest.mark.parametrize("document", RUN, ids=name_of)
+def test_commands_and_snippets_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for language, text in fenced(document.read_text()):
+        if language == "python":
+            run_python(text, document.name)
+        elif language == "bash":
+            for words in lines(text):
+                run_command(words)
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=name_of)
+def test_every_block_is_run_or_is_no_command(document: Path) -> None:
+    """`text` is for what a command answers, and for drawings."""
+    allowed = {"python", "bash", *NOT_RUN, *(["sh"] if document.name == "README.md" else [])}
+    for language, text in fenced(document.read_text()):
+        begin = text.strip().splitlines()[0]
+        assert language in allowed, f"say ```bash, ```python or ```text above {begin!r}"
+        if language in NOT_RUN:
+            hidden = re.search(r"^ *(\$ |uv run |compressive |torchrun |import )", text, re.M)
+            assert hidden is None, f"run this: {begin!r}"
+
+
+def test_the_check_above_finds_every_block() -> None:
+    text = "a\n```\nx\n```\n- b\n  ```bash\n  y \\\n    z # w\n  ```\n"
+    assert fenced(text) == [("", "x\n"), ("bash", "  y \\\n    z # w\n")]
+    assert lines(fenced(text)[1].text) == [["y", "z"]]
+
+
+def inline(text: str) -> list[str]:
+    """Commands of ours in the middle of a sentence."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    return [s for s in spans if s.startswith(("compressive ", "--"))]
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=name_of)
+def test_commands_in_a_sentence_name_what_exists(document: Path) -> None:
+    of = {
+        n: {o for p in c.params for o in (*p.opts, *p.secondary_opts)}
+        for n, c in PROGRAM.commands.items()
+    }
+    every = set.union(*of.values())
+    for span in inline(document.read_text()):
+        words = shlex.split(span.replace("[", " ").replace("]", " "))
+        is_whole = words[0] == "compressive" and words[1] != "--help"
+        assert not is_whole or words[1] in of, span
+        known = (of[words[1]] if is_whole else every) | {"--help"}
+        assert {w for w in words if w.startswith("--")} <= known, span
+        changes = [
+            value for name, value in pairwise(words) if name == "--set" and value != "NAME=VALUE"
+        ]
+        override(Config(method="c-byol"), *changes)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= set(re.findall(r"\]\((\w[\w.-]*\.md)\)", index))

@@ -1,0 +1,311 @@
+"""The meter on held-out pairs: the objectives' own numbers, image by image, and no trace left."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from exact import ratio
+from scipy import special
+from tiny import tiny
+from torch import Tensor, nn
+
+from compressive.augment.ops import augment
+from compressive.augment.params import paper_views
+from compressive.config import METHODS, is_compressed, is_contrastive
+from compressive.data.loaders import Batch
+from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.tasks.information import direction_of, information, mean
+from compressive.evaluation.tasks.smoothness import PERTURBATIONS, keyed_sample, smoothness
+from compressive.methods import Bootstrap, Contrastive, build
+from compressive.objectives import csimclr_loss
+from compressive.rng import image_keys
+
+BOOTSTRAPS = ("c-byol", "c-simsiam")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE, COUNT = 16, 6
+PAIR = paper_views()
+HELD = 2**32 - 1
+
+
+def made(name: str, *changes: str) -> Contrastive | Bootstrap:
+    """A method with statistics of its own in every batch norm, in training mode."""
+    torch.manual_seed(0)
+    method = build(tiny(f"method={name}", *changes))
+    for part in method.modules():
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) and part.running_mean is not None:
+            nn.init.normal_(part.running_mean, std=0.3)
+    return method
+
+
+def held(count: int = COUNT, first: int = 0) -> Batch:
+    one = torch.ones(count, dtype=torch.int64)
+    everyone = torch.randint(256, (20, 3, 20, 20), generator=torch.Generator().manual_seed(0))
+    images = everyone[first : first + count]
+    index = torch.arange(first, first + count)
+    return Batch(images.to(torch.uint8), 18 * one, 20 * one, index, 0 * one, -one)
+
+
+def views(batch: Batch, seed: int = 0, draw: int = 0) -> list[Tensor]:
+    """The two views, each made alone."""
+    pair = []
+    for number, view in enumerate(PAIR):
+        keys = image_keys(batch.index, seed=seed, epoch=HELD, view=2 * draw + number)
+        sizes = batch.height, batch.width
+        pair.append(augment(batch.images, keys, view, SIZE, height=sizes[0], width=sizes[1]))
+    return pair
+
+
+def of(method, batches: list[Batch] | None = None, **settings) -> Any:
+    batches = [held()] if batches is None else batches
+    return information(method, batches, PAIR, **{"size": SIZE, **settings})
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    assert isinstance(actual, Tensor)
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+# Values
+
+
+def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> None:
+    """Two draws of views and z, each by hand, and averaged."""
+    method = made("c-simclr").eval()
+    assert isinstance(method, Contrastive)
+    found = of(method, seed=5, draws=2)
+    expected = []
+    for draw in (0, 1):
+        with torch.no_grad():
+            r = [method.projection(method.encoder(view)) for view in views(held(), 5, draw)]
+        z = []
+        for number, each in enumerate(r):
+            keys = image_keys(torch.arange(COUNT), seed=5, epoch=HELD - 1, view=2 * draw + number)
+            z.append(keyed_sample(VonMisesFisher(F.normalize(each, dim=1), 1024.0), keys))
+        zs = {"z_x": z[0], "z_y": z[1]}
+        loss = csimclr_loss(r[0], r[1], kappa_e=1024.0, kappa_b=10.0, rate="closed", **zs)
+        expected.append(
+            (
+                F.cosine_similarity(*r),
+                (loss.residual_x + loss.residual_y) / 2,
+                loss.movable,
+                (loss.predictive_x + loss.predictive_y) / 2,
+            )
+        )
+        bound = loss.bound
+    for actual, one, other in zip(found[1:5], *expected, strict=True):
+        close(actual, (one + other) / 2)
+    assert found.bound == bound == pytest.approx(math.log(2 * COUNT - 1))
+    assert found.index.tolist() == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("name", "sees"), [(name, "own") for name in METHODS] + [(c, "other") for c in BOOTSTRAPS]
+)
+def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
+    """With z at its mode nothing is drawn: the step in evaluation mode says the same."""
+    config = tiny(f"method={name}")
+    mode = ["bottleneck.sample=false", "bottleneck.rate=closed", f"bottleneck.b_sees={sees}"]
+    method = made(name, *(mode if is_compressed(config) else []))
+    found = of(method)
+    with torch.no_grad():
+        step = method.eval()(*views(held()))
+    compared = {}
+    for field in ("agreement", "residual", "movable", "predictive"):
+        values, expected = getattr(found, field), getattr(step, field)
+        assert (values is None) == (expected is None)
+        if values is not None:
+            assert len(values) == COUNT
+            close(values.mean(), expected)
+            compared[field] = mean(values)
+    assert found.means() == compared
+    assert ("predictive" in compared) == is_contrastive(config)
+    assert ("residual" in compared) == ("movable" in compared) == is_compressed(config)
+    assert (found.bound is None) == (not is_contrastive(config))
+
+
+@pytest.mark.parametrize("name", ["c-simclr", "c-moco-v3", "c-byol", "c-simsiam"])
+def test_the_residual_is_the_expectation_over_z(name: str) -> None:
+    """What a step has at rate=closed, though the method samples in training."""
+    found = of(made(name))
+    with torch.no_grad():
+        step = made(name, "bottleneck.rate=closed").eval()(*views(held()))
+    close(found.residual.mean(), step.residual)
+
+
+def log_constant(n: int, kappa: float) -> float:
+    """log C_n(kappa) by scipy."""
+    bessel = math.log(special.ive(n / 2 - 1, kappa)) + kappa
+    return (n / 2 - 1) * math.log(kappa) - n / 2 * math.log(2 * math.pi) - bessel
+
+
+def test_cbyol_is_the_written_out_divergence() -> None:
+    """KL[e || b] = kappa_e A - kappa_b A cos + log C_e - log C_b, b from the target of the view."""
+    method = made("c-byol", "bottleneck.kappa_e=16384", "bottleneck.kappa_b=10").eval()
+    assert isinstance(method, Bootstrap)
+    assert method.target is not None
+    assert method.backward_encoder is not None
+    found = of(method)
+    residual, movable = [], []
+    for view in views(held()):
+        with torch.no_grad():
+            e = F.normalize(method.predictor(method.projection(method.encoder(view))), dim=1)
+            b = method.backward_encoder(F.normalize(method.target(view), dim=1))
+        cosine = (e * F.normalize(b, dim=1)).sum(1).double().numpy()
+        a = ratio(8, 16384.0)
+        floor = (16384 - 10) * a + log_constant(8, 16384.0) - log_constant(8, 10.0)
+        residual.append(floor + 10 * a * (1 - cosine))
+        movable.append(10 * a * (1 - cosine))
+    # Steps of float32 near 20 nats, and cosines of float32.
+    close(found.residual, torch.from_numpy(np.mean(residual, 0)).float(), atol=2e-5)
+    close(found.movable, torch.from_numpy(np.mean(movable, 0)).float(), atol=1e-5)
+
+
+def test_predictive_cannot_exceed_its_bound_and_a_perfect_encoder_nearly_reaches_it() -> None:
+    """Each image its own axis, whatever the view: log K - log(1 + (K - 1) e^-kappa_b)."""
+
+    class Axis(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.eye(COUNT).repeat(2, 1) + 0 * images.mean()
+
+    found = of(Contrastive(Axis(), nn.Identity(), kappa_b=10.0))
+    assert found.bound == pytest.approx(math.log(2 * COUNT - 1))
+    expected = math.log(2 * COUNT - 1) - math.log1p((2 * COUNT - 2) * math.exp(-10))
+    close(found.predictive, torch.full((COUNT,), expected))
+    close(found.agreement, torch.ones(COUNT))
+
+
+# Batches and seeds
+
+
+def test_a_shorter_batch_has_another_k_and_is_left_out() -> None:
+    method = made("c-simclr")
+    batches = [held(4), held(4, 4), held(3, 8)]
+    found, whole = of(method, batches), of(method, batches[:2])
+    assert (found.dropped, whole.dropped) == (3, 0)
+    assert found.index.tolist() == list(range(8))
+    assert found.protocol["batch"] == 4
+    assert found.bound == pytest.approx(math.log(7))
+    for one, other in zip(found[:5], whole[:5], strict=True):
+        close(one, other, rtol=0, atol=0)
+
+
+def test_batches_change_nothing_where_images_are_alone() -> None:
+    """Everything of BYOL, and of C-SimCLR all but `predictive`; convolutions round by batch."""
+    byol = made("c-byol")
+    whole, split = of(byol, [held(7)]), of(byol, [held(4), held(3, 4)])
+    assert (split.dropped, split.predictive) == (0, None)
+    for one, other in zip(whole[1:4], split[1:4], strict=True):
+        close(other, one, rtol=1e-4, atol=1e-4)
+    simclr = made("c-simclr")
+    whole, split = of(simclr, [held(8)]), of(simclr, [held(4), held(4, 4)])
+    for one, other in zip(whole[1:4], split[1:4], strict=True):
+        close(other, one, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(whole.predictive, split.predictive)
+
+
+def test_one_seed_repeats_and_leaves_the_generator_alone() -> None:
+    method = made("c-simclr")
+    state = torch.get_rng_state()
+    once, again, other = of(method), of(method), of(method, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    close(again.predictive, once.predictive, rtol=0, atol=0)
+    assert not torch.allclose(once.predictive, other.predictive)
+    assert json.loads(json.dumps(once.protocol)) == once.protocol
+    assert once.protocol | {"seed": 1} == other.protocol
+
+
+def test_how_the_views_were_made_is_recorded() -> None:
+    """Nats of weaker augmentations are other nats."""
+    weaker = paper_views(crop_area_min=0.9)
+    found = information(made("simclr"), [held()], weaker, size=SIZE)
+    assert found.protocol["views"] == [asdict(view) for view in weaker]
+    assert [view["crop_area_min"] for view in of(made("simclr")).protocol["views"]] == [0.08, 0.08]
+
+
+def test_mean_and_standard_error_are_numpys() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    found = mean(torch.from_numpy(values))
+    assert found.value == pytest.approx(values.mean(), rel=1e-12)
+    assert found.error == pytest.approx(values.std(ddof=1) / math.sqrt(50), rel=1e-12)
+
+
+def test_bfloat16_networks_give_float32_nats() -> None:
+    plain, half = of(made("c-simclr")), of(made("c-simclr"), precision=torch.bfloat16)
+    for one, other in zip(plain[1:5], half[1:5], strict=True):
+        # assert_close compares dtypes too. 8 bits per layer; cosines to about 0.01.
+        close(other, one, rtol=0.05, atol=0.15)
+        assert not torch.equal(one, other)
+
+
+# No trace
+
+
+@pytest.mark.parametrize("name", ["c-moco-v3", "c-byol"])
+def test_nothing_changes(name: str) -> None:
+    method = made(name)
+    method.predictor.eval()  # pyright: ignore[reportOptionalMemberAccess]
+    modes = [part.training for part in method.modules()]
+    assert len(set(modes)) == 2
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+    of(method)
+    direction_of(method)(views(held())[0])
+    assert [part.training for part in method.modules()] == modes
+    for key, value in method.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    assert all(weight.grad is None for weight in method.parameters())
+
+
+def test_a_change_of_any_buffer_is_found_and_modes_are_restored() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.seen += 1
+            return images.mean((2, 3))
+
+    method = Contrastive(Counts(), nn.Identity())
+    with pytest.raises(AssertionError, match="seen changed during an evaluation"):
+        of(method)
+    assert method.training
+
+
+# Directions
+
+
+@pytest.mark.parametrize("name", ["c-simclr", "moco-v3", "c-byol", "simsiam"])
+def test_directions_are_where_z_is_drawn(name: str) -> None:
+    method = made(name)
+    x = views(held())[0]
+    found = direction_of(method)(x)
+    assert method.training
+    with torch.no_grad():
+        expected = method.eval().projection(method.encoder(x))
+        if name != "c-simclr":
+            assert method.predictor is not None
+            expected = method.predictor(expected)
+    close(found, expected / expected.norm(dim=1, keepdim=True))
+    assert not found.requires_grad
+
+
+def test_directions_feed_the_smoothness() -> None:
+    found = smoothness(direction_of(made("c-simclr")), [held()], size=SIZE)
+    assert list(found.local) == [each.name for each in PERTURBATIONS]
+    assert all(local.mean > 0 and local.dropped == 0 for local in found.local.values())
+
+
+def test_bad_arguments_are_refused() -> None:
+    method = made("simclr")
+    with pytest.raises(ValueError, match="draws must be 1 pair of views or more, got 0"):
+        of(method, draws=0)
+    with pytest.raises(ValueError, match="batches must hold one image or more"):
+        of(method, [])
+    with pytest.raises(ValueError, match="both views must be antialiased or neither"):
+        information(method, [held()], (PAIR[0], replace(PAIR[1], antialias=True)), size=SIZE)

@@ -1,0 +1,343 @@
+"""Local Lipschitz estimates: equal to what scipy and colorsys make of single images.
+
+Longer than 300 lines: the eight operators and the estimate are written out once more.
+"""
+
+import colorsys
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact import CosineLaw, ratio
+from scipy import integrate
+from scipy import stats as scipy_stats
+from torch import Tensor
+from torch.nn.functional import normalize as unit
+
+from compressive.augment.ops import MEAN, STD
+from compressive.data.loaders import Batch
+from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.tasks.smoothness import (
+    PERTURBATIONS,
+    Local,
+    Smoothness,
+    histogram,
+    keyed_sample,
+    perturb,
+    smoothness,
+)
+from compressive.rng import image_keys
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+stats: Any = scipy_stats  # its stubs know whole-numbered kappas only
+SIZE, DIM = 8, 16
+NAMES = [each.name for each in PERTURBATIONS]
+
+
+def pictures(count: int = 5, side: int = SIZE, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (count, 3, side, side), generator=generator).to(torch.uint8)
+
+
+def batch(images: Tensor, first: int = 0, height: int | None = None, width: int | None = None):
+    one = torch.ones(len(images), dtype=torch.int64)
+    index = torch.arange(first, first + len(images))
+    sizes = one * (height or images.shape[2]), one * (width or images.shape[3])
+    return Batch(images, *sizes, index, 0 * one, -one)
+
+
+def network(side: int = SIZE, dim: int = DIM):
+    """A direction that is no unit vector yet, linear in the normalized image, in float64."""
+    weight = torch.randn(3 * side * side, dim, generator=torch.Generator().manual_seed(1)).double()
+    return lambda images: 5.0 + images.double().flatten(1) @ weight / side
+
+
+def measured(images: Tensor | None = None, **settings) -> Smoothness:
+    images = pictures() if images is None else images
+    return smoothness(network(), [batch(images)], **{"size": SIZE, **settings})
+
+
+# Operators, one pixel at a time
+
+ROOM = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}  # the paper's table
+
+
+def changed(x: np.ndarray, name: str) -> np.ndarray:
+    """TensorFlow's adjust_brightness, _contrast, _saturation, _hue of one (3, h, w) image."""
+    kind, amount = name[:-1], ROOM[name[:-1]] * (1 if name.endswith("+") else -1)
+    if kind == "brightness":
+        return np.clip(x + amount, 0, 1)
+    if kind == "contrast":
+        mean = x.mean((1, 2), keepdims=True)
+        return np.clip(mean + (1 + amount) * (x - mean), 0, 1)
+    out = np.empty_like(x)
+    for i, j in np.ndindex(x.shape[1:]):
+        h, s, v = colorsys.rgb_to_hsv(*x[:, i, j])
+        if kind == "saturation":
+            s = min(s * (1 + amount), 1)
+        else:
+            h = (h + amount) % 1
+        out[:, i, j] = colorsys.hsv_to_rgb(h, s, v)
+    return np.clip(out, 0, 1)
+
+
+@pytest.mark.parametrize("perturbation", PERTURBATIONS, ids=NAMES)
+def test_perturbations_are_the_papers(perturbation) -> None:
+    """Eight of them; in float32 to a few of its steps."""
+    assert [f"{kind}{sign}" for kind in ROOM for sign in "+-"] == NAMES
+    images = pictures().double() / 255
+    ours = perturb(images.float(), perturbation)
+    for image, one in zip(images.numpy(), ours, strict=True):
+        np.testing.assert_allclose(one, changed(image, perturbation.name), rtol=0, atol=1e-6)
+
+
+# Estimates
+
+
+def directions(x: np.ndarray) -> np.ndarray:
+    mean, std = (np.array(each)[:, None, None] for each in (MEAN, STD))
+    mu = network()(torch.from_numpy((x - mean) / std)[None])[0].numpy()
+    return mu / np.linalg.norm(mu)
+
+
+@pytest.mark.parametrize("z", ["mode", "sample"])
+@pytest.mark.parametrize("kappa", [10.0, 1024.0])
+def test_estimates_are_scipys_log_densities(z, kappa: float) -> None:
+    """|log e(z|x) - log e(z|x')| over the L2 norm; pixels in float32 leave five digits."""
+    images = pictures()
+    found = measured(images, z=z, kappa=kappa, seed=3).local
+    for name in NAMES:
+        for i, image in enumerate(images.double().numpy() / 255):
+            other = changed(image, name)
+            mu, mu_other = directions(image), directions(other)
+            at = mu
+            if z == "sample":
+                keys = image_keys(torch.tensor([i]), seed=3, epoch=2**32 - 1, view=2**32 - 2)
+                e = VonMisesFisher(torch.from_numpy(mu)[None], kappa)
+                at = keyed_sample(e, keys)[0].numpy()
+            apart = abs(
+                stats.vonmises_fisher(mu, kappa).logpdf(at)
+                - stats.vonmises_fisher(mu_other, kappa).logpdf(at)
+            )
+            dx = other - image
+            normalized = dx / np.array(STD)[:, None, None]
+            kl = kappa * ratio(DIM, kappa) * (1 - mu @ mu_other)
+            local = found[name]
+            rel = 1e-4 if z == "sample" else 2e-5  # |z.(mu - mu')| may come near 0
+            expected = apart / math.sqrt((dx**2).sum())
+            assert local.value[i].item() == pytest.approx(expected, rel=rel)
+            expected = apart / np.linalg.norm(normalized)
+            assert local.normalized[i].item() == pytest.approx(expected, rel=rel)
+            assert local.squared[i].item() == pytest.approx(kl / (dx**2).sum(), rel=2e-5)
+
+
+def test_squared_is_the_divergence_of_two_circular_distributions() -> None:
+    """KL[e || e'] on the circle by quadrature of scipy's densities."""
+
+    def direction(images: Tensor) -> Tensor:
+        angle = images.double().mean((1, 2, 3))
+        return torch.stack([angle.cos(), angle.sin()], 1)
+
+    flat = torch.full((1, 3, SIZE, SIZE), 102, dtype=torch.uint8)  # 0.4, then 0.8
+    found = smoothness(direction, [batch(flat)], size=SIZE, kappa=20.0).local["brightness+"]
+    start, end = np.mean((0.4 - np.array(MEAN)) / STD), np.mean((0.8 - np.array(MEAN)) / STD)
+    p, q = stats.vonmises(20.0, start), stats.vonmises(20.0, end)
+    kl, _ = integrate.quad(
+        lambda t: p.pdf(t) * (p.logpdf(t) - q.logpdf(t)), -math.pi, math.pi, points=[start]
+    )
+    assert found.squared.item() == pytest.approx(kl / (3 * SIZE**2 * 0.16), rel=1e-6)
+
+
+def test_the_mean_of_z_gives_the_divergence_and_the_mode_more() -> None:
+    """A_256(1024) = 0.8832 of the mode's value, to the four digits of the specification."""
+    direction, images = network(dim=256), [batch(pictures())]
+    mode = smoothness(direction, images, size=SIZE)
+    mean = smoothness(direction, images, size=SIZE, z="mean")
+    for name in NAMES:
+        share = mean.local[name].value / mode.local[name].value
+        np.testing.assert_allclose(share, ratio(256, 1024), rtol=1e-9)
+        np.testing.assert_allclose(share, 0.8832, atol=5e-5)
+        assert torch.equal(mode.local[name].squared, mean.local[name].squared)
+
+
+def test_estimates_grow_with_kappa_and_not_with_the_length_of_directions() -> None:
+    once = measured(kappa=100.0).local
+    for other, factor in ((measured(kappa=300.0).local, 3.0), (measured(kappa=1.0).local, 0.01)):
+        for name in NAMES:
+            np.testing.assert_allclose(other[name].value, factor * once[name].value, rtol=1e-12)
+    scaled = smoothness(lambda x: 7 * network()(x), [batch(pictures())], size=SIZE, kappa=100.0)
+    np.testing.assert_allclose(scaled.local["hue+"].value, once["hue+"].value, rtol=1e-9)
+
+
+def test_there_and_back_are_the_same() -> None:
+    """102 gray levels are 0.4: brighter is the way back of darker where nothing is clipped."""
+    dark = (pictures().double() * 0.6).to(torch.uint8)
+    assert dark.max() <= 153
+    there, back = measured(dark).local["brightness+"], measured(dark + 102).local["brightness-"]
+    np.testing.assert_allclose(there.value, back.value, rtol=1e-5)
+    np.testing.assert_allclose(there.squared, back.squared, rtol=1e-5)
+
+
+def test_small_changes_are_not_lost_in_rounding() -> None:
+    """1 - cos of 1e-8 and less from float32 directions, where 1 - mu.mu' would be noise."""
+
+    def direction(images: Tensor) -> Tensor:
+        gray = images.mean((1, 2, 3))
+        return torch.stack([torch.ones_like(gray), 1e-4 * gray], 1)
+
+    flat = torch.full((1, 3, SIZE, SIZE), 102, dtype=torch.uint8)  # 0.4, then 0.8
+    local = smoothness(direction, [batch(flat)], size=SIZE, kappa=1.0).local["brightness+"]
+    change = 0.4 * np.mean(1 / np.array(STD)) * 1e-4
+    expected = 0.5 * change**2 / math.sqrt(3 * SIZE**2 * 0.16)  # angle^2 / 2
+    assert 0.5 * change**2 < 2e-8
+    assert local.value.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_images_that_do_not_change_are_dropped_and_counted() -> None:
+    """Also where resizing rounds: gray has no hue, flat no contrast, white nothing brighter."""
+    gray = pictures(1, 40)[:, :1].expand(1, 3, 40, 40)
+    white, black = torch.full((2, 1, 3, 40, 40), 255, dtype=torch.uint8)
+    flat = torch.tensor([200, 100, 37], dtype=torch.uint8)[None, :, None, None].expand_as(gray)
+    images = torch.cat([gray, white, 0 * black, flat, pictures(1, 40)])
+    found = smoothness(network(33), [batch(images)], size=33).local
+    kept = {name: local.index.tolist() for name, local in found.items()}
+    assert kept == {
+        "brightness+": [0, 2, 3, 4],
+        "brightness-": [0, 1, 3, 4],
+        **{f"contrast{sign}": [0, 4] for sign in "+-"},
+        **{f"{kind}{sign}": [3, 4] for kind in ("saturation", "hue") for sign in "+-"},
+    }
+    for local in found.values():
+        assert local.dropped == 5 - len(local.index)
+        assert {len(each) for each in local[:4]} == {len(local.index)}
+        assert local.mean == pytest.approx(np.mean(local.value.tolist()))
+        assert local.bound == pytest.approx(max(local.squared.tolist()) ** 0.5)
+        assert (local.value > 0).all()
+
+
+def test_nothing_left_is_no_number() -> None:
+    found = measured(pictures(2)[:, :1].expand(2, 3, SIZE, SIZE)).local["hue+"]
+    assert found.dropped == 2
+    assert math.isnan(found.mean)
+    assert math.isnan(found.bound)
+
+
+@pytest.mark.parametrize("z", ["mode", "sample", "mean"])
+def test_batches_and_canvases_change_nothing(z) -> None:
+    images = pictures(7, 20)[:, :, :16, :18]
+    canvas = torch.nn.functional.pad(images, (0, 6, 0, 8))
+    whole = smoothness(network(12), [batch(images)], size=12, z=z).local
+    parts = [batch(canvas[i:j], i, 16, 18) for i, j in ((0, 1), (1, 5), (5, 7))]
+    split = smoothness(network(12), parts, size=12, z=z).local
+    other = smoothness(network(12), parts, size=12, z=z, seed=1).local
+    for name in NAMES:
+        for one, same in zip(whole[name][:4], split[name][:4], strict=True):
+            np.testing.assert_allclose(one, same, rtol=1e-4)  # pixels in float32, see above
+        assert torch.equal(split[name].value, other[name].value) == (z != "sample")
+
+
+def test_bfloat16_is_asked_of_the_network_only() -> None:
+    linear = torch.nn.Linear(3 * SIZE**2, DIM)
+    seen = set()
+
+    def direction(images: Tensor) -> Tensor:
+        out = linear(images.flatten(1))
+        seen.add(out.dtype)
+        return out
+
+    plain = smoothness(direction, [batch(pictures())], size=SIZE)
+    half = smoothness(direction, [batch(pictures())], size=SIZE, precision=torch.bfloat16)
+    assert seen == {torch.float32, torch.bfloat16}
+    assert half.protocol["precision"] == "bfloat16"
+    for name in ("brightness-", "contrast+"):
+        assert half.local[name].value.dtype == torch.float64
+        # Directions of 8 bits: 1 - cos of 0.02 and more to a few percent.
+        assert half.local[name].mean == pytest.approx(plain.local[name].mean, rel=0.05)
+
+
+def test_choices_are_stated() -> None:
+    protocol = measured(kappa=16384.0, z="mean", seed=4).protocol
+    assert json.loads(json.dumps(protocol)) == protocol
+    stated = {key: protocol[key] for key in ("kappa", "z", "seed", "images", "precision")}
+    assert list(stated.values()) == [16384.0, "mean", 4, 5, "float32"]
+    assert "L2 over all 192 values" in protocol["norm"]
+    assert "[0, 1]" in protocol["unit"]
+    assert protocol["perturbations"]["contrast-"] == 0.6
+
+
+# Samples by key
+
+
+@pytest.mark.parametrize(("dim", "kappa"), [(3, 5.0), (16, 10.0), (129, 1024.0)])
+def test_keyed_samples_have_the_law_of_vmf(dim: int, kappa: float) -> None:
+    count = 4000
+    mu = unit(torch.arange(1.0, dim + 1).double(), dim=0).expand(count, dim)
+    keys = image_keys(torch.arange(count), seed=0)
+    z = keyed_sample(VonMisesFisher(mu, kappa), keys)
+    cosine = (z * mu).sum(1)
+    np.testing.assert_allclose(z.norm(dim=1), 1, atol=1e-12)
+    assert CosineLaw(dim, kappa).ks(torch.arccos(cosine.clamp(-1, 1)).numpy()) > 0.01
+    # Around mu all directions are alike: their mean is 0 and their covariance I / (dim - 1).
+    tangent = unit(z - cosine[:, None] * mu, dim=1)
+    assert tangent.mean(0).norm() < 5 / math.sqrt(count)
+    across = torch.linalg.eigvalsh(tangent.T @ tangent / count)[1:] * (dim - 1)
+    assert (across - 1).abs().max() < 5 * math.sqrt(dim / count)
+    some = keyed_sample(VonMisesFisher(mu[5:9], kappa), keys[5:9])
+    np.testing.assert_allclose(some, z[5:9], rtol=0, atol=1e-12)
+
+
+# Histograms
+
+
+def test_histogram_is_numpys() -> None:
+    """Common bins; numpy's density is of the values within them, ours of all."""
+    rng = np.random.default_rng(0)
+    a, b = rng.gamma(2, 0.1, 5000), rng.gamma(2, 0.2, 3000)
+    found = histogram(torch.from_numpy(a), torch.from_numpy(b).float())
+    top = np.percentile(a, 99.5)
+    assert len(found.edges) == 101
+    assert found.second is not None
+    assert found.second_beyond is not None
+    for values, density, beyond in (
+        (a, found.first, found.first_beyond),
+        (b.astype(np.float32), found.second, found.second_beyond),
+    ):
+        theirs, edges = np.histogram(values, 100, (0, top), density=True)
+        np.testing.assert_allclose(found.edges, edges, rtol=1e-12)
+        assert beyond == pytest.approx((values > top).mean(), rel=1e-12)
+        np.testing.assert_allclose(density, theirs * (1 - beyond), rtol=1e-9)
+        area = (density * found.edges.diff()).sum().item()
+        assert area + beyond == pytest.approx(1, rel=1e-9)
+    assert found.first_beyond == pytest.approx(0.005, abs=1 / 5000)
+    assert found.second_beyond > 0.05
+
+
+def test_histogram_of_one_set_of_zeros_and_of_some_bins() -> None:
+    zeros = histogram(torch.zeros(4), bins=10)
+    assert zeros.first.tolist() == [10.0] + [0.0] * 9  # all in the first of 10 bins on [0, 1]
+    assert (zeros.second, zeros.second_beyond) == (None, None)
+    assert len(histogram(torch.rand(9), bins=3).first) == 3
+
+
+def test_a_direction_that_never_moves_is_perfectly_smooth() -> None:
+    found = smoothness(lambda x: torch.ones(len(x), 4), [batch(pictures())], size=SIZE)
+    for local in found.local.values():
+        assert isinstance(local, Local)
+        assert local.mean == local.bound == 0
+
+
+def test_bad_arguments_are_refused() -> None:
+    for call, message in [
+        (lambda: measured(kappa=0.0), "kappa must be a finite number above 0, got 0.0"),
+        (lambda: measured(z="median"), "z must be one of mode, sample, mean, got 'median'"),
+        (lambda: smoothness(network(), [], size=SIZE), "batches must hold one image or more"),
+        (lambda: histogram(torch.zeros(0)), r"first must be \(count,\) with 1 .* got \(0,\)"),
+        (lambda: histogram(torch.ones(2), torch.ones(1, 2)), r"second must be .* got \(1, 2\)"),
+        (lambda: histogram(torch.ones(2), bins=0), "bins must be 1 or more, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,0 +1,53 @@
+"""Evaluation on a GPU: the CPU's corruptions and minima, and every task to its end."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_suite import paint
+from tiny import silent, tiny
+
+from compressive.corruptions.corrupt import EXTRAS, NAMES, corrupt
+from compressive.evaluation import logistic
+from compressive.evaluation.suite import evaluate
+from compressive.train.loop import pretrain
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+
+
+@pytest.mark.parametrize("name", [n for n in (*NAMES, *EXTRAS) if n != "frost"])
+def test_a_corruption_is_the_cpus(name: str) -> None:
+    """Bytes differ where float64 sums in another order fall on the edge of truncation."""
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (64, 3, 32, 32), generator=random, dtype=torch.uint8)
+    index = torch.arange(64)
+    here = corrupt(images, name, 3, index=index)
+    there = corrupt(images.cuda(), name, 3, index=index.cuda()).cpu()
+    assert (here != there).double().mean() < 1e-3
+    assert (here.int() - there.int()).abs().max() <= (255 if name == "spatter" else 1)
+
+
+def test_minima_are_the_cpus() -> None:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.randint(5, (400,), generator=random)
+    feats = (torch.randn(400, 32, generator=random) + labels[:, None] / 2).relu()
+    here = logistic.fit(feats.double(), labels, classes=5)
+    there = logistic.fit(feats.cuda(), labels.cuda(), classes=5)
+    torch.testing.assert_close(there.loss.cpu(), here.loss, rtol=1e-6, atol=0)
+
+
+def test_every_task_ends(tmp_path: Path) -> None:
+    paint(tmp_path / "data" / "train", seed=0, each=40)
+    paint(tmp_path / "data" / "test", seed=1, each=12)
+    config = tiny(f"data.source={tmp_path / 'data'}", "method=c-simclr", "train.steps=8")
+    pretrain(config, tmp_path / "run", display=silent())
+    results, _ = evaluate(str(tmp_path / "run"), device="cuda", epochs=2, display=silent())
+    too_few = ("k = 200", "few labels 1%", "frost")  # of 120 images, and of no photographs of frost
+    assert len(results.skipped) == 3, results.skipped
+    assert all(why in text for why, text in zip(too_few, results.skipped, strict=True))
+    found = {(r.task, r.metric): r.value for r in results.records}
+    assert found["logistic", "top-1"] > 0.6
+    assert {"linear", "corruptions", "information"} <= {task for task, _ in found}

@@ -1,0 +1,447 @@
+"""Longer than 300 lines: the official steps of four methods, and what all eight must hold to."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import compiled_methods
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import golden_arrays, golden_json
+from processes import printed
+from test_networks import variables_in_order
+from torch import Tensor, nn
+
+from compressive.config import (
+    METHODS,
+    Bottleneck,
+    Config,
+    Decoder,
+    Network,
+    Views,
+    is_compressed,
+    is_contrastive,
+    override,
+)
+from compressive.distributions.vmf import VonMisesFisher
+from compressive.methods import Bootstrap, Contrastive, Step, build
+from compressive.objectives import byol_loss, cbyol_loss
+from compressive.optim import LARS, parameter_groups
+
+# Reduced from the official ones: images, which all four steps share, are there once, names of
+# variables once per step; what no test reads (outputs of layers, most flags) is left out.
+STEPS = golden_json("train_step")
+ARRAYS = golden_arrays("train_step")
+
+COMPRESSED = [name for name in METHODS if name.startswith("c-")]
+BATCH = 6
+
+
+class OfficialSample:
+    """z from given noise by TFP's map: a reflection that takes the first axis to mu."""
+
+    def __init__(self, name: str) -> None:
+        keys = [(f"{name}/noise_w{i}", f"{name}/noise_v{i}") for i in (0, 1)]
+        self.noise = iter([(ARRAYS[w], ARRAYS[v]) for w, v in keys])
+
+    def __call__(self, e: VonMisesFisher) -> Tensor:
+        w, v = next(self.noise)
+        s = torch.cat([w[:, None], (1 - w**2).sqrt()[:, None] * v], dim=-1)
+        first = torch.eye(e.dim, dtype=torch.float64)[0]
+        u = F.normalize(first - e.mean_direction, dim=-1)
+        return s - 2 * (s * u).sum(-1, keepdim=True) * u
+
+
+def official_method(case: dict[str, Any]) -> Contrastive | Bootstrap:
+    flags, name = case["flags"], case["name"]
+    methods: Any = {"simclr": "simclr", "csimclr": "c-simclr", "byol": "byol", "cbyol": "c-byol"}
+    network = Network(
+        name="resnet18",
+        small_stem=True,
+        first_shortcut=True,
+        biased_variance=True,
+        hidden=flags["proj_head_hidden_dim"],
+        out=flags["proj_out_dim"],
+    )
+    config = Config(
+        method=methods[name],
+        network=network,
+        bottleneck=Bottleneck(kappa_e=flags["kappa_e"], kappa_b=flags["kappa_b"]),
+        decoder=Decoder(kappa_d=2 * flags["byol_loss_weight"]),
+    )
+    with torch.device("meta"):  # no need to draw what the rule fills in
+        method = build(config).double()
+    method.to_empty(device="cpu")
+    if is_compressed(config):
+        method.sample = OfficialSample(name)
+    return method
+
+
+def head_variables(head: Any, *more: nn.Linear) -> list[Any]:
+    """All trainable ones, then the moving statistics."""
+    first, norm, _, last = head
+    trained = [first.weight, norm.weight, norm.bias, last.weight, *(each.weight for each in more)]
+    return [*trained, norm.running_mean, norm.running_var]
+
+
+def official_order(method: Any, supervised: nn.Linear) -> list[Tensor]:
+    """The tensors of `variables_in_rule_order`."""
+    encoder, projection = variables_in_order(method.encoder), head_variables(method.projection)
+    last = [supervised.weight, supervised.bias]
+    if isinstance(method, Contrastive):
+        return [*encoder, *projection, *last]
+    slow, slow_projection = method.target.network
+    compressed = method.decoder is not None
+    predictor = head_variables(method.predictor, *([method.decoder] if compressed else []))
+    m = head_variables(method.backward_encoder) if compressed else []
+    heads = [*projection, *predictor, *head_variables(slow_projection), *m]
+    return [*variables_in_order(slow), *encoder, *heads, *last]
+
+
+def ruled(i: int, name: str, shape: list[int]) -> np.ndarray:
+    """Variable i by the golden rule, in TensorFlow's layout."""
+    noise = np.random.RandomState(1000 + i).randn(*shape)
+    if "kernel" in name:
+        return noise * math.sqrt(1.6 / math.prod(shape[:-1]))
+    if "gamma" in name:
+        return 1 + 0.1 * noise
+    return 1 + 0.2 * np.abs(noise) if "moving_variance" in name else 0.1 * noise
+
+
+def turned(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    """A kernel between the layouts: (3, 2, 0, 1) from TensorFlow's, (2, 3, 1, 0) to it."""
+    return tensor.permute(order) if tensor.ndim == 4 else tensor.T if tensor.ndim == 2 else tensor
+
+
+def assert_is(ours: Tensor, theirs: dict[str, Any], tolerance: float, name: str) -> None:
+    """Norm, first and last entries, to a part of the norm and of the largest of these entries."""
+    flat = turned(ours.detach(), (2, 3, 1, 0)).flatten()
+    ends = torch.tensor([*theirs["first"], *theirs["last"]], dtype=torch.float64)
+    seen = torch.cat([flat[: len(theirs["first"])], flat[len(flat) - len(theirs["last"]) :]])
+    typical = max(theirs["norm"] / math.sqrt(len(flat)), float(ends.abs().max()))
+    assert abs(float(flat.norm()) - theirs["norm"]) <= tolerance * theirs["norm"], name
+    assert float((seen - ends).abs().max()) <= tolerance * typical, name
+
+
+def assert_meters(step: Step, metrics: dict[str, float]) -> None:
+    """Those that the official contrastive step reports in both directions."""
+    for ours, names in ((step.predictive, "i_y_zx i_x_zy"), (step.residual, "i_xzx_y i_yzy_x")):
+        theirs = [metrics[name] for name in names.split() if name in metrics]
+        if len(theirs) == 2:
+            assert ours is not None
+            assert ours.item() == pytest.approx(sum(theirs) / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: case["name"])
+def test_a_step_is_the_official_one(case: dict[str, Any]) -> None:
+    """Loss, gradients, and every variable after LARS, the moving average and the batch norms.
+
+    The official linear probe reads the projection and has its weight decay in the loss; ours reads
+    features, so here a linear layer stands for it. TensorFlow computes the probe's loss and the
+    moving statistics in float32, hence 1e-7; the rest, in float64, agrees to 1e-11.
+    """
+    flags, variables = case["flags"], case["variables_in_rule_order"]
+    method, supervised = official_method(case), nn.Linear(flags["proj_out_dim"], 10).double()
+    held = official_order(method, supervised)
+    with torch.no_grad():
+        for i, (tensor, (name, shape)) in enumerate(zip(held, variables, strict=True)):
+            tensor.copy_(turned(torch.from_numpy(ruled(i, name, shape)).float(), (3, 2, 0, 1)))
+    by_name = dict(zip((name for name, _ in variables), held, strict=True))
+    projections: list[Tensor] = []
+    method.projection.register_forward_hook(lambda *seen: projections.append(seen[-1]))
+
+    x, y = (ARRAYS[key].permute(0, 3, 1, 2).double() for key in ("x1", "x2"))
+    step = method(x, y, flags["ceb_beta"])
+    labels = ARRAYS["labels"].repeat(len(projections[0]) // len(x))
+    probe_loss = F.cross_entropy(supervised(projections[0].detach()), labels)
+    decay = flags["weight_decay"] / 2 * supervised.weight.square().sum()
+    (step.loss + probe_loss + decay).backward()
+
+    assert step.loss.item() == pytest.approx(case["contrastive_or_byol_loss"], rel=1e-12)
+    assert probe_loss.item() == pytest.approx(case["supervised_loss"], rel=1e-7)
+    assert_meters(step, case["metrics"])
+    learned = {name for name, tensor in by_name.items() if tensor.grad is not None}
+    assert learned == {theirs["name"] for theirs in case["grads"]}
+    for theirs in case["grads"]:
+        name, grad = theirs["name"], by_name[theirs["name"]].grad
+        assert grad is not None
+        assert_is(grad, theirs, 1e-7 if "head_supervised" in name else 1e-10, name)
+
+    both = nn.ModuleDict({"method": method, "head_supervised": supervised})
+    groups = parameter_groups(both, weight_decay=flags["weight_decay"], exclude=["head_supervised"])
+    LARS(groups, lr=case["lr"], momentum=flags["momentum"]).step()
+    if case["ema_alpha"] is not None:
+        method.update_target(case["ema_alpha"])
+    for (name, tensor), theirs in zip(by_name.items(), case["after"], strict=True):
+        narrow = "moving" in name or "head_supervised" in name
+        assert_is(tensor, theirs, 1e-7 if narrow else 1e-10, name)
+
+
+def tiny(name: str, *changes: str) -> Any:
+    return compiled_methods.tiny(name, *changes).double()
+
+
+def views() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)
+
+
+def gradient(loss: Tensor, module: nn.Module) -> Tensor:
+    """One tensor of everything that a module's parameters get from a loss."""
+    params = [p for p in module.parameters() if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, params)])
+
+
+def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> None:
+    assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm())
+
+
+def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
+    """The paper's, those of `Config` too."""
+    made = Contrastive(nn.Identity(), nn.Identity())
+    built: Any = build(Config(method="simclr", network=Network(name="test_resnet")))
+    for name in ("own_view_negatives", "kappa_b", "kappa_e", "rate"):
+        assert getattr(made, name) == getattr(built, name)
+
+
+@pytest.mark.parametrize(("plain", "candidates"), [("simclr", 2 * BATCH - 1), ("moco-v3", BATCH)])
+def test_free_compression_at_the_mode_is_the_plain_method(plain: str, candidates: int) -> None:
+    free = ("bottleneck.sample=false", "bottleneck.beta=0", "bottleneck.kappa_b=7")
+    method, compressed = tiny(plain, "bottleneck.kappa_b=7"), tiny(f"c-{plain}", *free)
+    step, priced = method(*views()), compressed(*views(), 0.0)
+    assert priced.loss.item() == pytest.approx(step.loss.item() - 2 * math.log(candidates))
+    assert_same(gradient(priced.loss, compressed), gradient(step.loss, method))
+    assert priced.nll.item() == pytest.approx(step.nll.item(), rel=1e-13)
+
+
+@pytest.mark.parametrize("plain", ["byol", "simsiam"])
+def test_free_compression_with_nothing_to_decode_is_the_plain_bootstrap(plain: str) -> None:
+    method = tiny(plain, "decoder.kappa_d=3")
+    compressed = Bootstrap(
+        method.encoder,
+        method.projection,
+        method.predictor,
+        target=method.target,
+        decoder=nn.Identity(),
+        backward_encoder=nn.Identity(),
+        kappa_d=3.0,
+        kappa_e=100.0,
+        sample=lambda e: e.mode,
+    )
+    step, priced = method(*views()), compressed(*views(), 0.0)
+    assert priced.loss.item() == pytest.approx(step.loss.item(), rel=1e-13)
+    assert_same(gradient(priced.loss, method), gradient(step.loss, method))
+
+
+def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float, sees: str) -> Tensor:
+    """The paper's pieces, one direction after the other, around `objectives.cbyol_loss`."""
+    online, slow = nn.Sequential(method.encoder, method.projection), method.target
+    total = torch.zeros((), dtype=torch.float64)
+    for one, other in (both, both.flip(0)):
+        own = (slow(one) if slow else online(one)).detach()
+        y_prime = (slow(other) if slow else online(other)).detach()
+        mu_e = F.normalize(method.predictor(online(one)), dim=-1)
+        seen = own if sees == "own" else y_prime
+        mu_b = method.backward_encoder(seen / seen.norm(dim=-1, keepdim=True))
+        z = VonMisesFisher(mu_e, 50.0).rsample()
+        y_hat = z @ method.decoder.weight.T
+        pieces = {"z": z, "kappa_e": 50.0, "kappa_b": 4.0, "beta": beta, "weight": 1.5}
+        total = total + cbyol_loss(mu_e, mu_b, y_hat, y_prime, **pieces, rate=rate).loss
+    return total
+
+
+@pytest.mark.parametrize("rate", ["sample", "closed"])
+@pytest.mark.parametrize("sees", ["own", "other"])
+@pytest.mark.parametrize("name", ["c-byol", "c-simsiam"])
+def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str) -> None:
+    """Also in its gradient, although log e(z|x) is kept out of the graph there."""
+    kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", "decoder.kappa_d=3")
+    method = tiny(name, *kappas, f"bottleneck.rate={rate}", f"bottleneck.b_sees={sees}")
+    torch.manual_seed(5)
+    step = method(*views(), 0.7)
+    torch.manual_seed(5)
+    by_hand = cbyol_by_hand(method, views(), rate, 0.7, sees)
+    assert step.loss.item() == pytest.approx(by_hand.item(), rel=1e-13)
+    assert_same(gradient(step.loss, method), gradient(by_hand, method), 1e-11)
+
+
+@pytest.mark.parametrize("rate", ["sample", "closed"])
+def test_compressed_moco_is_a_naive_loop(rate: str) -> None:
+    """Among the targets of the other view only, and b(z|y) at the target of the other view."""
+    kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", f"bottleneck.rate={rate}")
+    method = tiny("c-moco-v3", *kappas)
+    x, y = views()
+    torch.manual_seed(5)
+    step = method(x, y, 0.7)
+    torch.manual_seed(5)
+    total, online = (
+        torch.zeros((), dtype=torch.float64),
+        nn.Sequential(method.encoder, method.projection, method.predictor),
+    )
+    for one, other in ((x, y), (y, x)):
+        mu, targets = F.normalize(online(one), dim=-1), F.normalize(method.target(other), dim=-1)
+        z = VonMisesFisher(mu, 50.0).rsample()
+        for i in range(BATCH):
+            shares = torch.stack([(4.0 * z[i] @ target).exp() for target in targets])
+            e, b = VonMisesFisher(mu[i], 50.0), VonMisesFisher(targets[i], 4.0)
+            residual = e.log_prob(z[i]) - b.log_prob(z[i])
+            if rate == "closed":
+                residual = torch.distributions.kl_divergence(e, b)
+            nll = -(shares[i] / shares.sum()).log()
+            total = total + (nll - math.log(BATCH) + 0.7 * residual) / BATCH
+    assert step.loss.item() == pytest.approx(total.item(), rel=1e-12)
+    assert_same(gradient(step.loss, method), gradient(total, method), 1e-11)
+
+
+def test_the_target_of_simsiam_gets_no_gradient() -> None:
+    method = tiny("simsiam", "decoder.kappa_d=2")
+    x, y = views()
+    online = nn.Sequential(method.encoder, method.projection)
+    fixed_x, fixed_y = online(x).detach(), online(y).detach()
+
+    def loss(t_x: Tensor, t_y: Tensor) -> Tensor:
+        q_x, q_y = method.predictor(online(x)), method.predictor(online(y))
+        return byol_loss(q_x, t_y).loss + byol_loss(q_y, t_x).loss
+
+    ours = gradient(method(x, y).loss, method)
+    assert_same(ours, gradient(loss(fixed_x, fixed_y), method))
+    followed = gradient(loss(online(x), online(y)), method)
+    assert float((ours - followed).norm()) > 0.01 * float(ours.norm()), "it would show"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_step_reports(name: str) -> None:
+    config, method = override(Config(), f"method={name}"), tiny(name)
+    x, y = views()
+    step = method(x, y, torch.tensor(0.3, dtype=torch.float64))
+    assert [f for f, v in step._asdict().items() if v is not None and v.requires_grad] == ["loss"]
+    assert (step.predictive is not None) == is_contrastive(config)
+    assert (step.residual is not None) == (step.movable is not None) == is_compressed(config)
+    both = method.eval().projection(method.features(torch.cat([x, y])))
+    step = method(x, y, 0.3)
+    r_x, r_y = (both / both.norm(dim=-1, keepdim=True)).chunk(2)
+    torch.testing.assert_close(step.r, r_x)
+    torch.testing.assert_close(step.agreement, (r_x * r_y).sum(-1).mean())
+    # Both directions are summed; the meters are means over them.
+    expected = 2 * step.nll
+    if step.predictive is not None:
+        candidates = BATCH if "moco" in name else 2 * BATCH - 1
+        torch.testing.assert_close(step.predictive, math.log(candidates) - step.nll)
+    if step.residual is not None:
+        expected = 2 * (step.nll if step.predictive is None else -step.predictive)
+        expected = expected + 2 * 0.3 * step.residual
+    torch.testing.assert_close(step.loss, expected)
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
+    """With the closed rate: KL[e||b] less KL at equal means, which is a number."""
+    step = tiny(name, "bottleneck.rate=closed")(*views())
+    mu = F.one_hot(torch.tensor(3), 16).double()
+    e, b = VonMisesFisher(mu, 1024.0), VonMisesFisher(mu, 10.0)
+    floor = torch.distributions.kl_divergence(e, b)
+    torch.testing.assert_close(step.movable, step.residual - floor, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_features_are_the_backbones_without_noise(name: str) -> None:
+    method = tiny(name).eval()
+    x, y = views()
+    first, second = method(x, y), method(x, y)
+    assert torch.equal(first.feats_x, second.feats_x)
+    assert torch.equal(first.feats_y, second.feats_y)
+    torch.testing.assert_close(first.feats_x, method.features(x))
+    torch.testing.assert_close(first.feats_y, method.encoder(y))
+    assert first.feats_x.shape == (BATCH, 96)
+    assert torch.equal(first.loss, second.loss) != (name in COMPRESSED), "z is drawn anew"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_sees_which_batch_and_who_moves(name: str) -> None:
+    """SimCLR's norms see both views at once; a slow target keeps its own statistics."""
+    slow = "byol" in name or "moco" in name
+    method = tiny(name)
+    method(*views())
+    assert int(method.encoder[1].num_batches_tracked) == (1 if "simclr" in name else 2)
+    assert (method.target is not None) == slow
+    method.update_target(0.5)
+    if slow:
+        network = method.target.network
+        assert int(network[0][1].num_batches_tracked) == 2
+        assert not any(p.requires_grad for p in network.parameters())
+        before, now = tiny(name).target.network[1], network[1]
+        for p, q, r in zip(
+            *(m.parameters() for m in (before, now, method.projection)), strict=True
+        ):
+            torch.testing.assert_close(q, 0.5 * (p + r))
+        assert not torch.equal(before[0].weight, method.projection[0].weight), "drawn on its own"
+        same = tiny(name, "target.independent=false")
+        copied, own = same.target.network[1][0].weight, same.projection[0].weight
+        assert torch.equal(copied, own)
+        assert copied is not own
+
+
+def test_the_settings_arrive() -> None:
+    network = "network.biased_variance=true"
+    with torch.device("meta"):
+        method: Any = build(
+            override(
+                Config(),
+                "method=c-simsiam",
+                "network.name=resnet18",
+                "network.small_stem=true",
+                "network.head_layers=3",
+                "network.head_last_norm=true",
+                network,
+                "bottleneck.kappa_e=9",
+                "bottleneck.kappa_b=8",
+                "decoder.kappa_d=6",
+                "bottleneck.sample=false",
+            )
+        )
+        moco: Any = build(override(Config(), "method=moco-v3", "network.name=resnet18"))
+        alone: Any = build(override(Config(), "method=simclr", "decoder.own_view_negatives=false"))
+    assert method.encoder.conv1.kernel_size == (3, 3)
+    norms = [m for m in method.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    assert {"Biased" in type(norm).__name__ for norm in norms} == {True}
+    assert [type(m).__name__[:6] for m in method.projection].count("Linear") == 3
+    assert isinstance(method.projection[-1], nn.BatchNorm1d)
+    for head in (method.predictor, method.backward_encoder):
+        assert [p.shape[0] for p in head.parameters()] == [4096, 4096, 4096, 256]
+    assert (method.kappa_e, method.kappa_b, method.weight, method.rate) == (9, 8, 3, "closed")
+    e = VonMisesFisher(torch.eye(4), 3.0)
+    assert torch.equal(method.sample(e), e.mode)
+    assert moco.sample is VonMisesFisher.rsample
+    assert not moco.own_view_negatives
+    assert not alone.own_view_negatives
+    assert alone.kappa_e is None
+
+
+def test_a_network_of_fixed_input_is_built_for_the_views() -> None:
+    network = Network(name="vit_tiny_patch16_224", hidden=32, out=16)
+    method = build(Config(method="simclr", network=network, views=Views(size=48)))
+    step = method(*torch.randn(2, 2, 3, 48, 48))
+    assert step.feats_x.shape == (2, 192)
+    assert method.encoder.patch_embed.img_size == (48, 48)  # pyright: ignore
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    parts = nn.Identity(), nn.Identity()
+    with pytest.raises(ValueError, match="predictor and target must come together"):
+        Contrastive(*parts, predictor=nn.Identity())
+    with pytest.raises(ValueError, match="kappa_e, decoder and backward_encoder must come"):
+        Bootstrap(*parts, nn.Identity(), kappa_e=3.0)
+    with pytest.raises(ValueError, match="kappa_b must be a finite number above 0, got 0"):
+        Contrastive(*parts, kappa_b=0.0)
+    with pytest.raises(ValueError, match="kappa_d must be a finite number of 0 or more, got -1"):
+        Bootstrap(*parts, nn.Identity(), kappa_d=-1.0)
+
+
+def test_methods_compile_into_one_graph() -> None:
+    """The two with the most parts, in a process of its own: run-time checks do not trace."""
+    names = ["c-byol", "c-moco-v3"]
+    script = Path(__file__).parents[1] / "compiled_methods.py"
+    told = printed(script.read_text(), *names, name=str(script))
+    assert told.splitlines() == [f"{name} compiles into one graph" for name in names]

@@ -1,0 +1,73 @@
+"""One, two and four gloo processes make the same step of the same global batch, to 1e-10."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from compiled_methods import tiny
+from processes import together
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from compressive.config import METHODS
+from compressive.distributions.vmf import VonMisesFisher
+from compressive.sync_batchnorm import synchronize
+
+BATCH = 8
+APART = "byol without synchronized norms"
+
+
+class NoiseOfImages:
+    """z from noise that belongs to the images, whichever process has them."""
+
+    def __init__(self, mine: slice) -> None:
+        generator = torch.Generator().manual_seed(3)
+        noise = torch.randn(2, BATCH, 16, dtype=torch.float64, generator=generator)
+        self.of_views = iter(noise[:, mine])
+
+    def __call__(self, e: VonMisesFisher) -> Tensor:
+        return F.normalize(e.mean_direction + 0.05 * next(self.of_views), dim=-1)
+
+
+def outcome(name: str, mine: slice, parallel: bool) -> dict[str, Any]:
+    """Loss, gradients and state after one step on a part of the batch."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)[:, mine]
+    method = tiny(name.partition(" ")[0]).double()
+    method.sample = NoiseOfImages(mine)
+    step: Any = method
+    if parallel:
+        step = method if name == APART else synchronize(method)
+        step = DistributedDataParallel(step)
+    loss = step(x, y, 0.5).loss
+    loss.backward()
+    method.update_target(0.9)
+    grads = {key: p.grad for key, p in method.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "grads": grads, "state": dict(method.state_dict())}
+
+
+def worker(rank: int, ranks: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    mine = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
+    found = {name: outcome(name, mine, parallel=True) for name in (*METHODS, APART)}
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_make_the_step_of_one(ranks: int, tmp_path: Path) -> None:
+    """Negatives from all, norms over all, gradients averaged by DistributedDataParallel."""
+    together(worker, (ranks, str(tmp_path)), ranks)
+    each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    for name in METHODS:
+        alone = outcome(name, slice(BATCH), parallel=False)
+        for found in each:
+            torch.testing.assert_close(found[name], alone, rtol=1e-10, atol=1e-10)
+    apart = each[0][APART]["grads"]["encoder.0.weight"]
+    joined = each[0]["byol"]["grads"]["encoder.0.weight"]
+    assert float((apart - joined).norm()) > 0.01 * float(joined.norm()), "the norms matter"

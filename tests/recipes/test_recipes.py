@@ -1,0 +1,469 @@
+"""Recipes: values and numbers of the paper, sources of every setting, defaults for a folder."""
+
+import ast
+import itertools
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import golden_json
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tiny import noise
+
+from compressive import networks, optim, recipes
+from compressive.config import Config, flat, from_dict, override
+from compressive.data.sources import open_source
+from compressive.recipes.auto import auto_recipe
+from compressive.recipes.recipe import Recipe
+from compressive.train.images import _typical_side
+
+FROZEN = Path(__file__).parent / "recipes.json"
+SOURCE = Path(recipes.__file__).parent
+TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
+NAMES = recipes.names()
+FOUR = ("simclr", "c-simclr", "byol", "c-byol")
+IMAGENET = [name for name in NAMES if "imagenet" in name]
+
+
+def freeze() -> str:
+    return json.dumps({name: flat(recipes.get(name).config) for name in NAMES}, indent=1)
+
+
+def table(name: str) -> dict[str, Any]:
+    if not TABLES.exists():
+        pytest.fail(f"{TABLES} is missing: put the shared folder beside the repository")
+    tables = json.loads(TABLES.read_text())["tables"]
+    return next(t for t in tables if t["id"] == name)
+
+
+def values(row: dict[str, Any]) -> dict[str, float]:
+    return {key: cell["value"] for key, cell in row["values"].items()}
+
+
+def changes(recipe: Recipe) -> dict[tuple[str, ...], float | None]:
+    return {variant.changes: variant.top1 for variant in recipe.variants}
+
+
+def test_the_list_is_the_promised_one() -> None:
+    promised = {
+        f"{method}/imagenet-{rest}"
+        for method, rest in itertools.product(FOUR, ("r50-300", "r50-1000", "r50x2-1000"))
+    }
+    promised |= {f"{m}/imagenet-{n}-1000" for m in ("byol", "c-byol") for n in ("r101", "r152")}
+    promised |= {"c-byol/imagenet-r50-1500", "simclr/quickstart", "c-simclr/quickstart"}
+    promised |= {f"{method}/cifar10-r18-{epochs}" for method in FOUR for epochs in (200, 1000)}
+    assert set(NAMES) == promised
+    assert len(NAMES) == len(promised)
+
+
+def test_no_value_has_changed_since_it_was_frozen() -> None:
+    """A change must be meant. Then: `python tests/test_recipes.py > tests/recipes.json`."""
+    frozen = json.loads(FROZEN.read_text())
+    assert list(frozen) == NAMES
+    for name in NAMES:
+        now = json.loads(json.dumps(flat(recipes.get(name).config)))
+        assert now == frozen[name], name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_survives_json_and_knows_its_name_and_method(name: str) -> None:
+    recipe = recipes.get(name)
+    assert from_dict(json.loads(json.dumps(asdict(recipe.config)))) == recipe.config
+    assert recipe.name == recipe.config.recipe == name
+    assert recipe.config.method == name.split("/")[0]
+    assert recipe.about
+    assert recipe.expected
+    assert recipe.hardware
+
+
+# Secs. 3.1, A.2 to A.6 of the paper, copied by hand:
+# lr, decay, warm-up, kappa_e, kappa_b, beta, w_byol, alpha_base; - where the method has none.
+PAPER = """
+simclr/imagenet-r50-300     0.3   1e-6    10  -      10  -    -  -
+simclr/imagenet-r50-1000    0.2   1.5e-6  10  -      10  -    -  -
+simclr/imagenet-r50x2-1000  0.2   1.5e-6  10  -      10  -    -  -
+c-simclr/imagenet-r50-300   0.3   1e-6    10  1024   10  1.0  -  -
+c-simclr/imagenet-r50-1000  0.2   1.5e-6  10  1024   10  1.0  -  -
+c-simclr/imagenet-r50x2-1000 0.2  1.5e-6  10  1024   10  1.0  -  -
+byol/imagenet-r50-300       0.3   1e-6    10  -      -   -    5  0.99
+byol/imagenet-r50-1000      0.2   1.5e-6  10  -      -   -    2  0.996
+byol/imagenet-r50x2-1000    0.2   1.5e-6  20  -      -   -    2  0.996
+byol/imagenet-r101-1000     0.2   1.5e-6  20  -      -   -    2  0.996
+byol/imagenet-r152-1000     0.2   1.5e-6  20  -      -   -    2  0.996
+c-byol/imagenet-r50-300     0.35  1e-6    10  16384  10  1.0  5  0.99
+c-byol/imagenet-r50-1000    0.26  1.5e-6  10  16384  10  1.0  2  0.996
+c-byol/imagenet-r50-1500    0.26  1.5e-6  10  16384  10  1.0  2  0.996
+c-byol/imagenet-r50x2-1000  0.26  1.5e-6  20  16384  10  1.0  2  0.996
+c-byol/imagenet-r101-1000   0.26  1.5e-6  20  16384  10  1.0  2  0.996
+c-byol/imagenet-r152-1000   0.26  1.5e-6  20  16384  10  1.0  2  0.996
+"""
+
+
+@pytest.mark.parametrize("line", PAPER.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_the_values_are_the_papers(line: str) -> None:
+    name, *said = line.split()
+    config = recipes.get(name).config
+    bottleneck = config.bottleneck
+    used = [
+        *(config.optim.lr, config.optim.weight_decay, config.optim.warmup_epochs),
+        *(bottleneck.kappa_e, bottleneck.kappa_b, bottleneck.beta),
+        *(config.decoder.kappa_d / 2, config.target.rate),
+    ]
+    for ours, theirs in zip(used, said, strict=True):
+        assert theirs == "-" or ours == float(theirs)
+    assert config.train.batch == 4096
+    assert config.train.epochs == int(name.rsplit("-", 1)[1])
+    assert (config.optim.name, config.optim.momentum, config.optim.trust) == ("lars", 0.9, 0.001)
+    assert asdict(config.network) | {"name": "", "width": 0} == {
+        **{"name": "", "width": 0, "small_stem": False, "same_pool": True, "first_shortcut": True},
+        **{"paper_init": True, "zero_init_last": True, "biased_variance": False},
+        **{"hidden": 4096, "out": 256, "head_layers": 2, "head_last_norm": False},
+    }
+    assert (config.views.size, config.views.set, config.views.crop_area_min) == (224, "paper", 0.08)
+    assert config.decoder.own_view_negatives
+    assert config.target.independent
+
+
+def test_every_recipe_of_the_paper_is_checked_above() -> None:
+    assert {line.split()[0] for line in PAPER.strip().splitlines()} == set(IMAGENET)
+
+
+# What the official code did with the flags of its scripts; these two differ from the paper.
+@pytest.mark.parametrize(
+    ("name", "theirs", "change"),
+    [
+        ("c-simclr/imagenet-r50-1000", "csimclr_1000_bs4096", []),
+        ("c-simclr/imagenet-r50-300", "csimclr_300_bs4096", []),
+        ("c-byol/imagenet-r50-300", "cbyol_300_bs4096", []),
+        ("c-byol/imagenet-r50-1000", "cbyol_1000_bs4096", ["optim.lr=0.25"]),
+        ("c-byol/imagenet-r101-1000", "cbyol_1000_warm20", ["bottleneck.beta=1.5"]),
+    ],
+)
+def test_schedules_are_the_official_ones(name: str, theirs: str, change: list[str]) -> None:
+    """The learning rate and EMA rate at stored steps. float32 there: 1e-5 relative, 1e-7."""
+    golden = next(c for c in golden_json("schedules")["configs"] if c["name"] == theirs)
+    config = override(recipes.get(name).config, *change)
+    size = (golden["num_examples"], config.train.epochs, config.train.batch)
+    total = optim.total_steps(*size)
+    warmup = optim.warmup_steps(size[0], config.optim.warmup_epochs, size[2])
+    assert (total, warmup) == (golden["total_steps"], golden["warmup_steps"])
+    peak = optim.scaled_lr(config.optim.lr, config.train.batch)
+    for i, step in enumerate(golden["steps"]):
+        lr = optim.warmup_cosine(step, peak=peak, warmup=warmup, total=total)
+        assert lr == pytest.approx(golden["lr"][i], rel=1e-5, abs=1e-6)
+        if name.startswith("c-byol"):
+            rate = optim.ema_rate(step, base=config.target.rate, total=total)
+            assert rate == pytest.approx(golden["ema_alpha_schedule"][i], abs=1e-7)
+    assert config.bottleneck.beta == golden["ceb_beta"]
+
+
+def test_the_networks_exist_and_have_the_papers_sizes() -> None:
+    dims = {"r50": 2048, "r50x2": 4096, "r101": 2048, "r152": 2048, "r18": 512}
+    blocks = {"r50": 16, "r50x2": 16, "r101": 33, "r152": 50, "r18": 8}
+    seen = set()
+    for name in NAMES:
+        network = asdict(recipes.get(name).config.network)
+        options = {k: v for k, v in network.items() if k not in HEAD}
+        if (key := str(options)) not in seen:
+            seen.add(key)
+            with torch.device("meta"):
+                model: Any = networks.backbone(**options)
+            if "quickstart" not in name:
+                short = name.split("-")[-2]
+                assert networks.feature_dim(model) == dims[short]
+                layers = (model.layer1, model.layer2, model.layer3, model.layer4)
+                assert sum(map(len, layers)) == blocks[short]
+    assert len(seen) >= 5
+
+
+HEAD = ("hidden", "out", "head_layers", "head_last_norm")
+
+
+@pytest.mark.shared
+def test_expected_numbers_are_those_of_the_tables() -> None:
+    width = {"ResNet-50": "r50", "ResNet-50 2x": "r50x2"}
+    checked = 0
+    for row in table("linear_eval_r50")["rows"]:
+        network, epochs = width[row["group"]["arch"]], row["group"]["epochs"]
+        for family in ("simclr", "byol"):
+            method = f"c-{family}" if row["row"] == "Compressed" else family
+            expected = recipes.get(f"{method}/imagenet-{network}-{epochs}").expected
+            cells = {metric: row["values"][f"{family}_{metric}"] for metric in METRICS}
+            top1, top5, brier = (cells[metric] for metric in METRICS)
+            numbers = (top1["value"], top1["std"], top5["value"], brier["value"])
+            wanted = "{} % top-1 (std {} of three trials), {} % top-5, Brier {};".format(*numbers)
+            assert expected.startswith(wanted)
+            checked += 1
+    for row in table("deeper_resnets")["rows"][1:]:
+        for method in ("byol", "c-byol"):
+            name = f"{method}/imagenet-r{row['row'].removeprefix('ResNet-')}-1000"
+            key = method.replace("-", "")
+            top1, top5 = (row["values"][f"{key}_{k}"]["value"] for k in ("top1", "top5"))
+            assert recipes.get(name).expected.startswith(f"{top1} % top-1, {top5} % top-5")
+            checked += 1
+    inline = {r["id"]: r for r in json.loads(TABLES.read_text())["inline_results"]}
+    longest = inline["cbyol_r50_1500ep"]["value"]
+    assert recipes.get("c-byol/imagenet-r50-1500").expected.startswith(f"{longest} % top-1;")
+    assert checked + 1 == len(IMAGENET)
+
+
+METRICS = ("top1", "top5", "brier")
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("name", "setting", "source", "row", "ours", "scale"),
+    [
+        ("c-simclr", "bottleneck.kappa_e", "kappa_e_csimclr", 0, "1024", 1),
+        ("c-byol", "bottleneck.kappa_e", "kappa_e_cbyol", 0, "16384", 1),
+        ("c-simclr", "bottleneck.kappa_b", "kappa_b", 0, "10", 1),
+        ("c-byol", "bottleneck.kappa_b", "kappa_b", 1, "10", 1),
+        ("c-byol", "bottleneck.beta", "cbyol_beta", 0, "1.0", 1),
+        ("simclr", "views.crop_area_min", "area_lower_bound", 0, "8", 100),
+        ("c-simclr", "views.crop_area_min", "area_lower_bound", 1, "8", 100),
+    ],
+)
+def test_sweeps_are_those_of_the_tables(
+    name: str, setting: str, source: str, row: int, ours: str, scale: int
+) -> None:
+    """Each column but the recipe's own is a variant, with the paper's number."""
+    recipe = recipes.get(f"{name}/imagenet-r50-300")
+    columns = values(table(source)["rows"][row])
+    assert flat(recipe.config)[setting] == float(ours) / scale
+    columns.pop(ours)
+    columns.pop("BYOL", None)
+    wanted = {(f"{setting}={float(c) / scale:g}",): top1 for c, top1 in columns.items()}
+    assert wanted.items() <= changes(recipe).items()
+
+
+@pytest.mark.shared
+def test_other_ablations_are_those_of_the_tables() -> None:
+    csimclr = changes(recipes.get("c-simclr/imagenet-r50-300"))
+    for row in table("beta_csimclr")["rows"]:
+        beta = row["group"]["beta"]
+        if beta not in (None, 1):
+            assert csimclr[(f"bottleneck.beta={beta:g}",)] == values(row)["imagenet"]
+    byol, cbyol = (changes(recipes.get(f"{m}/imagenet-r50-300")) for m in ("byol", "c-byol"))
+    first, own, linear, sampled, compressed = (
+        values(row)["top1"] for row in table("byol_300e_ablation")["rows"]
+    )
+    assert byol[("decoder.kappa_d=2",)] == first
+    assert recipes.get("byol/imagenet-r50-300").expected.startswith(f"{own} %")
+    free = ("bottleneck.beta=0", "optim.lr=0.3")
+    assert cbyol[(*free, "bottleneck.sample=false")] == linear
+    assert cbyol[free] == sampled
+    assert recipes.get("c-byol/imagenet-r50-300").expected.startswith(f"{compressed} %")
+    long = changes(recipes.get("byol/imagenet-r50-1000"))
+    weights = {r["group"]["w_byol"]: values(r)["top1"] for r in table("byol_1000e_loss_w")["rows"]}
+    assert weights.pop(2.0)
+    assert {(f"decoder.kappa_d={2 * w:g}",): t for w, t in weights.items()}.items() <= long.items()
+    original = values(table("sota")["rows"][0])
+    for network, key in (("r50", "r50_1x_top1"), ("r50x2", "r50_2x_top1")):
+        assert original[key] in changes(recipes.get(f"simclr/imagenet-{network}-1000")).values()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_says_where_it_comes_from(name: str) -> None:
+    """And what is said to be the default is the default."""
+    recipe = recipes.get(name)
+    used, defaults = flat(recipe.config), flat(Config())
+    assert set(recipe.origins) == set(used)
+    assert all(recipe.origins.values())
+    for setting, source in recipe.origins.items():
+        if source == "default":
+            assert used[setting] == defaults[setting], setting
+    if "imagenet" in name:
+        learned = ("views", "network", "bottleneck", "decoder", "target", "optim")
+        assert "default" not in [recipe.origins[s] for s in used if s.startswith(learned)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant_is_a_config_of_its_own(name: str) -> None:
+    recipe = recipes.get(name)
+    before = flat(recipe.config)
+    for variant in recipe.variants:
+        after = flat(override(recipe.config, *variant.changes))
+        changed = {setting for setting in before if before[setting] != after[setting]}
+        named = [change.partition("=")[0] for change in variant.changes]
+        assert changed == set(named), variant
+        assert not all(recipe.origins[s].startswith("not read") for s in named), variant
+    assert len(changes(recipe)) == len(recipe.variants)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("c-byol/imagenet-r50-1000", "optim.lr=0.25"),
+        ("c-byol/imagenet-r50-1500", "optim.lr=0.25"),
+        ("c-byol/imagenet-r50-300", "target.independent=false"),
+        ("byol/imagenet-r50-300", "target.independent=false"),
+        ("simclr/imagenet-r50-300", "decoder.own_view_negatives=false"),
+        ("c-simclr/imagenet-r50-300", "decoder.own_view_negatives=false"),
+        ("c-simclr/imagenet-r50-300", "network.same_pool=false"),
+        ("c-simclr/imagenet-r50-300", "network.biased_variance=true"),
+        ("c-simclr/imagenet-r50-300", "views.antialias=true"),
+    ],
+)
+def test_where_paper_and_code_differ_the_other_is_one_setting_away(name: str, change: str) -> None:
+    assert (change,) in changes(recipes.get(name))
+
+
+def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no recipe") as caught:
+        recipes.get("c-simclr/imagenet-r50-30")
+    near = "c-simclr/imagenet-r50-300"
+    assert str(caught.value).startswith(
+        f"no recipe 'c-simclr/imagenet-r50-30'; did you mean {near}"
+    )
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"^no recipe 'zzz'; `compressive recipes` lists them$"):
+        recipes.get("zzz")
+
+
+def test_long_cifar_runs_have_a_decay_between_the_two_published_ones() -> None:
+    """lr times decay at batch 512 of dkobak/simclr-cifar10: 0.06 and 0.12 times 5e-4."""
+    config = recipes.get("simclr/cifar10-r18-1000").config
+    product = optim.scaled_lr(config.optim.lr, config.train.batch) * config.optim.weight_decay
+    assert 0.06 * 5e-4 <= product <= 0.12 * 5e-4
+
+
+def test_what_is_not_compressed_is_offered_no_price() -> None:
+    for name in NAMES:
+        offered = any(".beta=" in change for pair in changes(recipes.get(name)) for change in pair)
+        if not name.startswith("c-"):
+            assert not offered, name
+        elif "cifar10" in name:
+            assert offered, name
+
+
+def test_compressed_and_plain_differ_only_in_what_the_plain_one_does_not_read() -> None:
+    """But for C-BYOL's learning rate, which the paper raises: so the two can be compared."""
+    for name in NAMES:
+        method, _, rest = name.partition("/")
+        if method.startswith("c-") and (plain := f"{method[2:]}/{rest}") in NAMES:
+            ours, theirs = flat(recipes.get(name).config), flat(recipes.get(plain).config)
+            different = {setting for setting in ours if ours[setting] != theirs[setting]}
+            allowed = {"recipe", "method"} | {s for s in ours if s.startswith("bottleneck.")}
+            allowed |= {"optim.lr"} if name.startswith("c-byol/imagenet") else set()
+            assert different <= allowed, name
+
+
+COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, evenly in logarithms
+
+
+@settings(max_examples=50)
+@example(2, 1, 0.0)
+@example(10**8, 300, 24.0)
+@given(COUNTS, st.integers(1, 10_000), st.one_of(st.just(0.0), st.floats(0.1, 2000.0)))
+def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: float) -> None:
+    recipe = recipes.auto_recipe(count, side, memory=memory)
+    config = recipe.config
+    assert from_dict(json.loads(json.dumps(asdict(config)))) == config
+    assert set(recipe.origins) == set(flat(config))
+    assert config.method == "c-simclr"
+    batch, epochs = config.train.batch, config.train.epochs
+    assert 2 <= batch <= min(count, 512)
+    assert batch & (batch - 1) == 0
+    assert 0 < config.optim.warmup_epochs < epochs
+    assert optim.warmup_steps(count, config.optim.warmup_epochs, batch) < optim.total_steps(
+        count, epochs, batch
+    )
+    looks = count * epochs
+    assert looks <= max(count, 130_000_000 if memory else 100_000)
+    assert epochs <= 1000
+    assert config.probe.neighbors <= max(1, count // 10)
+    # Never enlarged by more than half, but for tiny images.
+    assert config.views.size <= max(32, 1.5 * side)
+    assert not config.network.same_pool
+    assert not config.network.first_shortcut
+    assert ("timm cannot load" in recipe.about) == config.network.small_stem
+    if not memory:
+        assert config.views.size <= 96
+        assert config.network.name == "resnet18"
+
+
+@settings(max_examples=50)
+@given(COUNTS, st.integers(1, 1000), st.floats(0.1, 500.0), st.floats(1.0, 8.0))
+def test_more_memory_never_means_a_smaller_batch_or_network(
+    count: int, side: int, memory: float, factor: float
+) -> None:
+    less = recipes.auto_recipe(count, side, memory=memory).config
+    more = recipes.auto_recipe(count, side, memory=memory * factor).config
+    if less.network.name == more.network.name:
+        assert less.train.batch <= more.train.batch
+    else:
+        assert (less.network.name, more.network.name) == ("resnet18", "resnet50")
+        assert more.train.batch >= 128
+
+
+def test_known_folders_get_known_runs() -> None:
+    """CIFAR-10, ImageNet on an H200; 1,530 photographs on a CPU."""
+    runs = [(50_000, 32, 140.0), (1_281_167, 375, 140.0), (1_530, 200, 0.0)]
+    found = []
+    for count, side, memory in runs:
+        config = recipes.auto_recipe(count, side, memory=memory).config
+        network = (config.network.name, config.network.small_stem, config.views.size)
+        found.append((*network, config.train.batch, config.train.epochs))
+    assert found == [
+        ("resnet18", True, 32, 512, 400),
+        ("resnet50", False, 224, 512, 100),
+        ("resnet18", False, 96, 128, 65),
+    ]
+
+
+def test_room_agrees_with_the_measured_memory_of_resnet50() -> None:
+    """22 GB for 512 views, measured: in 44 GiB of which half is for the network, 256 images."""
+    config = recipes.auto_recipe(10**6, 300, memory=44.0).config
+    assert (config.network.name, config.train.batch) == ("resnet50", 256)
+
+
+@pytest.mark.parametrize(
+    ("count", "side", "memory", "message"),
+    [
+        (1, 32, 0.0, "2 images or more are needed to tell them apart, got 1"),
+        (9, 0, 0.0, "side must be 1 or more and memory 0 or more, got 0 and 0.0"),
+        (9, 9, -1.0, "side must be 1 or more and memory 0 or more, got 9 and -1.0"),
+    ],
+)
+def test_an_impossible_folder_is_refused(
+    count: int, side: int, memory: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match="or more") as caught:
+        recipes.auto_recipe(count, side, memory=memory)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("module", ["recipes", "paper", "config"])
+def test_recipes_need_nothing_but_the_standard_library(module: str) -> None:
+    """So that `compressive recipes` answers at once; torch comes with the package itself."""
+    tree = ast.parse((SOURCE / f"{module}.py").read_text())
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            roots.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+    assert roots <= set(sys.stdlib_module_names) | {"compressive"}
+
+
+if __name__ == "__main__":
+    print(freeze())
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(5, 0.5), (50, 5.0), (100, 10.0), (400, 10.0)])
+def test_a_folders_warm_up_is_a_tenth_of_its_run_and_ten_epochs_at_most(
+    epochs: int, warmup: float
+) -> None:
+    assert auto_recipe(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
+
+
+def test_the_typical_side_is_the_median_of_the_shorter_ones(tmp_path: Path) -> None:
+    """40, 50 and 60 of images that are 90 long, lying and upright."""
+    for i, (height, width) in enumerate(((40, 90), (90, 50), (60, 90))):
+        noise(height, width).save(tmp_path / f"{i}.png")
+    assert _typical_side(open_source(str(tmp_path))) == 50

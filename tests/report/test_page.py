@@ -1,0 +1,755 @@
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from compressive.recipes import paper
+from compressive.report import write_report
+from compressive.report.gallery import png
+from compressive.report.svg import MOST, Line, chart, thinned, ticks
+from compressive.report.tables import Verdicts, cell
+from compressive.rundir.reader import Figure
+
+SECTIONS = [
+    *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
+    *("corruptions", "smoothness", "ablation", "paper", "differences", "origins"),
+]
+COMPARED = {"ablation", "differences"}  # sections that need two runs
+CHANGES = [
+    f"{what}{way}" for what in ("brightness", "contrast", "saturation", "hue") for way in "+-"
+]
+NEEDS = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """What a browser would find: sections, addresses, exact numbers, words, unclosed elements."""
+
+    VOID = frozenset(("meta", "img", "br", "link", "input", "hr"))
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.sections: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.numbers: dict[str, list[float]] = {}
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(self.source)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        self.addresses += [value or "" for key, value in attrs if key in NEEDS]
+        if tag == "section":
+            self.sections.append(given["id"] or "")
+        if tag == "data":
+            self.numbers.setdefault(self.sections[-1], []).append(float(given["value"] or "nan"))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def record(task: str, dataset: str, metric: str, value: float, **more: Any) -> dict[str, Any]:
+    fixed = {"run": "r", "n": 2400, "images": "i", "of": "o", "seed": 0, "command": "compressive e"}
+    return {
+        **{"task": task, "dataset": dataset, "metric": metric, "value": value},
+        **{"low": None, "high": None, "protocol": {}},
+        **fixed,
+        **more,
+    }
+
+
+def records(shift: float) -> list[dict[str, Any]]:
+    """One of each kind, with numbers that are told apart by the shift."""
+    bins = [[0.3 + shift, 0.25, 100], [0.6, 0.7, 900], [0.95, 0.91, 1400]]
+    found = [
+        record("logistic", "set", "top-1", 0.7 + shift, low=0.68 + shift, high=0.72 + shift),
+        record("logistic", "set", "top-5", 0.9 + shift),
+        record("logistic", "set", "brier", 0.3 + shift),
+        record("logistic", "set", "ece", 0.01 + shift, protocol={"reliability": bins}),
+        record("few labels 1%", "set", "top-1", 0.4 + shift),
+        record("kNN 20", "set", "top-1", 0.6 + shift),
+        record("geometry", "set", "RankMe", 32.4 + shift),
+        record("information", "set", "predictive", 1.5 + shift),
+    ]
+    for kind in ("gaussian_noise", "fog"):
+        cells = [0.6 + shift, 0.5, 0.4, 0.3, 0.2 - shift]
+        where, protocol = f"set-C {kind}", {"by severity": cells}
+        found.append(record("corruption", where, "top-1", 0.4, protocol=protocol))
+    density = np.exp(-(np.linspace(-1, 2, 100) ** 2)).tolist()
+    shape = {"edges": np.linspace(0, 1 + shift, 101).tolist(), "density": density}
+    for change in CHANGES:
+        more = {"protocol": {"histogram": shape}, "low": 0.3, "high": 0.5}
+        found.append(record(f"smoothness {change}", "set test", "lipschitz", 0.4 + shift, **more))
+    return found
+
+
+def journal(count: int, shift: float) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = [
+        {
+            "step": step,
+            "loss": 10 / step + shift,
+            "lr": 0.1,
+            "images_per_second": 700.0 * (step > 1),
+            "residual": 180 + 5 / step,
+            "movable": 5 / step,
+            "predictive": 2 - 2 / step,
+            "health": f"ok: rank {step}.0 of 256",
+        }
+        for step in range(1, count + 1)
+    ]
+    return [*lines, {"step": count, "probe_accuracy": 0.5 + shift, "knn_accuracy": 0.6}]
+
+
+def gallery(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+
+    def images(*shape: int) -> np.ndarray:
+        return random.integers(0, 256, (*shape, 8, 8, 3), dtype=np.uint8)
+
+    return {
+        "views": images(2, 5),
+        "query": images(3),
+        "neighbors": images(3, 4),
+        "query_label": np.array([0, 1, 2]),
+        "neighbor_label": np.array([[0, 0, 0, 1], [1, 1, 1, 1], [0, 1, 2, 2]]),
+        "map": random.normal(size=(60, 2)).astype(np.float32),
+        "map_label": np.arange(60) % 3,
+    }
+
+
+def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
+    """A whole run, such as `train` and `evaluate` leave."""
+    (folder / "evaluation").mkdir(parents=True)
+    settings = {
+        "method": "c-simclr",
+        "data": {"source": name},
+        "network": {"name": "tiny"},
+        "bottleneck": {"beta": shift},
+        "train": {"epochs": 6},
+        "about": {"command": "compressive train x", "device": "a CPU", "versions": {"torch": "3"}},
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    lines = (json.dumps(line) + "\n" for line in journal(30, shift))
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "encoder.safetensors").write_bytes(b"")
+    content = {"run": name, "about": {"device": "cpu"}, "records": records(shift)}
+    skipped = ["frost, which needs photographs"]
+    results = json.dumps({**content, "skipped": skipped})
+    (folder / "evaluation/results.json").write_text(results)
+    words = {"classes": json.dumps(["dots", "rings", "<b>grid"]), "map_method": "two axes of PCA"}
+    save_file(gallery(0), folder / "evaluation/gallery.safetensors", metadata=words)
+    return folder
+
+
+def report(tmp_path: Path, *runs: Path) -> Page:
+    return Page(write_report(runs, tmp_path / "out" / "report.html"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_whole_runs_have_every_section(tmp_path: Path, count: int) -> None:
+    runs = [write_run(tmp_path / f"r{i}", i / 100) for i in range(count)]
+    page = report(tmp_path, *runs)
+    assert page.sections == [s for s in SECTIONS if count > 1 or s not in COMPARED]
+    for run in runs:
+        assert run.name in page.text
+    for words in ("ok: rank 30.0 of 256", "frost, which needs"):
+        assert page.text.count(words) == count
+    for words in ("compressive train x", "a CPU", "compressive e "):  # what all share is said once
+        assert page.text.count(words) == 1
+    pairs = count - 1 if count > 1 else 0
+    assert page.source.count('class="heat"') == count + pairs
+
+
+def test_nothing_is_asked_of_the_network_and_nothing_runs(tmp_path: Path) -> None:
+    page = report(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01))
+    assert page.addresses
+    assert all(a.startswith(("data:image/png;base64,", "#")) for a in page.addresses)
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert "url(" not in page.source
+    assert "@import" not in page.source
+    assert "://" not in page.source
+    assert {a[1:] for a in page.addresses if a[0] == "#"} == set(page.sections) - {"summary"}
+
+
+def test_numbers_in_tables_are_those_of_the_files(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    page = report(tmp_path, a, b)
+    one, two = records(0.0), records(0.01)
+    pairs = zip(one[:8], two[:8], strict=True)
+    assert page.numbers["figures"] == [record["value"] for pair in pairs for record in pair]
+    for printed in ("70.0 % [68.0, 72.0]", "71.0 % [69.0, 73.0]", "32.40", "1.510"):
+        assert printed in page.text
+    cells = [[r["protocol"]["by severity"] for r in run[8:10]] for run in (one, two)]
+    difference = np.subtract(cells[1], cells[0])
+    expected = [*np.ravel(cells[0]), *np.ravel(cells[1]), *difference.ravel()]
+    assert page.numbers["corruptions"] == expected
+    assert "+1.0" in page.text
+    assert page.numbers["smoothness"] == [0.4, 0.4 + 0.01] * 8
+    assert page.numbers["reliability"] == [0.01, 0.01 + 0.01]
+    top1, _, top5, brier = paper.TABLE_1["c-simclr", "r50", 300]
+    assert page.numbers["paper"][:3] == [top1, top5, brier]
+    assert page.numbers["paper"][3:6] == [0.7, 0.9, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "row", "words"),
+    [
+        ({"recipe": "c-simclr/imagenet-r50-1000"}, ("r50", 1000), "ImageNet, ResNet-50, 1000"),
+        (
+            {"recipe": "c-simclr/imagenet-r50x2-1000"},
+            ("r50x2", 1000),
+            "of double width, 1000",
+        ),
+        ({"recipe": "c-simclr/imagenet-r50-7"}, ("r50", 300), "ImageNet, ResNet-50, 300 epochs"),
+        ({"train": {"steps": 12, "epochs": 200}}, ("r50", 300), "test_resnet, 12 steps; logistic"),
+    ],
+)
+def test_a_run_stands_beside_the_one_that_it_repeats(
+    changes: dict[str, Any], row: tuple[str, int], words: str, tmp_path: Path
+) -> None:
+    """And says how long it was itself."""
+    run = write_run(tmp_path / "a")
+    settings = json.loads((run / "config.json").read_text())
+    settings["network"] = {"name": "test_resnet"}
+    (run / "config.json").write_text(json.dumps(settings | changes))
+    page = report(tmp_path, run)
+    top1, _, top5, brier = paper.TABLE_1["c-simclr", *row]
+    assert page.numbers["paper"][:3] == [top1, top5, brier]
+    assert words in page.text
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'>&<img src=x onerror=y>"
+    run = write_run(tmp_path / "<script>\"'&", name=evil)
+    results = run / "evaluation/results.json"
+    results.write_text(json.dumps({**json.loads(records_text(evil)), "skipped": [evil, "\ud800"]}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 31, "loss": 1, "health": evil}) + "\n")
+    page = report(tmp_path, run)
+    assert "script" not in page.tags
+    assert all(a.startswith(("data:image/png;base64,", "#")) for a in page.addresses)
+    assert page.text.count("alert(1)") >= 4
+    assert "<b>grid" in page.text
+    assert "<b>" not in page.source
+
+
+def records_text(name: str) -> str:
+    found = [{**r, "task": r["task"] + name, "metric": r["metric"]} for r in records(0.0)]
+    found += [record(name, name, name, 1.0, command=name)]
+    bins = {"reliability": [[0.5, 0.5, 10]]}
+    found += [record(name, name, "ece", 1.0, protocol=bins)]
+    return json.dumps({"run": name, "about": {name: name}, "records": found})
+
+
+@pytest.mark.parametrize(
+    ("gone", "said", "absent"),
+    [
+        ("config.json", "config.json: not there", {"paper"}),
+        ("metrics.jsonl", "no training curves", {"curves", "plane"}),
+        ("encoder.safetensors", "encoder.safetensors: not there", set()),
+        ("evaluation/gallery.safetensors", "no views", {"views", "neighbors", "maps"}),
+        (
+            "evaluation/results.json",
+            "compressive evaluate",
+            {"figures", "reliability", "corruptions", "smoothness", "paper"},
+        ),
+    ],
+)
+def test_what_is_missing_is_said_and_its_sections_are_absent(
+    tmp_path: Path, gone: str, said: str, absent: set[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    assert said not in report(tmp_path, run).text
+    (run / gone).unlink()
+    page = report(tmp_path, run)
+    assert said in page.text
+    assert set(SECTIONS) - set(page.sections) == absent | COMPARED
+
+
+def test_results_of_other_weights_are_told_of(tmp_path: Path) -> None:
+    """As where a run was evaluated before its end, and not again."""
+    run = write_run(tmp_path / "run")
+    path = run / "evaluation" / "results.json"
+    results = json.loads(path.read_text())
+    said = "results.json: of other weights than encoder.safetensors has now"
+    content = (run / "encoder.safetensors").read_bytes()
+    for evaluated, told in ((content, False), (content + b"older", True)):
+        results["about"]["sha256"] = hashlib.sha256(evaluated).hexdigest()
+        path.write_text(json.dumps(results))
+        assert (said in report(tmp_path, run).text) is told
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "metrics.jsonl", "evaluation/results.json", "evaluation/gallery.safetensors"],
+)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_half_written_files_are_told_of_and_do_not_end_the_report(
+    tmp_path: Path, file: str, share: float
+) -> None:
+    run = write_run(tmp_path / "run")
+    content = (run / file).read_bytes()
+    (run / file).write_bytes(content[: int(share * len(content))])
+    page = report(tmp_path, run)
+    assert f"{Path(file).name}: " in page.text
+
+
+def test_damaged_last_lines_are_skipped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    whole = report(tmp_path, run)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 31, "loss": 5.0, "hea\n\xff\x00\n[1]\n{"step": NaN, "loss": "a"}')
+        file.write(b'\n{"step": 32, "loss": 1e308}\n{"step": 33, "loss": 1%s}' % (b"0" * 400))
+    page = report(tmp_path, run)
+    assert "metrics.jsonl: 4 damaged or unfinished lines left out" in page.text
+    assert "33 steps" in page.text
+    assert drawings(page) == drawings(whole)
+
+
+def drawings(page: Page) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", page.source, re.DOTALL)
+
+
+def test_odd_values_in_whole_files_are_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    bad = [
+        record("linear", "set", "top-1", float("nan")),
+        record("linear", "set", "top-5", 0.5, low="x", n=None, of=None, protocol=None),
+        record("linear", "set", "ece", 0.5, protocol={"reliability": [[1], "a", None]}),
+        record("smoothness x", "set", "lipschitz", 0.5, protocol={"histogram": {"edges": [1]}}),
+        record("corruption", "C fog", "top-1", 0.5, protocol={"by severity": [0.5, None]}),
+        record("corruption", "C fog", "top-1", 0.5, protocol={"by severity": 7}),
+        {"task": "linear"},
+        "text",
+    ]
+    content = json.dumps({"records": bad, "skipped": "no", "about": []})
+    (run / "evaluation/results.json").write_text(content)
+    (run / "config.json").write_text('{"method": ["list"], "about": 3}')
+    odd = {**gallery(0), "views": np.zeros((2, 2)), "query": np.zeros((9, 4, 4, 3), np.uint8)}
+    odd["map"] = np.full((4, 2), np.nan, np.float32)
+    save_file(odd, run / "evaluation/gallery.safetensors", metadata={"classes": "{"})
+    page = report(tmp_path, run)
+    assert "3 records without a finite number left out" in page.text
+    assert "views of another shape" in page.text
+    assert page.numbers["figures"] == [0.5, 0.5]
+    assert page.sections == ["summary", "curves", "plane", "figures", "origins"]
+
+
+def test_far_readings_do_not_stretch_axes_but_the_end_is_shown() -> None:
+    """The first reading is ten times as far as all others together; then the last one is."""
+    usual = [(1 + 0.01 * i, 0.1 * i) for i in range(50)]
+    far = (9.0, 2.0)
+
+    def drawn(points: list[tuple[float, float]]) -> tuple[float, int]:
+        svg = chart([Line(points, 0, "a")], "x", "y", ends=True, clip=True)
+        path = re.search(r'class="line" d="(.*?)"', svg)
+        assert path is not None
+        xs = [float(x) for x in re.findall(r"[ML]([\d.]+) ", path[1])]
+        return sorted(xs)[len(xs) // 2], svg.count('class="dot"')
+
+    middle, dots = drawn([far, *usual])
+    assert middle > 150  # of 350; 67 where the first reading is within the axes
+    assert dots == 1
+    middle, dots = drawn([*usual, far])
+    assert middle < 100
+    assert dots == 1
+
+
+def test_numbers_of_other_images_are_marked(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    assert "not the same images" not in report(tmp_path, a, b).text
+    results = b / "evaluation/results.json"
+    results.write_text(results.read_text().replace('"of": "o"', '"of": "other"'))
+    assert report(tmp_path, a, b).text.count("not the same images") == 5  # groups of figures
+
+
+def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"method": "simclr"}')
+    page = report(tmp_path, run)
+    assert page.sections == ["summary", "origins"]
+
+
+def test_an_unfinished_run_is_not_sent_to_its_evaluation(tmp_path: Path) -> None:
+    """There is an encoder from the first step on: it is not by that."""
+    run = write_run(tmp_path / "run")
+    assert (run / "encoder.safetensors").is_file()
+    (run / "evaluation/results.json").unlink()
+    config = json.loads((run / "config.json").read_text())
+    for steps, is_over in ((1000, False), (30, True)):
+        config["train"] = {"steps": steps}
+        (run / "config.json").write_text(json.dumps(config))
+        page = report(tmp_path, run)
+        words = "training has not come to its end: step 30 of 1,000"
+        assert (words in page.text) != is_over
+        assert ("compressive evaluate" in page.text) == is_over
+
+
+def test_what_runs_share_is_said_once_and_what_differs_for_each(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["about"]["device"] = "a GPU"
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    origins = report(tmp_path, *runs).text.split("How these were made")[1]
+    shared, a, b = re.split(r" [ab] (?=folder)", origins)
+    assert "command compressive train x" in shared
+    assert "device" not in shared.replace("evaluation: device", "")
+    assert "a CPU" in a
+    assert "a GPU" in b
+
+
+def test_a_dot_of_the_reliability_diagram_has_the_area_of_its_share(tmp_path: Path) -> None:
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    drawing = next(svg for svg in drawings(page) if "accuracy against confidence" in svg)
+    radii = np.array([float(r) for r in re.findall(r'r="([\d.]+)"', drawing)])
+    np.testing.assert_allclose(radii**2 / (radii**2).sum(), np.array([1, 9, 14]) / 24, atol=0.02)
+
+
+def test_the_results_of_a_published_encoder_alone_have_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    page = report(tmp_path, run / "evaluation")
+    assert {"figures", "maps"} < set(page.sections)
+    assert "config.json" not in page.text
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "r.html"
+    with pytest.raises(FileNotFoundError, match=r"^there is no .*nowhere; give the folder.*$"):
+        write_report([tmp_path / "nowhere"], out)
+    for runs, words in (
+        ([tmp_path / "empty"], "is no run"),
+        ([run / "config.json"], "is not a folder"),
+        ([run, run], "named twice"),
+        ([], "no run to report"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            write_report(runs, out)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="is a folder"):
+        write_report([run], tmp_path)
+    assert not out.exists()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"seed{i}" / "run") for i in range(2)]
+    page = report(tmp_path, *runs, write_run(tmp_path / "other"))
+    assert "Report: seed0/run, seed1/run, other" in page.text
+
+
+def test_pictures_are_the_images_of_the_gallery(tmp_path: Path) -> None:
+    image = gallery(1)["query"][0]
+    content = base64.b64decode(png(image).removeprefix("data:image/png;base64,"))
+    with Image.open(BytesIO(content)) as opened:
+        np.testing.assert_array_equal(np.asarray(opened), image)
+    page = report(tmp_path, write_run(tmp_path / "a"), write_run(tmp_path / "b"))
+    views, near = 2 * 5, 3 * (1 + 4)
+    assert page.tags.count("img") == views + 2 * near  # the same views are shown once
+    assert page.source.count('class="tile yes"') == 2 * 9
+    assert page.source.count('class="tile no"') == 2 * 3
+
+
+def test_a_line_passes_through_its_values(tmp_path: Path) -> None:
+    """Heights of the loss curve, read back from the picture, are a line in the losses."""
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawings(page)[0])[0]
+    points = np.array([[float(v) for v in p.split()] for p in path.split("L")])
+    lines = [line for line in journal(30, 0.0) if "loss" in line]
+    for column, key in enumerate(("step", "loss")):
+        values = [line[key] for line in lines]
+        slope, start = np.polyfit(values, points[:, column], 1)
+        np.testing.assert_allclose(points[:, column], start + slope * np.array(values), atol=0.1)
+        assert slope * (1 if key == "step" else -1) > 0  # upwards is less in SVG
+
+
+@pytest.mark.parametrize("low", [0.0, -3.7, 1e-6, 185.9, -1e7])
+@pytest.mark.parametrize("span", [1e-5, 0.3, 1.0, 4e6])
+def test_ticks_are_few_and_inside(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    assert 2 <= len(found) <= 7
+    assert all(low - 1e-6 * span <= t <= low + 1.000001 * span for t in found)
+
+
+def test_long_lines_are_thinned_by_means() -> None:
+    points = [(float(i), float(i % 2)) for i in range(10 * MOST)]
+    found = thinned(points)
+    assert len(found) == MOST
+    np.testing.assert_allclose(np.array(found)[:, 1], 0.5)
+    np.testing.assert_allclose(np.array(found)[:, 0], np.arange(MOST) * 10 + 4.5)
+
+
+def test_a_speed_is_thinned_by_medians_and_drawn_from_zero(tmp_path: Path) -> None:
+    """In every other ten readings two are three times too fast: means would go up and down."""
+    run = write_run(tmp_path / "run")
+    rates = [2100.0 if step % 20 < 2 else 700.0 for step in range(10 * MOST)]
+    lines = [{"step": step, "images_per_second": rate} for step, rate in enumerate(rates)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (drawing,) = [d for d in drawings(report(tmp_path, run)) if "images per second" in d]
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0].split("L")
+    assert len(path) == MOST
+    assert len({point.split()[1] for point in path}) == 1
+    assert '>0</text><line class="grid"' in drawing
+
+
+def add_records(run: Path, *more: dict[str, Any]) -> Path:
+    results = run / "evaluation/results.json"
+    content = json.loads(results.read_text())
+    content["records"] += more
+    results.write_text(json.dumps(content))
+    return run
+
+
+def part(page: Page, section: str) -> str:
+    """The source of a section."""
+    return page.source.split(f'<section id="{section}"')[1].split("</section>")[0]
+
+
+def test_verdicts_are_told_as_compare_has_them(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("one", "other")]
+    lines = [
+        ("linear", "87.8", "89.5", "1.7 [1.0, 2.3]", "better"),
+        ("kNN <20>", "87.6", "87.5", "-0.1 [-0.2, 0.0]", "undecided"),
+        ("nll", "0.30", "0.35", "0.05 [0.01, 0.09]", "worse (seeds)"),
+    ]
+    judged = Verdicts("one", "other", lines, "on set; over seeds")
+    page = Page(write_report(runs, tmp_path / "r.html", verdicts=judged))
+    assert page.sections[5:8] == ["maps", "verdicts", "figures"]
+    found = part(page, "verdicts")
+    for words in (*lines[0][:4], "kNN &lt;20&gt;", "A is one, B is other; on set; over seeds."):
+        assert words in found
+    assert '<td class="ok">better</td>' in found
+    assert '<td class="ill">worse (seeds)</td>' in found
+    assert "<td>undecided</td>" in found
+    assert '<a href="#verdicts">' in page.source
+
+
+def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("plain-run", "rich-run")]
+    lines = [line for line in journal(30, 0.0) if "loss" in line]
+    kept = [{"step": line["step"], "loss": line["loss"]} for line in lines]
+    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    page = report(tmp_path, *runs)
+    legends = {
+        name: re.findall(r'<p class="legend">.*?</p>', part(page, name), re.DOTALL)[0]
+        for name in ("curves", "plane", "reliability", "smoothness")
+    }
+    assert "rich-run" in legends["plane"]
+    assert "plain-run" not in legends["plane"]
+    for name in ("curves", "reliability", "smoothness"):
+        assert "plain-run" in legends[name]
+        assert "rich-run" in legends[name]
+
+
+def test_what_the_mean_of_corruptions_is_of_and_what_judged_is_said(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    for run, rate in zip(runs, (3.2, 0.4), strict=True):
+        head = {"head": "linear, 40 epochs", "chosen": {"learning rate for 256": rate}}
+        mean = {**head, "types": 14, "left out": ["frost"]}
+        extra = {**head, "by severity": [0.5] * 5}
+        add_records(
+            run,
+            record("corruptions", "set-C", "top-1", 0.4, protocol=mean),
+            record("extra corruption", "set-C spatter", "top-1", 0.5, protocol=extra),
+        )
+    text = report(tmp_path, *runs).text
+    words = "The mean of set-C is of 14 types \N{MULTIPLICATION SIGN} 5 severities, without frost;"
+    assert text.count(f"{words} spatter are shown, but not in it.") == 1
+    assert "Judged by linear, 40 epochs, learning rate for 256: 3.2 (a)." in text
+    assert "Judged by linear, 40 epochs, learning rate for 256: 0.4 (b)." in text
+    page = report(tmp_path, runs[0])
+    assert "learning rate for 256: 3.2." in page.text
+
+
+def test_bins_of_hardly_any_images_are_not_drawn(tmp_path: Path) -> None:
+    bins = [[0.1, 0.9, 1], [0.3, 0.25, 2], [0.6, 0.7, 900], [0.95, 0.91, 1097]]
+    protocol = {"reliability": bins}
+    run = add_records(
+        write_run(tmp_path / "run"), record("linear", "set", "ece", 0.1, protocol=protocol)
+    )
+    drawing = drawings_in(report(tmp_path, run), "reliability")[1]
+    assert drawing.count("<circle") == 3
+
+
+def drawings_in(page: Page, section: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", part(page, section), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "printed"),
+    [
+        ("brier", 0.145, "14.5"),
+        ("ece", 0.016, "1.6"),
+        ("uniformity", -3.05, "\N{MINUS SIGN}3.050"),
+        ("RankMe", 357.6435, "357.64"),
+        ("RankMe", 1357.6, "1,357.60"),
+        ("top-1", 0.902, "90.2\N{NO-BREAK SPACE}%"),
+    ],
+)
+def test_numbers_keep_their_zeros_their_sign_and_their_unit(
+    metric: str, value: float, printed: str
+) -> None:
+    assert cell(Figure("linear", "set", metric, value)).text == printed
+
+
+def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    page = report(tmp_path, a, b)
+    interval = "[68.0,\N{NO-BREAK SPACE}72.0]"
+    assert f"top-1 70.0\N{NO-BREAK SPACE}% {interval}" in part(page, "summary")
+    assert "last loss 0.3333" in page.text
+    assert ">\N{MINUS SIGN}1.0</data>" in part(page, "corruptions")
+    assert not re.search(r">-\d", page.source)
+
+
+@pytest.mark.parametrize("change", [{"of": "others"}, {"protocol": {"head": "another"}}])
+def test_corruptions_of_other_images_or_heads_are_not_subtracted(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    path = b / "evaluation/results.json"
+    content = json.loads(path.read_text())
+    for each in content["records"]:
+        if each["task"] == "corruption":
+            each["protocol"] |= change.get("protocol", {})
+            each["of"] = change.get("of", each["of"])
+    path.write_text(json.dumps(content))
+    page = report(tmp_path, a, b)
+    assert page.text.count("set-C: accuracy, %") == 2
+    assert "set-C: minus" not in page.text
+
+
+def test_differences_say_what_their_full_color_stands_for(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
+    c = write_run(tmp_path / "c", 0.02)
+    page = report(tmp_path, a, b, c)
+    assert page.text.count("set-C: minus a, points; full color at 2.0") == 2
+    assert '--v:0.500"' in part(page, "corruptions")
+
+
+def test_the_figures_say_which_way_is_better_and_what_they_are(tmp_path: Path) -> None:
+    on = {"on": "h, centered; exp of the entropy"}
+    run = add_records(
+        write_run(tmp_path / "run"), record("geometry", "set", "effective rank", 9.0, protocol=on)
+    )
+    text = report(tmp_path, run).text.split("In brackets")[1]
+    for words in (
+        "top-1 \N{UPWARDS ARROW}",
+        "brier \N{MULTIPLICATION SIGN} 100 \N{DOWNWARDS ARROW}",
+        "RankMe 32.40",
+    ):
+        assert words in text
+    assert "effective rank of h, centered 9.000" in text
+    for words in ("Brier score", "expected calibration error", "which is of the projections r"):
+        assert text.count(words) == 1 + (words == "expected calibration error")  # also a section's
+    assert "negative log-likelihood" not in text  # there is no nll in it
+
+
+def test_origins_have_no_empty_row_and_commands_as_code(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["about"]["commit"] = ""
+    (run / "config.json").write_text(json.dumps(config))
+    origins = part(report(tmp_path, run), "origins")
+    assert "commit" not in origins
+    for command in ("compressive train x", "compressive e"):
+        assert f"<code>{command}</code>" in origins
+    assert "<code>a CPU" not in origins
+
+
+def test_the_report_needs_no_torch(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "run"), tmp_path / "r.html"
+    code = (
+        "import sys; from pathlib import Path; from compressive.report import write_report\n"
+        "write_report([Path(sys.argv[1])], Path(sys.argv[2]))\n"
+        "print(sorted({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run), str(out)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+    assert out.is_file()
+
+
+def test_the_plane_has_nats_on_both_axes(tmp_path: Path) -> None:
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    lines = [line for line in journal(30, 0.0) if "predictive" in line]
+    for key in ("movable", "residual"):
+        words = f'aria-label="predictive (nats) against {key} (nats)'
+        (drawing,) = [svg for svg in drawings(page) if words in svg]
+        path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0]
+        # Pieces that lie beyond the axes are cut: the last points are well inside.
+        points = np.array([[float(v) for v in p.split()] for p in re.split("[LM]", path)])
+        values = [line[key] for line in lines]
+        assert values[-1] < values[-10]
+        assert points[-1, 0] < points[-10, 0]  # less is to the left, while steps go to the right
+        assert points[-1, 1] < points[-10, 1]  # more is higher up
+
+
+def test_the_reliability_diagram_has_confidence_across(tmp_path: Path) -> None:
+    """Bins of `records`: confidence 0.3, 0.6, 0.95 and accuracy 0.25, 0.7, 0.91."""
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    (drawing,) = [svg for svg in drawings(page) if "accuracy against confidence" in svg]
+    path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0]
+    x, y = np.array([[float(v) for v in p.split()] for p in path.split("L")]).T
+    grid = re.findall(r'<path class="grid" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', drawing)
+    left, low, right, high = map(float, grid[0])
+    np.testing.assert_allclose((x - left) / (right - left), [0.3, 0.6, 0.95], atol=1e-3)
+    np.testing.assert_allclose((y - low) / (high - low), [0.25, 0.7, 0.91], atol=1e-3)
+
+
+def test_the_linear_evaluation_is_the_headline_where_there_are_both(tmp_path: Path) -> None:
+    """`records` have logistic regression at 70 %; the paper's protocol is linear, at 55 % here."""
+    run = add_records(write_run(tmp_path / "run"), record("linear", "set", "top-1", 0.55))
+    page = report(tmp_path, run)
+    assert "linear top-1 55.0" in page.text
+    assert page.numbers["paper"][3] == 0.55
+
+
+def test_the_mean_of_a_histogram_is_marked_at_its_value(tmp_path: Path) -> None:
+    """0.4, the right edge of the 40th of 100 bars from 0 to 1."""
+    page = report(tmp_path, write_run(tmp_path / "run"))
+    found = [svg for svg in drawings(page) if "density against local Lipschitz" in svg]
+    assert len(found) == 8
+    for drawing in found:
+        path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0].split("L")
+        (mark,) = re.findall(r'<line class="mean" x1="([\d.]+)"', drawing)
+        assert abs(float(mark) - float(path[79].split()[0])) <= 0.11
+
+
+def test_a_run_is_as_far_as_its_last_checkpoint(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text()) | {"train": {"steps": 100}}
+    (run / "config.json").write_text(json.dumps(settings))
+    (run / "checkpoints").mkdir()
+    for step in (20, 25):
+        (run / "checkpoints" / f"step_{step:08d}.safetensors").write_bytes(b"")
+    assert "step 25 of 100" in report(tmp_path, run).text

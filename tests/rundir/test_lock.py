@@ -1,0 +1,93 @@
+"""One process writes to a folder; a second is refused, and nothing is mixed."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import silent, tiny
+
+from compressive.config import Config
+from compressive.data.source import Source
+from compressive.rundir import folder
+from compressive.rundir.folder import read_config
+from compressive.rundir.lock import acquire_lock, ensure_writable
+from compressive.train import images
+from compressive.train.loop import pretrain
+
+
+def test_a_folder_is_one_processs_until_it_ends_even_by_force(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "a"
+    code = "import sys, time, pathlib; from compressive.lock import hold\n"
+    code += "hold(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    words = [sys.executable, "-c", code, str(out)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            with pytest.raises(ValueError, match=f"another process is writing to {out}"):
+                acquire_lock(out)
+        finally:
+            other.kill()
+    os.close(acquire_lock(out))
+    os.close(acquire_lock(out))
+    assert list(out.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    ensure_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="file is a file, not a folder; choose another --out"):
+        ensure_writable(tmp_path / "file" / "a")
+    with pytest.raises(ValueError, match=r"/proc cannot be written to \(.+\); choose another --to"):
+        ensure_writable(Path("/proc/none/a"), "--to")
+    with pytest.raises(ValueError, match="/proc cannot be written to"):
+        pretrain(tiny("train.steps=2"), "/proc/none/a", display=silent())
+
+
+def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    pretrain(tiny("train.steps=2"), out, display=silent())
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    held = acquire_lock(out)  # another description of the folder, as another process would have
+    try:
+        with pytest.raises(ValueError, match="another process is writing to"):
+            pretrain(tiny("train.steps=2"), out, display=silent())
+    finally:
+        os.close(held)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    pretrain(tiny("train.steps=2"), out, display=silent())
+
+
+def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a"
+    read = images.load_source
+
+    def slowly(config: Config, *given: Source | None) -> Source:
+        monkeypatch.setattr(images, "load_source", read)
+        pretrain(tiny("train.steps=2", "seed=1"), out, display=silent())
+        return read(config, *given)
+
+    monkeypatch.setattr(images, "load_source", slowly)
+    with pytest.raises(ValueError, match="holds a run with seed = 1, not 2"):
+        pretrain(tiny("train.steps=2", "seed=2"), out, display=silent())
+    assert read_config(out).seed == 1
+
+
+def test_a_run_that_cannot_begin_lets_go_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_config", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            pretrain(tiny(), tmp_path / "a", display=silent())
+    assert caught.traceback  # whose frames keep the run alive, so that nothing closes it by chance
+    assert pretrain(tiny(), tmp_path / "a", display=silent()).step == 2

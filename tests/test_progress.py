@@ -1,0 +1,132 @@
+"""What a person sees: one moving line on a terminal, few lines in a log, nothing when quiet."""
+
+import errno
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from compressive.progress import Display
+
+
+def shown(*, terminal: bool, quiet: bool = False, every: float = 10) -> tuple[Display, io.StringIO]:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
+    return Display(console, quiet=quiet, every=every), text
+
+
+def test_a_log_gets_a_line_at_most_every_so_often() -> None:
+    display, text = shown(terminal=False, every=0.05)
+    with display:
+        for step in range(1, 4):
+            display.progress("c-simclr epoch 0.1", step, 40, {"loss": "3.142", "wait": "1%"})
+        time.sleep(0.06)
+        display.progress("c-simclr epoch 2.0", 20, 40, {"loss": "2.718"})
+    assert text.getvalue().splitlines() == [
+        "c-simclr epoch 0.1  2%  loss 3.142  wait 1%",
+        "c-simclr epoch 2.0  50%  loss 2.718",
+    ]
+
+
+def test_a_terminal_shows_a_bar_that_goes_away() -> None:
+    display, text = shown(terminal=True)
+    with display:
+        display.progress("byol epoch 3.0", 30, 40, {"loss": "2.718", "kNN": "41.0%"})
+        display._bar.refresh()
+        display.say("going on from step 3")
+    output = text.getvalue()
+    for part in ("byol epoch 3.0", "75%", "loss 2.718  kNN 41.0%", "going on from step 3\n"):
+        assert part in output
+    assert output.endswith("\x1b[2K") or "\x1b[2K" in output.split("going on")[1]
+
+
+class Closing(io.StringIO):
+    """A terminal that somebody closes."""
+
+    is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+    def flush(self) -> None:
+        if self.is_closed:
+            raise BrokenPipeError
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_run_goes_on_when_nobody_looks(terminal: bool) -> None:
+    file = Closing()
+    display = Display(Console(file=file, force_terminal=terminal, width=80), every=0)
+    with display:
+        display.say("one")
+        file.is_closed = True
+        display.progress("byol epoch 3.0", 30, 40, {"loss": "2.718"})
+        display.say("two")
+        time.sleep(0.25)  # the bar is drawn ten times a second
+        display.say("three")
+    assert "one" in file.getvalue()
+    assert "two" not in file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_in_a_narrow_terminal_readings_are_cut_and_nothing_else(width: int) -> None:
+    file = io.StringIO()
+    display = Display(Console(file=file, force_terminal=True, width=width, color_system=None))
+    display.progress("c-simclr epoch 12.5", 0, 100)
+    display._bar.tasks[0].start_time = time.monotonic() - 60
+    with display:
+        readings = {"loss": "37.711", "residual": "190.7 nats", "movable": "2.00", "wait": "0%"}
+        display.progress("c-simclr epoch 12.5", 40, 100, readings)
+        time.sleep(0.02)
+        display.progress("c-simclr epoch 12.7", 41, 100, readings)
+        file.truncate(0)
+        display._bar.refresh()
+    line = file.getvalue()
+    for part in ("c-simclr epoch 12.7", "41%", "loss 37.711", ":"):
+        assert part in line
+    assert ("wait 0%" in line) == (width == 130)
+    assert ("\u2501" in line) == (width == 130)
+
+
+def test_a_log_gets_the_end_of_what_it_got_the_beginning_of() -> None:
+    display, text = shown(terminal=False, every=60)
+    for done in (1, 2, 3):
+        display.progress("decoding", done, 3)
+    display.progress("embedding", 3, 3)  # too soon, and begun by no line
+    assert text.getvalue().splitlines() == ["decoding  33%", "decoding  100%"]
+
+
+def test_a_quiet_one_says_nothing() -> None:
+    for terminal in (True, False):
+        display, text = shown(terminal=terminal, quiet=True, every=0)
+        with display:
+            display.progress("byol", 1, 2)
+            display.say("hello")
+        assert text.getvalue().strip("\x1b[?25lh") == ""
+
+
+def test_words_are_shown_as_they_are() -> None:
+    """Brackets are no markup, and long lines stay one: paths are to be copied."""
+    display, text = shown(terminal=False)
+    words = "runs/[bold]a[/bold] [/x] " + "long " * 60 + "end"
+    display.say(words)
+    assert text.getvalue() == words + "\n"
+
+
+def test_the_same_display_serves_two_runs() -> None:
+    display, text = shown(terminal=True)
+    for name in ("simclr", "c-simclr"):
+        with display:
+            display.progress(name, 1, 2)
+            display._bar.refresh()
+    assert "c-simclr" in text.getvalue()
+
+
+def test_an_error_ends_the_line_too() -> None:
+    display, _ = shown(terminal=True)
+    with pytest.raises(ZeroDivisionError), display:
+        raise ZeroDivisionError
+    assert not display._bar.live.is_started

@@ -1,0 +1,373 @@
+"""Readings are the means of what was read, and the ill are found."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import unit_vectors
+from processes import together
+from torch import Tensor, nn
+
+from compressive import config, metrics
+from compressive.objectives import csimclr_loss
+from compressive.rundir import checkpoint
+from compressive.rundir.metrics_log import MetricsLogger
+from compressive.train.health import (
+    AsyncMetrics,
+    EmbeddingStats,
+    Health,
+    HealthStatus,
+    Reading,
+    embedding_stats,
+)
+
+# --- pulse -------------------------------------------------------------------------------------
+
+
+def naive_pulse(r: Tensor) -> list[float]:
+    """By the words of the definitions, pair by pair and eigenvalue by eigenvalue, in float64."""
+    rows = [row / np.linalg.norm(row) for row in r.double().numpy()]
+    n, dim = len(rows), len(rows[0])
+    deviations = np.std(np.array(rows), axis=0, ddof=1)
+    cosines = [rows[i] @ rows[j] for i in range(n) for j in range(n) if i != j]
+    values = np.linalg.eigvalsh(np.cov(np.array(rows).T))
+    return [
+        float(deviations.mean() * math.sqrt(dim)),
+        float(np.mean(cosines)),
+        float(values.sum() ** 2 / (values**2).sum()),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(40, 8), (8, 40), (2, 2), (17, 17)])
+def test_pulse_is_what_its_names_say(shape: tuple[int, int]) -> None:
+    """float32 sums of up to 40 values against float64: 1e-5."""
+    r = 3 * torch.randn(shape) + torch.linspace(0, 4, shape[1])
+    torch.testing.assert_close(
+        torch.stack(embedding_stats(r)), torch.tensor(naive_pulse(r)), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_pulse_knows_the_uniform_and_the_collapsed() -> None:
+    """Of n uniform directions in dim dimensions the participation is about n dim / (n + dim)."""
+    uniform = embedding_stats(unit_vectors(4096, 32, dtype=torch.float32))
+    assert float(uniform.spread) == pytest.approx(1, abs=0.01)
+    assert float(uniform.cosine) == pytest.approx(0, abs=0.001)
+    assert float(uniform.participation) == pytest.approx(4096 * 32 / (4096 + 32), rel=0.01)
+
+    direction = unit_vectors(1, 32, dtype=torch.float32)
+    point = embedding_stats(direction * torch.rand(64, 1).add(0.1))
+    assert float(point.spread) < 1e-3
+    assert float(point.cosine) == pytest.approx(1, abs=1e-5)
+    assert not torch.stack(embedding_stats(torch.ones(64, 4))).isnan().any()
+
+    line = embedding_stats(direction * torch.randn(64, 1).sign())
+    assert float(line.participation) == pytest.approx(1, abs=1e-4)
+
+
+def test_pulse_widens_half_precision_and_keeps_autocast_out() -> None:
+    r = torch.randn(64, 16).bfloat16()
+    expected = torch.tensor(naive_pulse(r.float()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.stack(embedding_stats(r))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not found.requires_grad
+
+
+def test_participation_is_below_the_effective_rank() -> None:
+    """Rényi entropies fall with their order: 2 of the variances here, 1 of their roots there."""
+    r = torch.randn(64, 16) * torch.logspace(0, -2, 16)
+    rank = metrics.effective_rank(torch.nn.functional.normalize(r, dim=1), center=True)
+    assert 1 < embedding_stats(r).participation < rank
+
+
+def test_random_weights_are_no_collapse_in_training_mode() -> None:
+    """The numbers in the docstring of Pulse; batch-norms part the directions from the start."""
+    from compressive import networks  # not at the top: every started process would import timm
+
+    torch.manual_seed(1)
+    network = nn.Sequential(networks.backbone("resnet18"), networks.mlp(512, 512, 256))
+    with torch.no_grad():
+        found = embedding_stats(network(torch.randn(32, 3, 32, 32)))
+    assert found.spread > 0.7
+    assert found.cosine < 0.5
+    assert found.participation > 5
+
+
+# --- readings ----------------------------------------------------------------------------------
+
+
+def numbers(*values: float) -> Iterator[Tensor]:
+    return map(torch.tensor, values)
+
+
+def test_a_reading_is_the_mean_over_the_calls_that_brought_a_name() -> None:
+    readings = AsyncMetrics()
+    assert readings.poll(wait=True) is None
+    for loss, rate in [(1.0, 5.0), (2.0, 7.0), (6.0, 0.0)]:
+        readings.add({"loss": torch.tensor(loss).requires_grad_(), "rate": torch.tensor(rate)})
+    readings.add({"seldom": torch.tensor(9.0, dtype=torch.bfloat16)})
+    readings.flush(30)
+    readings.flush(35)  # nothing was added
+    readings.add({"loss": torch.tensor(math.nan)})
+    readings.flush(40)
+    assert readings.poll() == Reading(30, {"loss": 3.0, "rate": 4.0, "seldom": 9.0})
+    late = readings.poll()
+    assert late is not None
+    assert late.step == 40
+    assert math.isnan(late.means["loss"])
+    assert readings.poll() is None
+
+
+def test_readings_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    once, before, after = AsyncMetrics(), AsyncMetrics(), AsyncMetrics()
+    values = torch.rand(6)
+    for i, value in enumerate(values):
+        once.add({"loss": value})
+        (before if i < 4 else after).add({"loss": value})
+        if i == 3:
+            before.add({"other": value})
+            once.add({"other": value})
+            checkpoint.save(tmp_path / "a.safetensors", {"readings": before.state_dict()})
+            after.load_state_dict(checkpoint.load(tmp_path / "a.safetensors")["readings"])
+    once.flush(6)
+    after.flush(6)
+    assert after.poll() == once.poll() is not None
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    readings = AsyncMetrics()
+    readings.add(dict(zip("abc", numbers(1.0 + rank, 0.1 * (rank + 1), 3.0), strict=True)))
+    readings.flush(1)
+    reading = readings.poll()
+    assert reading is not None
+    journal = MetricsLogger(Path(folder), tensorboard=True)
+    journal.write(1, {"rank": rank})
+    journal.close()
+    Path(folder, f"{rank}.json").write_text(json.dumps(reading.means))
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+def test_all_processes_read_the_same_and_one_writes(tmp_path: Path) -> None:
+    together(worker, (str(tmp_path),), 2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second, "bitwise"
+    assert first == pytest.approx({"a": 1.5, "b": 0.15, "c": 3.0}, rel=1e-6)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "rank": 0}
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+# --- health ------------------------------------------------------------------------------------
+
+WELL = {"loss": 5.0, "spread": 0.9, "cosine": 0.1, "participation": 40.0}
+NARROW = {**WELL, "spread": 0.02, "participation": 30.0}
+FLAT = {**WELL, "participation": 1.1}
+
+
+def verdicts(health: Health, *points: dict[str, float], start: int = 0) -> list[str]:
+    """States at steps 10 apart."""
+    return [health.verdict(Reading(start + 10 * i, p)).state for i, p in enumerate(points)]
+
+
+def test_a_loss_that_is_not_finite_is_an_illness() -> None:
+    health = Health(config.Config(method="byol"), warmup=100)
+    for value in (math.nan, math.inf, -math.inf):
+        found = health.verdict(Reading(1, {**WELL, "loss": value}))
+        assert found.is_failed
+        assert not health.is_well
+        assert found.text == (
+            "nan: loss not finite; lower optim.lr or lengthen optim.warmup_epochs"
+        )
+    assert health.verdict(Reading(2, {**WELL, "spread": math.nan})).state == "nan"
+    assert health.verdict(Reading(3, WELL)) == HealthStatus(
+        "ok", "ok: directions spread 0.90 of uniform, rank 40.0 of 256"
+    )
+    assert health.is_well
+
+
+def test_a_collapse_must_last_for_three_log_points() -> None:
+    health = Health(config.Config(), warmup=0)
+    assert verdicts(health, WELL, NARROW, NARROW, WELL, NARROW, NARROW) == ["ok"] * 6
+    assert not health.is_well, "suspicion is no time to save"
+    found = health.verdict(Reading(60, NARROW))
+    assert found == HealthStatus(
+        "collapse",
+        "collapse: directions spread 0.02 of uniform, rank 30.0 of 256; lower bottleneck.beta, "
+        "lower optim.lr or lengthen optim.warmup_epochs",
+    )
+    assert found.is_failed
+    flat = Health(config.Config(), warmup=0)
+    assert verdicts(flat, WELL, FLAT, FLAT, FLAT) == ["ok", "ok", "ok", "collapse"]
+
+
+def test_the_warm_up_excuses_a_narrow_start_and_a_low_rank() -> None:
+    def states(*points: dict[str, float]) -> list[str]:
+        return verdicts(Health(config.Config(), warmup=100), *points)
+
+    assert states(*[NARROW] * 10) == ["ok"] * 10
+    assert states(*[NARROW] * 13) == ["ok"] * 12 + ["collapse"], "steps 100, 110, 120"
+    assert states(*[FLAT] * 13) == ["ok"] * 12 + ["collapse"]
+    assert states(WELL, *[FLAT] * 9) == ["ok"] * 10
+    assert states(WELL, *[NARROW] * 3) == ["ok"] * 3 + ["collapse"], "it had been well"
+
+
+def test_the_limits_are_the_settings() -> None:
+    mild = replace(config.Config(), health=config.Health(collapse_std=0.01, min_rank=1.05))
+    assert verdicts(Health(mild, warmup=0), *[NARROW, FLAT] * 3) == ["ok"] * 6
+    strict = replace(config.Config(), health=config.Health(collapse_std=0.95, min_rank=2.0))
+    assert verdicts(Health(strict, warmup=0), *[WELL] * 3)[-1] == "collapse"
+    steered = config.override(config.Config(), "bottleneck.target_rate=0.5")
+    health = Health(steered, warmup=0)
+    verdicts(health, NARROW, NARROW)
+    text = health.verdict(Reading(9, NARROW)).text
+    assert "raise bottleneck.target_rate, lower optim.lr" in text
+
+
+def test_few_images_are_not_asked_for_more_axes_than_they_can_have() -> None:
+    """Four well spread images vary along three axes at most; two along one."""
+    for batch, accumulate in ((2, 1), (4, 1), (8, 2)):
+        settings = config.Train(batch=batch, accumulate=accumulate)
+        health = Health(config.Config(method="byol", train=settings), warmup=0)
+        portions = (embedding_stats(torch.randn(batch // accumulate, 256)) for _ in range(20))
+        points = [{"loss": 1.0, **{k: v.item() for k, v in p._asdict().items()}} for p in portions]
+        assert verdicts(health, *points) == ["ok"] * 20
+
+
+def losses(count: int, seed: int = 0) -> list[float]:
+    """Falling and noisy, as of a run: deviation 0.05 about a slope of 0.01."""
+    noise = np.random.default_rng(seed).normal(0, 0.05, count)
+    return [5 - 0.01 * i + float(noise[i]) for i in range(count)]
+
+
+def test_spikes_are_found_and_do_not_hide_one_another() -> None:
+    series = losses(100)
+    for place, height in ((50, 5.0), (53, 0.6), (90, 0.6)):  # all far above the noise
+        series[place] += height
+    found = verdicts(Health(config.Config(), warmup=0), *[{**WELL, "loss": x} for x in series])
+    assert [i for i, state in enumerate(found) if state == "spike"] == [50, 53, 90]
+
+
+def test_a_spike_is_worth_a_word_and_no_more() -> None:
+    health = Health(config.Config(), warmup=0)
+    verdicts(health, *[{**WELL, "loss": x} for x in (5.0, 5.2, 5.1, 4.9, 5.0)])
+    found = health.verdict(Reading(60, {**WELL, "loss": 6.0}))
+    # mean 5.04, deviation 0.11402: (6 - 5.04) / 0.11402 = 8.42
+    assert found == HealthStatus("spike", "spike: loss 6, 8.4 deviations above its recent mean")
+    assert not found.is_failed
+    assert health.is_well
+
+
+def test_an_even_loss_may_rise_a_little() -> None:
+    """Its deviation is next to nothing; 1 % of its mean is taken instead."""
+    series = [5.0] * 10 + [5.1, 5.2]
+    found = verdicts(Health(config.Config(), warmup=0), *[{**WELL, "loss": x} for x in series])
+    assert found == ["ok"] * 11 + ["spike"]
+
+
+def test_waiting_for_images_is_said_and_no_illness() -> None:
+    health = Health(config.Config(), warmup=0)
+    assert health.verdict(Reading(0, WELL), wait_share=0.09).state == "ok"
+    found = health.verdict(Reading(1, WELL), wait_share=0.43)
+    assert found == HealthStatus(
+        "starved", "data wait 43%: raise data.workers or set data.resident=yes"
+    )
+    assert not found.is_failed
+    assert health.is_well
+
+
+def test_health_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    series = [{**WELL, "loss": x} for x in losses(40)]
+    series[25]["loss"] += 1
+    series[29:33] = [NARROW] * 4
+    whole = Health(config.Config(), warmup=1000)
+    expected = [whole.verdict(Reading(i, p)) for i, p in enumerate(series)]
+    assert {v.state for v in expected} == {"ok", "spike", "collapse"}
+    for cut in range(len(series)):
+        first, second = Health(config.Config(), warmup=1000), Health(config.Config(), warmup=1000)
+        found = [first.verdict(Reading(i, p)) for i, p in enumerate(series[:cut])]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        found += [second.verdict(Reading(cut + i, p)) for i, p in enumerate(series[cut:])]
+        assert found == expected
+    checkpoint.save(tmp_path / "a.safetensors", whole.state_dict())
+    assert checkpoint.load(tmp_path / "a.safetensors") == whole.state_dict()
+
+
+def trained(beta: float, steps: int) -> list[HealthStatus]:
+    """A small network on pairs of noisy vectors by C-SimCLR; every tenth step is a log point."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16, bias=False)
+    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    settings = replace(config.Config(), network=config.Network(out=16))
+    readings, health, found = AsyncMetrics(), Health(settings, warmup=0), []
+    for step in range(1, steps + 1):
+        shared = torch.randn(64, 32)
+        r_x, r_y = (network(shared + 0.5 * torch.randn(64, 32)) for _ in range(2))
+        out = csimclr_loss(r_x, r_y, beta=beta, rate="closed")
+        optimizer.zero_grad()
+        out.loss.backward()
+        optimizer.step()
+        readings.add({"loss": out.loss, **embedding_stats(r_x)._asdict()})
+        if step % 10 == 0:
+            readings.flush(step)
+            reading = readings.poll(wait=True)
+            assert reading is not None
+            found.append(health.verdict(reading))
+    return found
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_price_too_high_is_found_to_collapse_a_network_and_a_fair_one_is_not() -> None:
+    fair, dear = trained(1.0, 150), trained(100.0, 150)
+    assert not any(v.is_failed for v in fair), fair
+    assert dear[-1].state == "collapse", dear
+
+
+# --- on a GPU ----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_reading_never_waits_for_the_device() -> None:
+    r, big = torch.randn(512, 256, device="cuda"), torch.randn(8192, 8192, device="cuda")
+    expected = embedding_stats(r.cpu())
+    readings = AsyncMetrics()
+    readings.add(embedding_stats(r)._asdict())  # the first pinned memory is asked of the driver
+    readings.flush(0)
+    readings.poll(wait=True)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            big = big @ big / 8192
+        for _ in range(3):
+            readings.add(embedding_stats(r)._asdict())
+        readings.flush(1)
+        too_early = readings.poll()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert too_early is None, "the device was still multiplying"
+    reading = readings.poll(wait=True)
+    assert reading is not None
+    found = torch.tensor([reading.means[name] for name in EmbeddingStats._fields])
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_portions_of_two_images_are_well_however_large_the_batch() -> None:
+    """Two of a portion vary along one axis, below min_rank of 1.5; (2 - 1) / 4 is asked."""
+    settings = config.Train(batch=32, accumulate=16)
+    health = Health(config.Config(method="byol", train=settings), warmup=0)
+    portions = (embedding_stats(torch.randn(2, 256)) for _ in range(5))
+    points = [{"loss": 1.0, **{k: v.item() for k, v in p._asdict().items()}} for p in portions]
+    assert verdicts(health, *points) == ["ok"] * 5

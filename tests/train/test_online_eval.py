@@ -1,0 +1,397 @@
+"""What is watched on the side: equal to naive loops and sklearn, and without a way back."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from processes import together
+from sklearn.neighbors import KNeighborsClassifier
+from tiny import silent, tiny
+from torch import Tensor, nn
+
+from compressive.augment.ops import center_crop, normalize
+from compressive.data.decode import Unreadable
+from compressive.data.loaders import Resident, Streaming
+from compressive.data.sampler import BatchIndices
+from compressive.data.source import ImageSource
+from compressive.knn import nearest_neighbors
+from compressive.train import run
+from compressive.train.images import _typical_side
+from compressive.train.loop import pretrain
+from compressive.train.online_eval import (
+    Accuracy,
+    OnlineProbe,
+    _some,
+    accuracy,
+    evenly_spaced_indices,
+    features,
+    held_out,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = 8
+
+
+def bank(count: int, dim: int = 6, classes: int = 4) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, dim), torch.randint(classes, (count,))
+
+
+# Neighbors
+
+
+@pytest.mark.parametrize("neighbors", [1, 5, 1000])
+def test_votes_are_those_of_a_loop_over_pairs(neighbors: int) -> None:
+    """In float64, to 1e-12; more neighbors than images are all images."""
+    feats, labels = bank(50)
+    feats, queries = feats.double(), torch.randn(20, 6).double()
+    found = nearest_neighbors(feats, labels, queries, classes=4, neighbors=neighbors)
+    for query, votes in zip(queries, found, strict=True):
+        cosines = [
+            (sum(a * b for a, b in zip(query, one, strict=True)) / query.norm() / one.norm()).item()
+            for one in feats
+        ]
+        nearest = sorted(range(50), key=lambda i: -cosines[i])[:neighbors]
+        expected = [0.0] * 4
+        for i in nearest:
+            expected[labels[i]] += math.exp((cosines[i] - 1) / 0.07)
+        assert votes.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_votes_are_sklearns() -> None:
+    """Shares of the votes: KNeighborsClassifier by cosine distance d, weights exp(-d / 0.07)."""
+    feats, labels = bank(200)
+    feats, queries = feats.double(), torch.randn(1500, 6).double()  # more than one block
+    found = nearest_neighbors(feats, labels, queries, classes=4)
+    weights: Any = lambda d: np.exp(-d / 0.07)  # noqa: E731
+    theirs = KNeighborsClassifier(20, weights=weights, metric="cosine")
+    expected = theirs.fit(feats.numpy(), labels.numpy()).predict_proba(queries.numpy())
+    shares = found / found.sum(1, keepdim=True)
+    torch.testing.assert_close(shares, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
+
+
+# Which labels are held out
+
+
+def test_the_share_held_out_is_as_asked() -> None:
+    """Within four deviations of a binomial share."""
+    for share in (0.0, 0.1, 0.5):
+        found = held_out(20_000, share, seed=3).double().mean().item()
+        assert abs(found - share) <= 4 * math.sqrt(share * (1 - share) / 20_000)
+
+
+def test_who_is_held_out_depends_on_place_and_seed_alone() -> None:
+    held = held_out(500, 0.3, seed=7)
+    assert torch.equal(held, held_out(500, 0.3, seed=7))
+    assert torch.equal(held[:100], held_out(100, 0.3, seed=7))
+    assert not torch.equal(held, held_out(500, 0.3, seed=8))
+    assert (held <= held_out(500, 0.6, seed=7)).all()  # more are held out, none come back
+
+
+# The probe
+
+
+def test_the_probe_is_a_classifier_of_standardized_features() -> None:
+    """Its loss is the cross-entropy of the labeled images alone, written out in float64."""
+    probe = OnlineProbe(6, 4)
+    nn.init.normal_(probe.linear.weight)
+    nn.init.normal_(probe.linear.bias)
+    feats, labels = bank(30)
+    labels[::3] = -1
+    loss = probe.loss(feats, labels)
+    wide = feats.double()
+    standard = (wide - wide.mean(0)) / (wide.var(0, unbiased=False) + 1e-5).sqrt()
+    logits = standard @ probe.linear.weight.double().T + probe.linear.bias.double()
+    known = labels >= 0
+    expected = -logits.log_softmax(1)[known].gather(1, labels[known, None]).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_label_of_minus_one_teaches_nothing() -> None:
+    """Gradients are those of the labeled images; without any, loss and gradient are 0."""
+    feats, labels = bank(30)
+    labels[::2] = -1
+    grads = []
+    for other in (0, 3):
+        probe = OnlineProbe(6, 4)
+        changed = torch.where(labels < 0, -1, labels)
+        probe.loss(feats, changed).backward()
+        grads.append(probe.linear.weight.grad)
+        changed = torch.where(labels < 0, other, labels)
+        probe.zero_grad()
+        probe.loss(feats, changed).backward()
+        assert not torch.equal(grads[-1], probe.linear.weight.grad)  # pyright: ignore
+    assert torch.equal(grads[0], grads[1])  # pyright: ignore
+    probe = OnlineProbe(6, 4)
+    nothing = probe.loss(feats, torch.full((30,), -1))
+    nothing.backward()
+    assert nothing == 0
+    assert probe.linear.weight.grad is not None
+    assert not probe.linear.weight.grad.any()
+
+
+def probe_gradients(labeled: range, mine: slice) -> Tensor:
+    """Loss and gradients of a part of 12 images; statistics of features are not asked for here."""
+    torch.manual_seed(0)
+    feats, probe = torch.randn(12, 6), OnlineProbe(6, 4)
+    probe.norm.eval()
+    label = torch.tensor([i % 4 if i in labeled else -1 for i in range(12)])
+    loss = probe.loss(feats[mine], label[mine])
+    loss.backward()
+    grads = [p.grad.flatten() for p in probe.parameters() if p.grad is not None]
+    return torch.cat([loss.detach().view(1), *grads])
+
+
+def asks_the_probe(rank: int, ranks: int, labeled: range, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    mine = slice(12 // ranks * rank, 12 // ranks * (rank + 1))
+    torch.save(probe_gradients(labeled, mine), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("ranks", "labeled"), [(2, range(5, 11)), (3, range(5, 6))])
+def test_processes_that_have_more_labels_count_more(
+    ranks: int, labeled: range, tmp_path: Path
+) -> None:
+    """Averaged over processes, loss and gradients are those of one process with all images."""
+    together(asks_the_probe, (ranks, labeled, tmp_path), ranks)
+    each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    torch.testing.assert_close(torch.stack(each).mean(0), probe_gradients(labeled, slice(12)))
+
+
+def test_no_gradient_reaches_the_features() -> None:
+    feats, labels = bank(12)
+    feats.requires_grad_()
+    probe = OnlineProbe(6, 4)
+    nn.init.normal_(probe.linear.weight)  # of zeros, nothing would come through in any case
+    (probe.loss(feats, labels) + 0 * feats.sum()).backward()
+    assert feats.grad is not None
+    assert not feats.grad.any()
+
+
+def test_the_probe_begins_without_an_opinion() -> None:
+    feats, labels = bank(12)
+    assert OnlineProbe(6, 4).loss(feats, labels).item() == pytest.approx(math.log(4))
+
+
+# Accuracy
+
+
+class Shades:
+    """Pictures of a gray each, with labels; some cannot be read."""
+
+    name, classes = "shades", ("dark", "bright", "none")
+
+    def __init__(self, labels: list[int], bad: tuple[int, ...] = ()) -> None:
+        self.labels, self.bad = torch.tensor(labels), bad
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def image(self, i: int) -> Tensor:
+        if i in self.bad:
+            raise Unreadable("for a test")
+        return torch.full((3, SIZE, SIZE), 6 * i, dtype=torch.uint8) + torch.arange(
+            SIZE, dtype=torch.uint8
+        )
+
+    def origin(self, i: int) -> str:
+        return f"shade {i}"
+
+
+class Moody(nn.Module):
+    """An encoder that makes noise in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm2d(3), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.norm(x).mean((2, 3)) + x[:, :, 0, 0])
+
+
+def judged(
+    source: Shades, held: Tensor, *, probe: OnlineProbe, most: int = 100, encoder: Any = None
+) -> Accuracy | None:
+    with Streaming(source, side=SIZE, device="cpu", workers=2) as loader:
+        return accuracy(
+            encoder or Moody(),
+            probe,
+            loader.batches,
+            source.labels,
+            held,
+            size=SIZE,
+            antialias=False,
+            precision=torch.float32,
+            neighbors=3,
+            bank=most,
+        )
+
+
+def fitted(source: Shades) -> OnlineProbe:
+    """A probe with statistics and weights of its own."""
+    probe = OnlineProbe(3, int(source.labels.max()) + 1)
+    nn.init.normal_(probe.linear.weight)
+    probe(torch.randn(50, 3))
+    return probe
+
+
+def by_hand(source: Shades, held: Tensor, probe: OnlineProbe) -> Accuracy:
+    """Image by image: read (a bad one is left out), center, encode, ask."""
+    encoder = Moody().eval()
+    known, asked = [], []
+    for i in [i for i in range(len(source)) if source.labels[i] >= 0 and i not in source.bad]:
+        view = normalize(center_crop(source.image(i)[None], SIZE))
+        (asked if held[i] else known).append((encoder(view)[0], int(source.labels[i])))
+    rights = [0, 0]
+    for feat, label in asked:
+        cosines = sorted(((F.cosine_similarity(feat, f, 0).item(), n) for f, n in known))[-3:]
+        votes = [0.0] * probe.linear.out_features
+        for cosine, vote in cosines:
+            votes[vote] += math.exp(cosine / 0.07)
+        rights[1] += votes.index(max(votes)) == label
+        mean, var = probe.norm.running_mean, probe.norm.running_var
+        assert mean is not None
+        assert var is not None
+        logits = probe.linear((feat - mean) / (var + 1e-5).sqrt())
+        rights[0] += int(logits.argmax()) == label
+    return Accuracy(rights[0] / len(asked), rights[1] / len(asked), len(asked))
+
+
+LABELS = [int(7 * i % 11 > 4) for i in range(36)]
+
+
+def test_accuracy_is_that_of_a_loop_over_images() -> None:
+    source = Shades(LABELS)
+    held, probe = held_out(36, 0.4, seed=0), fitted(source)
+    found = judged(source, held, probe=probe)
+    assert found == pytest.approx(by_hand(source, held, probe))
+    assert found is not None
+    assert 0 < found.neighbors < 1  # both can be told wrong
+    assert 0 < found.probe < 1
+
+
+def test_a_substitute_answers_for_nobody_else() -> None:
+    """Two bad files, whose substitutes have the other label, are held out or not, or unlabeled."""
+    labels = [*LABELS]
+    labels[20] = -1
+    source = Shades(labels, bad=(3, 19))
+    probe = fitted(source)
+    for seed in range(4):
+        held = held_out(36, 0.4, seed=seed)
+        held[3], held[4] = True, False
+        found = judged(source, held, probe=probe)
+        assert found == pytest.approx(by_hand(source, held, probe))
+        assert found is not None
+        assert found.count == int((held & (source.labels >= 0)).sum()) - 1 - int(held[19])
+
+
+@pytest.mark.parametrize("bad", [(3,), tuple(i for i in range(36) if i != 3)])
+def test_where_nothing_can_be_asked_nothing_is_said(bad: tuple[int, ...]) -> None:
+    source, held = Shades(LABELS, bad=bad), torch.arange(36) == 3
+    assert judged(source, held, probe=fitted(source)) is None
+
+
+def test_asking_changes_nothing() -> None:
+    """Encoder and probe are asked in evaluation mode, and return to the mode that they had."""
+    source, encoder = Shades(LABELS), Moody()
+    held, probe = held_out(36, 0.4, seed=0), fitted(source)
+    before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (encoder, probe)]
+    for training in (True, False):
+        encoder.train(training)
+        probe.train(training)
+        answers = {judged(source, held, probe=probe, encoder=encoder) for _ in range(2)}
+        assert len(answers) == 1
+        assert encoder.training is encoder.drop.training is probe.training is training
+        assert probe.norm.training is training
+    for old, module in zip(before, (encoder, probe), strict=True):
+        assert all(torch.equal(old[k], v) for k, v in module.state_dict().items())
+
+
+def test_a_bank_bounds_both_parts_and_is_spread_over_the_set() -> None:
+    """Sorted classes: the first 8 places alone would hold one class."""
+    source = Shades([0] * 18 + [1] * 18)
+    held = torch.arange(36) % 2 == 0
+    found = judged(source, held, probe=fitted(source), most=8)
+    assert found is not None
+    assert found.count == 8
+    assert found.neighbors > 0.5
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(1, 1), (1, 8), (5, 8), (9, 5), (1000, 64), (2**24 + 4, 8), (10**9, 64)]
+)
+def test_places_are_spread_from_the_first_to_the_last(count: int, most: int) -> None:
+    """Also where float32 knows no more than every second number, and rounds past the end."""
+    found = evenly_spaced_indices(count, most).tolist()
+    number = min(count, most)
+    assert len(found) == number
+    assert (found[0], found[-1]) == (0, count - 1)
+    gaps = [b - a for a, b in pairwise(found)] or [1]
+    assert 1 <= min(gaps) <= max(gaps) <= min(gaps) + 1
+
+
+def test_more_images_than_float32_counts_can_be_chosen_from() -> None:
+    """For a bank, and for what a folder's images typically measure."""
+    count = 20_000_004
+    assert _some(torch.ones(count, dtype=torch.bool), 8)[-1] == count - 1
+    picture = torch.zeros(3, 5, 7, dtype=torch.uint8)
+    many = ImageSource(name="many", count=count, read=lambda _: picture, place=str)
+    assert _typical_side(many) == 5
+
+
+def test_features_are_of_central_crops_of_what_lies_in_the_canvas() -> None:
+    """A picture of 6 x 4 pixels in a canvas of 8 is seen as if there were no canvas."""
+
+    class Small(Shades):
+        def image(self, i: int) -> Tensor:
+            return super().image(i)[:, :6, :4]
+
+    source, encoder = Small(LABELS), Moody()
+    loader = Resident(source, side=SIZE, device="cpu")
+    places = torch.tensor([5, 0, 30])
+    batches = loader.batches([BatchIndices(places, torch.zeros_like(places))])
+    feats, index = features(encoder, batches, SIZE, torch.float32)
+    assert torch.equal(index, places)
+    assert encoder.training
+    encoder.eval()
+    views = [normalize(center_crop(source.image(int(i))[None], SIZE)) for i in places]
+    torch.testing.assert_close(feats, encoder(torch.cat(views)))
+
+
+def test_crops_are_antialiased_where_the_views_were() -> None:
+    source, places = Shades(LABELS), torch.tensor([5, 0, 30])
+    loader = Resident(source, side=SIZE, device="cpu")
+    found = {}
+    for antialias in (False, True):
+        batches = loader.batches([BatchIndices(places, torch.zeros_like(places))])
+        encoder, small = Moody().eval(), SIZE // 4
+        feats, _ = features(encoder, batches, small, torch.float32, antialias=antialias)
+        pixels = torch.stack([source.image(int(i)) for i in places])
+        expected = encoder(normalize(center_crop(pixels, small, antialias=antialias)))
+        torch.testing.assert_close(feats, expected)
+        found[antialias] = feats
+    assert not torch.allclose(found[False], found[True], atol=1e-3)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_run_asks_as_it_trains(
+    antialias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ask(*given: Any, **words: Any) -> Accuracy | None:
+        asked.append(words["antialias"])
+        return accuracy(*given, **words)
+
+    monkeypatch.setattr(run, "accuracy", ask)
+    pretrain(tiny(f"views.antialias={antialias}"), tmp_path, display=silent())
+    assert set(asked) == {antialias}

@@ -1,0 +1,1180 @@
+"""A run: killed, stopped, ill or left alone, it does what a plain loop over the steps would do."""
+
+import io
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from processes import together
+from rich.console import Console
+from safetensors.torch import load_file
+from tiny import Written, differences, journal, last, photos, silent, tensors, tiny, words
+from torch import Tensor
+
+from compressive import encoder
+from compressive.cli.watch import frame
+from compressive.config import METHODS, Config, override
+from compressive.data.loaders import Resident, canvas_side
+from compressive.data.sampler import batch_index_stream
+from compressive.data.source import ImageSource
+from compressive.methods import Bootstrap, Contrastive, build
+from compressive.progress import Display
+from compressive.rundir import checkpoint
+from compressive.rundir.folder import read_config
+from compressive.rundir.metrics_log import MetricsLogger
+from compressive.rundir.reader import unfinished
+from compressive.train import images, loop, online_eval
+from compressive.train import run as runs
+from compressive.train.health import AsyncMetrics, HealthStatus, Reading
+from compressive.train.images import load_source
+from compressive.train.loop import gradients, pretrain, requests_to_stop, seed_step
+from compressive.train.online_eval import Accuracy, held_out
+from compressive.train.rate_controller import Controller
+from compressive.train.run import Run, TrainingFailed
+from compressive.train.schedule import Schedule
+from compressive.train.step import Learner, optimizer, require_size, view_maker
+from compressive.train.throughput import Throughput
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEERED = ("method=c-byol", "bottleneck.target_rate=0.5", "train.steps=24")
+
+
+def started(config: Config, out: Path, *, display: Display | None = None) -> Run:
+    """A run before its next step, to be driven by hand."""
+    run = Run(config, out, display or silent(), resume=True)
+    run.restore()
+    return run
+
+
+def one_step(run: Run) -> Any:
+    """What `_train` does in a step, of one portion."""
+    run.set_rates()
+    seed_step(run.config.seed, run.attempt, run.step)
+    step, probe_loss = gradients(run, next(run.batches()), is_last=True)
+    run.update(step, probe_loss)
+    return step
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A C-BYOL run with noise, target, controller, momenta and probe: 24 steps at once."""
+    threads, out = torch.get_num_threads(), tmp_path_factory.mktemp("whole") / "run"
+    torch.set_num_threads(1)
+    outcome = pretrain(tiny(*STEERED), out, display=silent())
+    torch.set_num_threads(threads)
+    assert outcome.step == outcome.total == 24
+    return out
+
+
+def command(config: Config, out: Path) -> list[str]:
+    place = [config.data.source, "--out", str(out), "--recipe", "c-simclr/quickstart"]
+    return ["-m", "compressive", "pretrain", *place, *words(config)]
+
+
+def killed(config: Config, out: Path, *, after: int) -> None:
+    """A run in a process of its own, killed once it has saved so many steps."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, *command(config, out)], env=environment)
+    while process.poll() is None:
+        saved = checkpoint.steps(out / "checkpoints")
+        if saved and checkpoint.step_of(saved[-1]) >= after:
+            process.kill()
+            break
+        time.sleep(0.005)
+    assert process.wait() == -signal.SIGKILL, "it was to be killed in the middle"
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, uninterrupted: Path) -> None:
+    """kill -9 while steps and saves follow each other; the rest is run here."""
+    out, config = tmp_path / "run", tiny(*STEERED)
+    killed(override(config, "train.save_every=1e-9"), out, after=3)
+    assert override(read_config(out), "recipe=", "train.save_every=10") == config
+    assert 3 <= last(out)["step"] < 24
+    assert pretrain(config, out, display=silent()).step == 24
+    assert differences(last(out), last(uninterrupted)) == []
+    assert journal(out) == journal(uninterrupted)
+    assert [line["step"] for line in journal(out) if "loss" in line] == list(range(1, 25))
+    encoders = [load_file(run / "encoder.safetensors") for run in (out, uninterrupted)]
+    assert differences(*encoders) == []
+
+
+def test_the_comparison_of_runs_can_fail(uninterrupted: Path, tmp_path: Path) -> None:
+    """Another seed changes the weights, the target, the momenta, the probe and beta."""
+    pretrain(tiny(*STEERED, "seed=1"), tmp_path / "run", display=silent())
+    different = differences(last(tmp_path / "run"), last(uninterrupted))
+    for part in (
+        "learner.method.encoder.conv1",
+        "learner.method.target.network.0.conv1",
+        "learner.probe.linear.weight",
+        "optimizer.state",
+        "probe_optimizer.state",
+        "controller.beta",
+        "health.losses",
+    ):
+        assert any(part in name for name in different), part
+    assert journal(tmp_path / "run") != journal(uninterrupted)
+
+
+class Interrupting(Display):
+    """Sends this process a signal when a step is shown."""
+
+    def __init__(self, number: int, at: int) -> None:
+        super().__init__(quiet=True)
+        self.number, self.at = number, at
+
+    def progress(self, title: str, done: float, total: float, readings: Any = None) -> None:
+        if readings is not None and done == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        config = tiny("train.steps=4", "train.log_every=1")
+        assert pretrain(config, tmp_path, display=Interrupting(signal.SIGHUP, at=2)).step == 4
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_the_same_call_goes_on(
+    number: int, tmp_path: Path, uninterrupted: Path
+) -> None:
+    config, out = tiny(*STEERED), tmp_path / "run"
+    before = signal.getsignal(number)
+    outcome = pretrain(config, out, display=Interrupting(number, at=7))
+    assert (outcome.step, outcome.total) == (7, 24)
+    assert signal.getsignal(number) is before
+    assert last(out)["step"] == 7
+    assert journal(out)[-1] == {"step": 7, "stopped": "asked to"}
+    again = pretrain(config, out, display=silent())
+    assert again.step == 24
+    assert differences(last(out), last(uninterrupted)) == []
+    assert journal(out) == journal(uninterrupted)
+
+
+def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) -> None:
+    """Readings are means over 3 steps; the break falls after the first of them."""
+    config = tiny("method=c-simclr", "train.steps=6", "train.log_every=3")
+    pretrain(config, tmp_path / "whole", display=silent())
+    run = started(config, tmp_path / "run")
+    for step in range(1, 5):  # one who asks is heard after a step
+        loop._train(run, [signal.SIGTERM])
+        assert run.step == step
+    assert run.finish().step == 4
+    run.close()
+    pretrain(config, tmp_path / "run", display=silent())
+    assert differences(last(tmp_path / "run"), last(tmp_path / "whole")) == []
+    assert journal(tmp_path / "run") == journal(tmp_path / "whole")
+    assert [line["step"] for line in journal(tmp_path / "run") if "loss" in line] == [3, 6]
+
+
+def test_before_there_is_anything_to_save_ctrl_c_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While images are decoded, which may take long."""
+    before, read = signal.getsignal(signal.SIGINT), load_source
+
+    def interrupted(config: Config, *given: Any) -> Any:
+        assert signal.getsignal(signal.SIGINT) is before
+        return read(config, *given)
+
+    monkeypatch.setattr(images, "load_source", interrupted)
+    assert pretrain(tiny("train.steps=1"), tmp_path / "a", display=silent()).step == 1
+
+
+def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
+    """Somebody made room on a disk; the same command must not begin anew over the result."""
+    config = tiny("train.steps=2")
+    pretrain(config, tmp_path, display=silent())
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="holds an encoder, and no checkpoint to go on from"):
+        pretrain(config, tmp_path, display=silent())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Path) -> None:
+    """Also one that came to its last step."""
+    config = tiny(f"train.steps={steps}", "optim.lr=1e30", "health.tries=1")
+    with pytest.raises(TrainingFailed, match="stopped after 1 returns: nan"):
+        pretrain(config, tmp_path, display=silent())
+    assert journal(tmp_path)[-1]["stopped"].startswith("nan")
+    assert unfinished(tmp_path) == f"training has not come to its end: step 0 of {steps}"
+    seen = io.StringIO()
+    Console(file=seen, width=120).print(frame(tmp_path))
+    assert "given up: nan" in seen.getvalue()
+    assert "finished" not in seen.getvalue()
+
+
+def test_where_an_illness_is_suspected_what_was_saved_is_older(tmp_path: Path) -> None:
+    """As told in the outcome: a directions' spread of 5 times uniform is never reached."""
+    ill = ("health.collapse_std=5", "train.steps=24", "train.log_every=2")
+    outcome = pretrain(tiny(*ill), tmp_path, display=Interrupting(signal.SIGTERM, at=2))
+    assert (outcome.step, outcome.saved) == (2, 0)
+    well = pretrain(tiny("train.steps=3"), tmp_path / "b", display=silent())
+    assert (well.step, well.saved) == (3, 3)
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with requests_to_stop() as asked:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_thread_leaves_signals_alone() -> None:
+    seen = []
+
+    def inside() -> None:
+        with requests_to_stop() as asked:
+            seen.append((asked, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [([], signal.getsignal(signal.SIGTERM))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_path: Path) -> None:
+    config = tiny(f"method={method}", "optim.name=lars")
+    assert pretrain(config, tmp_path, display=silent()).step == 2
+    state = last(tmp_path)
+    numbers = [t for t in tensors(state).values() if isinstance(t, Tensor)]
+    assert all(t.isfinite().all() for t in numbers if t.is_floating_point())
+    assert all(math.isfinite(line["loss"]) for line in journal(tmp_path) if "loss" in line)
+    run = started(config, tmp_path)
+    for name, part in run._parts():
+        assert differences(part.state_dict(), state[name]) == [], name
+    assert (run.step, run.attempt, run.accuracy) == (2, 0, state["accuracy"])
+    run.save()
+    run.close()
+    assert differences(last(tmp_path), state) == []
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: Path) -> None:
+    """5 steps at once equal 2 and 3, so momenta and AdamW's moments and step counts come back."""
+    config = tiny("method=simclr", f"optim.name={name}", "train.steps=5")
+    pretrain(config, tmp_path / "whole", display=silent())
+    run = started(config, tmp_path / "run")
+    fresh = {name: p.clone() for name, p in run.method.named_parameters()}
+    for _ in range(2):  # in the first, blocks that start as their shortcuts have no gradient
+        one_step(run)
+    assert all(not torch.equal(p, fresh[name]) for name, p in run.method.named_parameters())
+    run.save()
+    run.close()
+    pretrain(config, tmp_path / "run", display=silent())
+    state, whole = last(tmp_path / "run"), last(tmp_path / "whole")
+    for part in ("learner", "optimizer", "probe_optimizer"):
+        assert differences(state[part], whole[part]) == []
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_restored_moments_lie_as_their_weights(name: str, tmp_path: Path) -> None:
+    """torch takes another way, tensor by tensor, where strides differ; a file keeps none."""
+    config = tiny("method=simclr", f"optim.name={name}")
+    pretrain(config, tmp_path, display=silent())
+    run = started(config, tmp_path)
+    assert any(not p.is_contiguous() for p in run.method.parameters())
+    state = run.optimizer.state
+    lie = [(p, m) for p in state for m in state[p].values() if getattr(m, "ndim", 0)]
+    assert len(lie) == len(state) * (2 if name == "adamw" else 1)
+    assert all(m.stride() == p.stride() for p, m in lie)
+    run.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
+    """torch's "meta" stands for a GPU, on which AdamW would wait for the count in every step."""
+    changes = ("optim.name=adamw", "bottleneck.target_rate=1", "train.log_every=3")
+    run = started(tiny("method=c-byol", *changes, "train.steps=6"), tmp_path)
+    one_step(run)
+    run.save()
+    run.device, probe = torch.device("meta"), run.inner.to("meta").probe
+    run.optimizer = optimizer(run.config.optim, run.method)
+    assert probe is not None
+    assert run.controller is not None
+    run.probe_optimizer = torch.optim.AdamW(probe.parameters())
+    run.controller.beta = run.controller.beta.to("meta")
+    run.journal.close()
+    run.restore()
+    found = tensors({name: part.state_dict() for name, part in run._parts()})
+    kinds = {name: leaf.device.type for name, leaf in found.items() if isinstance(leaf, Tensor)}
+    counts = {name for name in kinds if name.endswith(".step")}
+    assert {name for name, kind in kinds.items() if kind == "cpu"} == counts
+    assert {name.split(".")[0] for name in counts} == {"optimizer", "probe_optimizer"}
+    assert {"controller.sum", "readings.groups.0.sum"} <= kinds.keys()
+    run.close()
+
+
+def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
+    """BYOL's learner after some steps of SGD with momentum, written out.
+
+    The gradient of a step is the mean over portions of the gradients of their losses.
+    """
+    source = load_source(config)
+    assert source.labels is not None
+    held = held_out(len(source), config.probe.holdout, config.seed)
+    visible = source.labels.masked_fill(held, -1)
+    side = canvas_side(source, config.views.size)
+    loader = Resident(source, side=side, device="cpu")
+    torch.manual_seed(config.seed)
+    learner: Any = Learner(build(config), int(source.labels.max()) + 1)
+    learner.to(memory_format=torch.channels_last)
+    views = view_maker(config, torch.float32, compiled=False)
+    parts = config.train.accumulate
+    portions = batch_index_stream(len(source), config.train.batch, seed=config.seed, portions=parts)
+    batches = loader.batches(portions)
+    weights = {n: p for n, p in learner.named_parameters() if p.requires_grad}
+    probe = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
+    momenta = {name: torch.zeros_like(p) for name, p in weights.items()}
+    for step in range(steps):
+        seed_step(config.seed, 0, step)
+        grads = {name: torch.zeros_like(p) for name, p in weights.items()}
+        for _ in range(parts):
+            batch = next(batches)
+            shown, probe_loss = learner(*views(batch), torch.zeros(()), visible[batch.index])
+            found = torch.autograd.grad(shown.loss + probe_loss, list(weights.values()))
+            for name, grad in zip(weights, found, strict=True):
+                grads[name] += grad / parts
+        lr = 0.5 * (1 + math.cos(math.pi * step / config.train.steps))
+        lr *= config.optim.lr * config.train.batch / 256
+        for name, p in weights.items():
+            if name.startswith("probe."):
+                p.grad = grads[name]
+                continue
+            decay = config.optim.weight_decay if p.ndim > 1 else 0.0
+            momenta[name].mul_(config.optim.momentum).add_(grads[name] + decay * p.detach())
+            p.data -= lr * momenta[name]
+        probe.step()
+        tau = 1 - (1 - config.target.rate) * 0.5 * (
+            1 + math.cos(math.pi * step / config.train.steps)
+        )
+        online = [*learner.method.encoder.parameters(), *learner.method.projection.parameters()]
+        for slow, fast in zip(learner.method.target.network.parameters(), online, strict=True):
+            slow.data = tau * slow + (1 - tau) * fast.data
+    return learner.state_dict()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) -> None:
+    """To 1e-4 of a tensor's norm: float32 sums in another order, through 3 steps of batch norms."""
+    changes = ["method=byol", "optim.lr=0.5", "optim.weight_decay=0.01", "train.steps=3"]
+    config = tiny(*changes, f"train.accumulate={accumulate}")
+    pretrain(config, tmp_path, display=silent())
+    found, expected = last(tmp_path)["learner"], by_hand(config, 3)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        gap = (found[name].double() - tensor.double()).norm()
+        assert gap <= 1e-4 * tensor.double().norm() + 1e-7, name
+
+
+def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
+    """Batch norms see a portion: accumulation is another run, and the test above tells them."""
+    found = []
+    for accumulate in (1, 2):
+        config = tiny("method=byol", f"train.accumulate={accumulate}")
+        pretrain(config, tmp_path / str(accumulate), display=silent())
+        found.append(last(tmp_path / str(accumulate))["learner"]["method.projection.0.weight"])
+    assert (found[0] - found[1]).norm() > 1e-3 * found[0].norm()
+
+
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [
+        (["train.steps=0", "train.epochs=1"], 40 // 8 + 1),  # one more than its full batches
+        (["train.steps=0", "train.epochs=3", "train.batch=16"], 120 // 16 + 1),
+        (["train.steps=7", "train.epochs=3"], 7),  # steps, whatever the epochs
+        (["train.steps=3", "train.batch=64"], 3),  # a batch may be larger than the set
+    ],
+)
+def test_epochs_and_steps(changes: list[str], total: int, tmp_path: Path) -> None:
+    run = started(tiny(*changes), tmp_path)
+    assert run.total == total
+    run.close()
+
+
+def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
+    display = Written()
+    run = started(tiny("optim.warmup_epochs=10", "train.steps=30"), tmp_path, display=display)
+    run.close()
+    assert run.schedule.warmup == 3
+    assert "warm-up shortened to 3 steps, a tenth of the run" in display.said
+
+
+def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Path) -> None:
+    """40 images, 5 steps an epoch."""
+    display = Written()
+    run = started(tiny("optim.warmup_epochs=2", "train.steps=20"), tmp_path / "a", display=display)
+    run.close()
+    assert run.schedule.warmup == 10
+    told = "warm-up is 50% of the run; --set optim.warmup_epochs=0.4: 10%"
+    assert display.said == [told, "decoding  100%"]
+    display = Written()
+    changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch=64")
+    run = started(tiny(*changes), tmp_path / "b", display=display)
+    run.close()
+    told = (
+        "train.batch is 64 and there are 40 images, so a batch has some twice; "
+        "with --set train.batch=32 it has not"
+    )
+    assert display.said == [told, "decoding  100%"]
+
+
+@pytest.mark.parametrize(("compile", "processes"), [("auto", 1), ("no", 1), ("yes", 2)])
+def test_nothing_is_made_again_without_compiling_or_in_several_processes(
+    compile: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "world_size", lambda: processes)
+    config = tiny("train.recompute=true", f"train.compile={compile}", "train.device=cpu")
+    with pytest.raises(ValueError, match=r"^train\.recompute=true needs .*train\.compile=yes"):
+        pretrain(config, tmp_path / "run", display=silent())
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_what_learns_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder alone, and only where a setting says so; its target has nothing to go back to."""
+    # To compile turns off torch's checks of distributions in the whole process.
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for setting in ("true", "false"):
+        changes = f"train.recompute={setting}", "train.compile=yes", "train.device=cpu"
+        run = Run(tiny("method=byol", *changes), tmp_path / setting, silent(), resume=True)
+        changed = [name for name, part in run.inner.named_modules() if "forward" in vars(part)]
+        assert changed == ["method.encoder"] * (setting == "true")
+        run.close()
+
+
+def test_a_network_that_cannot_be_built_is_refused_before_images_are_read(tmp_path: Path) -> None:
+    class Deaf(Display):
+        def progress(self, *_: Any, **__: Any) -> None:
+            raise AssertionError("images are read")
+
+    with pytest.raises(ValueError, match="resnet19"):
+        pretrain(tiny("network.name=resnet19"), tmp_path / "a", display=Deaf(quiet=True))
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("batch", [7, 4])
+def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path: Path) -> None:
+    """4 images in 4 portions leave one, which has no batch statistics."""
+    with pytest.raises(ValueError, match=r"train\.(batch|accumulate) must"):
+        pretrain(tiny("method=byol", f"train.batch={batch}", "train.accumulate=4"), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+# Schedules
+
+
+def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it does; here none arrives before the next is sent."""
+    config = tiny("train.steps=6", "probe.every_epochs=1000")
+    pretrain(config, tmp_path / "at once", display=silent())
+    collect = AsyncMetrics.poll
+
+    def late(self: AsyncMetrics, *, wait: bool = False) -> Reading | None:
+        return collect(self, wait=wait) if wait or len(self._sent) > 1 else None
+
+    monkeypatch.setattr(AsyncMetrics, "collect", late)
+    pretrain(config, tmp_path / "late", display=silent())
+    rates = [[line.get("lr") for line in journal(tmp_path / out)] for out in ("at once", "late")]
+    assert rates[0] == rates[1]
+    assert len({*rates[0]} - {None}) == 6
+
+
+def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
+    """Warm-up of 2 epochs of 5 steps, then half a cosine; the target's rate is 1 at the end."""
+    config = tiny(
+        "method=byol", "optim.warmup_epochs=2", "optim.lr=0.3", "target.rate=0.9", "train.steps=14"
+    )
+    run = started(config, tmp_path)
+    peak = 0.3 * 8 / 256
+    for step in range(14):
+        target = run.method.target
+        assert target is not None
+        slow = [p.clone() for p in target.network.parameters()]
+        one_step(run)
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - 10) / 4))
+        lr = peak * step / 10 if step < 10 else peak * cosine
+        assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([lr] * 2)
+        tau = 1 - 0.1 * 0.5 * (1 + math.cos(math.pi * step / 14))
+        fast = [*run.method.encoder.parameters(), *run.method.projection.parameters()]
+        for before, now, quick in zip(slow, target.network.parameters(), fast, strict=True):
+            torch.testing.assert_close(now, tau * before + (1 - tau) * quick)
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["method=c-byol", "bottleneck.beta=0.7"], [0.7] * 10),
+        (
+            ["method=c-byol", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=1"],
+            [0, 0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1, 1],
+        ),
+        (
+            ["method=c-byol", "bottleneck.schedule=cosine", "bottleneck.beta=2"],
+            [1 - math.cos(math.pi * step / 10) for step in range(10)],
+        ),
+        (["method=byol", "bottleneck.beta=0.7"], [0.0] * 10),
+    ],
+    ids=["constant", "linear", "cosine", "uncompressed"],
+)
+def test_beta_reaches_the_loss(changes: list[str], expected: list[float], tmp_path: Path) -> None:
+    """loss = nll + beta * residual, a mean over images and a sum over directions."""
+    run = started(tiny(*changes, "train.steps=10"), tmp_path)
+    for beta in expected[:6]:
+        step = one_step(run)
+        assert run.beta.item() == pytest.approx(beta, abs=1e-7)
+        charged = 0 if step.residual is None else beta * step.residual.item()
+        assert step.loss.item() == pytest.approx(2 * (step.nll.item() + charged), rel=1e-5)
+    run.close()
+
+
+@pytest.mark.parametrize(("target", "way"), [(0.01, 1), (1000.0, -1)])
+def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> None:
+    """Up while more movable nats pass than wanted, down while fewer; and the loss is charged so."""
+    config = tiny("method=c-simclr", f"bottleneck.target_rate={target}", "train.steps=20")
+    run = started(config, tmp_path)
+    betas = [run.beta.item()]
+    assert betas == [1.0]
+    for _ in range(4):
+        step = one_step(run)
+        nll = step.nll.item() - math.log(2 * 8 - 1)  # of K = 2B - 1 candidates
+        assert step.residual is not None
+        loss = 2 * (nll + betas[-1] * step.residual.item())
+        assert step.loss.item() == pytest.approx(loss, rel=1e-4)
+        betas.append(run.beta.item())
+    assert betas == sorted(betas, reverse=way < 0)
+    assert len(set(betas)) == 5
+    run.close()
+
+
+def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drawn(seed: int, attempt: int, step: int, process: int) -> tuple[float, ...]:
+        monkeypatch.setattr(loop, "rank", lambda: process)
+        seed_step(seed, attempt, step)
+        return tuple(torch.randn(4).tolist())
+
+    asked = [(s, a, t, r) for s in (0, 1, 11) for a in (0, 1) for t in (0, 1, 11) for r in (0, 1)]
+    first = {four: drawn(*four) for four in asked}
+    assert len(set(first.values())) == len(asked)
+    random.Random(0).shuffle(asked)
+    assert all(drawn(*four) == first[four] for four in asked)
+
+
+# Illness
+
+
+def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None:
+    config = tiny("method=simclr", "optim.lr=1e9", "health.tries=2", "train.steps=30")
+    display = Written()
+    with pytest.raises(TrainingFailed, match=r"2 returns: nan: loss .* lower optim\.lr"):
+        pretrain(config, tmp_path, display=display)
+    returns = [line for line in display.said if line.endswith("back to the last good checkpoint")]
+    assert len(returns) == 2
+    state = last(tmp_path)
+    assert state["step"] == 0
+    assert all(t.isfinite().all() for t in tensors(state["learner"]).values())
+    lines = [line for line in journal(tmp_path) if "loss" in line]
+    assert lines[-1]["loss"] is None  # JSON knows no NaN
+    assert lines[-1]["health"].startswith("nan")
+
+
+def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
+    """The loss is finite in the step that ruins the weights, and saving is due at once."""
+    changes = ["optim.lr=1e40", "health.tries=1", "train.steps=30", "train.save_every=1e-9"]
+    with pytest.raises(TrainingFailed, match="stopped after 1 returns: nan: loss"):
+        pretrain(tiny("method=simclr", *changes), tmp_path / "a", display=silent())
+    assert all(t.isfinite().all() for t in tensors(last(tmp_path / "a")["learner"]).values())
+    run = started(tiny("method=simclr", *changes), tmp_path / "b")
+    loss = one_step(run).loss
+    assert loss.isfinite()
+    assert run.finish().step == 1
+    run.close()
+    assert last(tmp_path / "b")["step"] == 0
+
+
+def test_weights_lost_in_the_last_step_are_an_illness(tmp_path: Path) -> None:
+    changes = ["optim.lr=1e40", "health.tries=0", "train.steps=1"]
+    with pytest.raises(TrainingFailed, match="weights not finite after the last step"):
+        pretrain(tiny("method=simclr", *changes), tmp_path, display=silent())
+    assert last(tmp_path)["step"] == 0
+
+
+def test_a_collapse_is_named(tmp_path: Path) -> None:
+    """Ten times the spread of uniform directions is out of reach: all counts as collapsed."""
+    saving = ("train.save_every=1e-9", "health.tries=1", "train.steps=20")
+    config = tiny("method=c-byol", "health.collapse_std=10", *saving)
+    with pytest.raises(
+        TrainingFailed,
+        match=r"^stopped after 1 returns: collapse: directions spread .* lower bottleneck\.beta",
+    ):
+        pretrain(config, tmp_path, display=silent())
+    assert [line["step"] for line in journal(tmp_path) if "loss" in line] == [1, 2, 3]
+    assert last(tmp_path)["step"] == 0  # nothing is saved while it is suspected
+
+
+def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) -> None:
+    run = started(tiny("method=c-byol", "bottleneck.target_rate=1", "train.steps=9"), tmp_path)
+    for _ in range(2):
+        one_step(run)
+    run.save()
+    state, order = last(tmp_path), next(run.batches()).index
+    for _ in range(2):
+        one_step(run)
+    assert differences(run.inner.state_dict(), state["learner"])
+    run.go_back(HealthStatus("nan", "nan: for a test"))
+    assert (run.step, run.attempt) == (2, 1)
+    for name, part in run._parts():
+        assert differences(part.state_dict(), state[name]) == [], name
+    assert not torch.equal(next(run.batches()).index, order)
+    one_step(run)
+    run.save()
+    run.close()
+    again = started(run.config, tmp_path)  # the attempt is part of where a run stands
+    assert (again.step, again.attempt) == (3, 1)
+    again.close()
+
+
+# Images and methods of one's own
+
+
+class Gray:
+    """Images of one level each."""
+
+    name, classes, labels = "gray", ("dark", "light"), torch.arange(12) % 2
+
+    def __len__(self) -> int:
+        return 12
+
+    def image(self, i: int) -> Tensor:
+        return torch.full((3, 9, 9), 20 * i, dtype=torch.uint8)
+
+    def origin(self, i: int) -> str:
+        return f"gray:{i}"
+
+
+def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
+    built: list[Contrastive | Bootstrap] = []
+
+    def method(config: Config) -> Contrastive | Bootstrap:
+        built.append(build(replace(config, method="byol")))
+        return built[-1]
+
+    run = Run(
+        tiny("method=simclr", "train.batch=4", "probe.holdout=0.2", "data.source=builtin"),
+        tmp_path,
+        silent(),
+        resume=False,
+        source=Gray(),
+        method=method,
+    )
+    run.restore()
+    assert run.method is built[0]
+    assert run.inner.probe is not None
+    assert read_config(tmp_path).data.source == "python:gray"
+    batch = next(run.batches())
+    levels = batch.images.flatten(1).float().mean(1)
+    assert torch.equal(levels, 20.0 * batch.index)
+    one_step(run)
+    run.close()
+
+
+# The folder of a run
+
+
+def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
+    config = tiny("method=c-simclr", "train.tensorboard=true", "train.log_every=2")
+    outcome = pretrain(config, tmp_path / "a" / "b", display=silent())
+    assert outcome.folder == tmp_path / "a" / "b"
+    names = {path.name for path in outcome.folder.iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "encoder.safetensors",
+    }
+    assert read_config(outcome.folder) == config
+    assert [path.name for path in checkpoint.steps(outcome.folder / "checkpoints")] == [
+        "step_00000000.safetensors",
+        "step_00000002.safetensors",
+    ]
+    assert list((outcome.folder / "tensorboard").glob("events.out.tfevents.*"))
+    first, second = map(json.loads, (outcome.folder / "metrics.jsonl").read_text().splitlines())
+    for name in ("loss", "nll", "residual", "movable", "predictive", "agreement", "beta"):
+        assert isinstance(first[name], float), name
+    assert {"lr", "health", "images_per_second", "wait_share", "spread"} <= first.keys()
+    assert outcome.accuracy is not None
+    assert second == {
+        "step": 2,
+        "probe_accuracy": outcome.accuracy.probe,
+        "knn_accuracy": outcome.accuracy.neighbors,
+    }
+
+
+def test_a_finished_run_stays_as_it_is(uninterrupted: Path) -> None:
+    before, lines = last(uninterrupted), journal(uninterrupted)
+    outcome = pretrain(tiny(*STEERED), uninterrupted, display=silent())
+    assert outcome.step == outcome.total
+    assert outcome.accuracy == before["accuracy"]
+    assert differences(last(uninterrupted), before) == []
+    assert journal(uninterrupted) == lines
+
+
+def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
+    images = photos(tmp_path / "images", 12)
+    (images / "002.png").write_bytes(b"not an image")
+    whole = (images / "005.png").read_bytes()
+    (images / "005.png").write_bytes(whole[: len(whole) // 2])
+    for resident in ("yes", "no"):
+        config = tiny(f"data.source={images}", f"data.resident={resident}", "train.steps=3")
+        out = tmp_path / resident
+        outcome = pretrain(config, out, display=(display := Written()))
+        assert outcome.step == 3
+        assert outcome.accuracy is None  # a flat folder has no labels
+        assert f"2 images that cannot be read: {out / 'unreadable.txt'}" in display.said
+        assert "".join(display.said).count("cannot be read") == 1
+        listed = (out / "unreadable.txt").read_text().splitlines()
+        assert [line.split(": ")[0] for line in listed] == [
+            str(images / "002.png"),
+            str(images / "005.png"),
+        ]
+        assert all(line.split(": ", 1)[1] for line in listed)
+    state, streamed = last(tmp_path / "yes"), last(tmp_path / "no")
+    assert differences(state, streamed) == []  # the same images, wherever they live
+
+
+def test_unreadable_images_met_before_a_break_stay_listed(tmp_path: Path) -> None:
+    images = photos(tmp_path / "images", 12)
+    bad = [images / "002.png", images / "004.png", images / "007.png"]
+    whole = [path.read_bytes() for path in bad]
+    config, listed = tiny(f"data.source={images}"), tmp_path / "run" / "unreadable.txt"
+    for unread in ((0, 1), (0, 2), (0, 2)):
+        for i, path in enumerate(bad):
+            path.write_bytes(b"broken" if i in unread else whole[i])
+        run = started(config, tmp_path / "run")
+        run.save()
+        run.close()
+    lines = listed.read_text().splitlines()
+    assert sorted(line.split(": ")[0] for line in lines) == list(map(str, bad))
+
+
+def test_other_images_of_the_same_number_are_another_run(tmp_path: Path) -> None:
+    """The same ones may lie elsewhere, or in part have become unreadable."""
+    images, out = photos(tmp_path / "images", 20), tmp_path / "run"
+    pretrain(tiny(f"data.source={images}", "train.steps=1"), out, display=silent())
+    moved = shutil.copytree(images, tmp_path / "moved")
+    (moved / "000.png").write_bytes(b"broken")
+    assert pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent()).step == 1
+    for i in range(20):
+        shutil.copy(images / f"{i:03d}.png", moved / f"{19 - i:03d}.png")
+    message = f"{out} holds a run on other images than those of {moved}, of the same number; choose"
+    with pytest.raises(ValueError, match=message):
+        pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent())
+
+
+def test_a_checkpoint_that_does_not_tell_images_apart_is_gone_on_with(tmp_path: Path) -> None:
+    config = tiny("train.steps=1")
+    pretrain(config, tmp_path, display=silent())
+    state = last(tmp_path)
+    del state["shades"]  # as before there were any
+    checkpoint.save_step(tmp_path / "checkpoints", 1, state)
+    assert pretrain(config, tmp_path, display=silent()).step == 1
+
+
+def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
+    images, out = photos(tmp_path / "images", 9), tmp_path / "run"
+    config = tiny(f"data.source={images}")
+    pretrain(config, out, display=silent())
+    photos(images, 10)
+    message = f"{out} holds a run on 9 images, and {images} has 10; choose another --out"
+    with pytest.raises(ValueError, match=message):
+        pretrain(config, out, display=silent())
+
+
+def test_a_set_of_which_no_label_is_held_out_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no feature is made for nothing."""
+    monkeypatch.setattr(online_eval, "features", None)
+    config = tiny("probe.holdout=0", "method=simclr")
+    assert pretrain(config, tmp_path, display=silent()).accuracy is None
+    assert "probe_loss" in journal(tmp_path)[-1]
+
+
+def test_labels_held_out_never_reach_the_probe(tmp_path: Path) -> None:
+    """A tenth of the labels is invisible to the probe, whose every other label is the true one."""
+    run = started(tiny("data.limit=200"), tmp_path)
+    assert run.labels is not None
+    assert 5 <= int(run.held.sum()) <= 40
+    assert (run.visible[run.held] == -1).all()
+    assert torch.equal(run.visible[~run.held], run.labels[~run.held])
+    run.close()
+
+
+# Processes
+
+
+def joined(state: dict[str, Any], part: str, ends: tuple[str, ...]) -> Tensor:
+    """All weights of method or probe with such names as one vector."""
+    names = [n for n in sorted(state) if n.startswith(part) and n.endswith(ends)]
+    return torch.cat([state[name].double().flatten() for name in names])
+
+
+@pytest.mark.distributed
+def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
+    """SimCLR, SGD, 3 steps: 8 images in each of torchrun's processes, 16 in one.
+
+    Weights agree to 1e-4, and to 1 % of the way that they went: float32 sums over a batch come in
+    two parts, and through 3 steps of such small batch norms a change of the first weights by 1e-7
+    makes 6e-5, and 1.4e-4 of the way. The probe's begin at 0, and AdamW's first steps enlarge small
+    gradients: 1 % of the way alone. Only the first process speaks.
+    """
+    one, two = tmp_path / "one", tmp_path / "two"
+    config = tiny("method=simclr", "train.steps=3", "train.batch=16", "views.size=32")
+    pretrain(config, one, display=silent())
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [sys.executable, *launch, *command(config, two)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("encoder: ") == 1
+    begun = checkpoint.load(one / "checkpoints" / "step_00000000.safetensors")["learner"]
+    found, expected = last(two)["learner"], last(one)["learner"]
+    assert found.keys() == expected.keys()
+    for part in ("method.", "probe."):
+        for ends in (("weight", "bias"), ("running_mean", "running_var")):
+            first, b, a = (joined(state, part, ends) for state in (begun, found, expected))
+            assert part == "probe." or (a - b).norm() < 1e-4 * a.norm()
+            assert (a - b).norm() < 1e-2 * (a - first).norm(), (part, ends)
+    for mine, theirs in zip(journal(one), journal(two), strict=True):
+        assert mine["step"] == theirs["step"]
+        if "loss" in mine:
+            precise = 1e-5 if mine["step"] == 1 else 1e-3  # then of weights that differ
+            assert theirs["loss"] == pytest.approx(mine["loss"], rel=precise)
+
+
+def restores(rank: int, folder: Path, sees: int) -> None:
+    """What a process says that sees only so many of the checkpoints, unless it is the first."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    every = checkpoint.steps
+    checkpoint.steps = lambda folder: every(folder)[: None if rank == 0 else sees]
+    try:
+        started(tiny("train.steps=9"), folder / "run").close()
+        said = "nothing"
+    except ValueError as error:
+        said = str(error)
+    (folder / f"{rank}.txt").write_text(said)
+    dist.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("sees", "words"), [(2, "nothing"), (1, "step 3, step 0;")])
+def test_processes_go_on_from_one_checkpoint_or_not_at_all(
+    sees: int, words: str, tmp_path: Path
+) -> None:
+    """The list of files in a folder on a network may be old on one machine."""
+    run = started(tiny("train.steps=9"), tmp_path / "run")
+    for _ in range(3):
+        one_step(run)
+    run.save()
+    run.close()
+    together(restores, (tmp_path, sees), 2)
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
+    assert said[0] == said[1]
+    assert words in said[0]
+
+
+@pytest.mark.parametrize("labeled", [False, True])
+def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
+    for name in ("cat", "dog") if labeled else (".",):
+        photos(tmp_path / "photos" / name, 24)
+    display, count = Written(), 48 if labeled else 24
+    config = tiny(f"data.source={tmp_path / 'photos'}", "train.steps=1")
+    pretrain(config, tmp_path / "run", display=display)
+    held = int(held_out(count, config.probe.holdout, config.seed).sum())
+    classes = f" in 2 classes ({held} held out, to watch)" if labeled else ""
+    assert display.said[1] == (
+        f"{config.method} on {count} images{classes}: {config.network.name}, views of "
+        f"{config.views.size} pixels, batch {config.train.batch}, 1 steps, cpu, float32"
+    )
+
+
+def test_a_speed_is_in_images_whatever_the_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 steps of 8 images in a second, in two portions each."""
+    monkeypatch.setattr(Throughput, "tick", lambda self, *_: setattr(self, "steps_per_second", 3.0))
+    pretrain(tiny("method=byol", "train.accumulate=2"), tmp_path, display=silent())
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert '"images_per_second": 24.0' in text
+
+
+class Seen(Display):
+    """A display that remembers its readings."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.readings: dict[str, str] = {}
+
+    def progress(self, title: str, done: float, total: float, readings: Any = None) -> None:
+        self.readings = dict(readings or {})
+
+
+def test_the_line_of_progress_has_each_number_under_its_name(tmp_path: Path) -> None:
+    display = Seen()
+    run = started(tiny(), tmp_path, display=display)
+    run.accuracy = Accuracy(probe=0.25, neighbors=0.75, count=8)
+    run.pace.wait_share = 0.125
+    means = {"loss": 1.5, "movable": 2.25, "residual": 180.0}
+    run._show(Reading(1, means), 1234.0, HealthStatus("ok", ""))
+    assert display.readings == {
+        "": "1,234 img/s",
+        "loss": "1.50",
+        "kNN": "75.0%",
+        "movable": "2.25",
+        "residual": "180.0",
+        "wait": "12%",
+    }
+    run.close()
+
+
+def test_probe_and_neighbors_are_asked_with_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def accuracy(*_: Any, **more: Any) -> Accuracy:
+        asked.update(more)
+        return Accuracy(probe=0.25, neighbors=0.75, count=8)
+
+    monkeypatch.setattr(runs, "accuracy", accuracy)
+    changes = ("probe.neighbors=3", "probe.bank=17", "views.antialias=true")
+    outcome = pretrain(tiny(*changes), tmp_path, display=silent())
+    assert outcome.accuracy == (0.25, 0.75, 8)
+    assert (asked["neighbors"], asked["bank"], asked["size"], asked["antialias"]) == (
+        3,
+        17,
+        16,
+        True,
+    )
+    (line,) = [line for line in journal(tmp_path) if "probe_accuracy" in line][-1:]
+    assert (line["probe_accuracy"], line["knn_accuracy"]) == (0.25, 0.75)
+
+
+def test_probe_and_neighbors_are_asked_twenty_times_or_by_epochs() -> None:
+    """200 steps of 8 of 40 images: 5 steps an epoch."""
+    often = Schedule(tiny("train.steps=200", "probe.every_epochs=0", "train.log_every=5"), 40)
+    assert often.judge_every == 10
+    looks = [step for step in range(1, 201) if often.is_time_to_look(step)]
+    assert looks == [*range(5, 201, 5)]
+    assert [step for step in looks if often.is_time_to_judge(step)] == [*range(10, 201, 10)]
+    assert Schedule(tiny("train.steps=200", "probe.every_epochs=3"), 40).judge_every == 15
+    assert Schedule(tiny("train.steps=8000", "probe.every_epochs=0"), 40).judge_every == 400
+
+
+def test_two_images_are_enough_and_black_ones_are_told_apart() -> None:
+    assert len(images.load_source(tiny("data.limit=2"))) == 2
+    with pytest.raises(ValueError, match="has 1 image; there must be 2 or more"):
+        images.load_source(tiny("data.limit=1"))
+    black, unreadable, gray = torch.zeros(1, 3), -torch.ones(1, 3), torch.full((1, 3), 128.0)
+    assert images.are_others(black, gray)
+    assert not images.are_others(black, unreadable)
+
+
+def test_there_are_about_ten_looks_in_an_epoch() -> None:
+    """Batches of 8; not more than one in a step, and not less than one in 50."""
+    steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
+    for count, every in steps.items():
+        assert Schedule(tiny("train.batch=8", "train.log_every=0"), count).look_every == every
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_limited_set_is_drawn_by_the_seed(seed: int) -> None:
+    source = load_source(tiny("data.limit=6", f"seed={seed}"))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:6].sort().values
+    whole = load_source(tiny())
+    assert [source.origin(i) for i in range(6)] == [whole.origin(int(i)) for i in order]
+
+
+@pytest.mark.parametrize(("steps", "horizon"), [(100, 10), (1000, 20), (40_000, 200)])
+def test_beta_is_steered_within_a_fiftieth_of_the_run(
+    steps: int, horizon: int, tmp_path: Path
+) -> None:
+    config = tiny("method=c-simclr", "bottleneck.target_rate=0.5", f"train.steps={steps}")
+    run = started(config, tmp_path)
+    assert run.controller is not None
+    assert run.controller._horizon == horizon
+    run.close()
+
+
+def test_the_encoder_of_a_run_knows_how_its_views_were_resized(tmp_path: Path) -> None:
+    pretrain(tiny("views.antialias=true"), tmp_path, display=silent())
+    assert encoder.load(tmp_path).antialias
+
+
+def test_what_the_monitor_remembers_outlives_a_break(tmp_path: Path) -> None:
+    """Losses that a spike is told by, and two of the three bad looks that make a collapse."""
+    run = started(tiny(), tmp_path)
+    run.health.load_state_dict({"losses": [1.0, 2.0, 3.0], "was_wide": True, "low": 2})
+    run.save()
+    run.close()
+    again = started(tiny(), tmp_path)
+    assert again.health.state_dict() == {"losses": [1.0, 2.0, 3.0], "was_wide": True, "low": 2}
+    again.close()
+
+
+def test_a_line_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
+    """Half a cosine over 4 steps, of 0.32 * 8 / 256 at batch 8: 1, 0.854, 0.5 and 0.146 of it."""
+    pretrain(tiny("train.steps=4", "optim.lr=0.32"), tmp_path, display=silent())
+    found = [line["lr"] for line in journal(tmp_path) if "lr" in line]
+    shares = [0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+    assert found == pytest.approx([0.01 * share for share in shares])
+
+
+def test_a_warmup_as_long_as_the_run_is_a_tenth_of_it() -> None:
+    """Two epochs of five steps, of ten."""
+    found = Schedule(tiny("optim.warmup_epochs=2", "train.steps=10"), 40)
+    assert found.warmup == 1
+    assert found.lr(9) > 0
+
+
+def test_images_without_a_label_are_no_class_of_their_own(tmp_path: Path) -> None:
+    whole = load_source(tiny())
+    assert whole.labels is not None
+    labels = whole.labels.clone()
+    labels[::3] = -1
+    source = ImageSource(
+        name="a",
+        count=40,
+        read=whole.image,
+        place=whole.origin,
+        labels=labels,
+        classes=whole.classes,
+    )
+    display = Written()
+    pretrain(tiny("train.steps=1"), tmp_path, display=display, source=source)
+    assert any(" on 40 images in 5 classes (" in text for text in display.said)
+
+
+def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 16 images in 4 portions: each line has their mean, and beta follows it."""
+    portions: list[tuple[float, float]] = []
+    steered: list[float] = []
+    gradients, update = loop.gradients, Controller.update
+
+    def seen(*args: Any, **more: Any) -> Any:
+        step, probe_loss = gradients(*args, **more)
+        assert step.movable is not None
+        portions.append((step.loss.item(), step.movable.item()))
+        return step, probe_loss
+
+    def told(self: Controller, movable: Tensor) -> None:
+        steered.append(movable.item())
+        update(self, movable)
+
+    monkeypatch.setattr(loop, "gradients", seen)
+    monkeypatch.setattr(Controller, "update", told)
+    changes = ("train.batch=16", "train.accumulate=4", "train.steps=3", "train.log_every=1")
+    pretrain(tiny(*STEERED, *changes), tmp_path, display=silent())
+    means = np.array(portions).reshape(3, 4, 2).mean(1)
+    assert np.ptp(np.array(portions).reshape(3, 4, 2), axis=1).min() > 0  # they differ
+    lines = [line for line in journal(tmp_path) if "loss" in line]
+    found = [(line["loss"], line["movable"]) for line in lines]
+    assert found == pytest.approx(means, rel=1e-6)  # float32 sums
+    assert steered == pytest.approx(means[:, 1], rel=1e-6)
+
+
+def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path) -> None:
+    """10 epochs of 5 steps, and the run has 40: else it would end at 0.8 of beta."""
+    rising = ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
+    short = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=40"), 40)
+    assert short.remarks == ["rise of beta shortened to 4 steps, a tenth of the run"]
+    assert [short.beta(step) for step in (0, 2, 4, 39)] == [0.0, 0.5, 1.0, 1.0]
+    half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=100"), 40)
+    assert half.remarks == ["rise of beta is 50% of the run; --set bottleneck.warmup_epochs=2: 10%"]
+    assert half.beta(25) == 0.5
+    for steps, said in ((149, 1), (150, 0)):  # more than a third is much
+        assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).remarks) == said
+
+
+def test_no_images_of_a_program_are_none(tmp_path: Path) -> None:
+    none = ImageSource(name="none", count=0, read=bytes, place=str)
+    with pytest.raises(ValueError, match="none has 0 image"):
+        pretrain(tiny(), tmp_path, display=silent(), source=none)
+
+
+def test_a_limit_holds_for_images_of_a_program(tmp_path: Path) -> None:
+    display = Written()
+    pretrain(tiny("data.limit=16"), tmp_path, display=display, source=load_source(tiny()))
+    assert any(" on 16 images" in text for text in display.said)
+
+
+@pytest.mark.parametrize(("name", "size"), [("test_vit", 33), ("vgg11", 16)])
+def test_a_size_that_a_network_cannot_take_is_one_line_and_leaves_nothing(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    """Patches of 16 pixels, and five times half of 16."""
+    config = tiny(f"network.name={name}", f"views.size={size}")
+    with pytest.raises(ValueError, match=rf"^{name} takes no images of {size} pixels: .*; choose"):
+        pretrain(config, tmp_path / "run", display=silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_size_is_tried_without_a_trace() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    require_size(network, "a", 8)
+    assert network.training
+    assert differences(before, dict(network.state_dict())) == []
+
+
+def test_a_full_disk_leaves_no_folder_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = MetricsLogger.close
+
+    def full(self: MetricsLogger) -> None:
+        close(self)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLogger, "close", full)
+        with pytest.raises(OSError, match="No space"):
+            pretrain(tiny("train.steps=2"), tmp_path, display=silent())
+    assert pretrain(tiny("train.steps=2"), tmp_path, display=silent()).step == 2

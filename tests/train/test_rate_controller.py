@@ -1,0 +1,258 @@
+"""Beta finds its way: simulated responses of many shapes, and a small network by C-SimCLR."""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from processes import together
+from torch import Tensor, nn
+
+from compressive.objectives import csimclr_loss
+from compressive.rundir import checkpoint
+from compressive.train.rate_controller import LEAST, MOST, Controller
+
+# Movable nats at rest as a function of beta, the target, and the beta that belongs to it; the
+# elasticity d log nats / d log beta there is in the name.
+RESPONSES: dict[str, tuple[Callable[[float], float], float, float]] = {
+    "hardly yields, 0.2": (lambda beta: 3 * beta**-0.2, 2.5, 2.49),
+    "square root, 0.5": (lambda beta: 2 * beta**-0.5, 0.7, 8.16),
+    "hyperbola, 0.8": (lambda beta: 5 / (1 + beta), 1.0, 4.0),
+    "exponential, 1.6": (lambda beta: 5 * math.exp(-beta), 1.0, 1.61),
+    "steep, 2.4": (lambda beta: 3 / (1 + (beta / 5) ** 3), 0.6, 7.94),
+    "cliff, 3.2": (lambda beta: 3 / (1 + (beta / 2) ** 4), 0.6, 2.83),
+    "downward, 0.2": (lambda beta: 1 / (1 + beta), 0.8, 0.25),
+}
+
+
+def test_the_responses_are_as_described() -> None:
+    for name, (response, target, beta) in RESPONSES.items():
+        assert response(beta) == pytest.approx(target, rel=0.01)
+        slope = -math.log(response(1.01 * beta) / response(beta / 1.01)) / (2 * math.log(1.01))
+        assert slope == pytest.approx(float(name.split()[-1]), rel=0.05)
+
+
+def simulate(
+    response: Callable[[float], float], target: float, *, lag: float, noise: float, steps: int
+) -> tuple[list[float], list[float]]:
+    """Nats without their noise, and betas: nats follow beta with a lag, batches scatter."""
+    controller = Controller(target)
+    random = np.random.default_rng(0)
+    nats, betas, log_nats = [], [], math.log(response(1.0))
+    for _ in range(steps):
+        controller.update(torch.tensor(math.exp(log_nats) * (1 + noise * random.normal())))
+        betas.append(controller.beta.item())
+        log_nats += (math.log(response(betas[-1])) - log_nats) / max(lag, 1)
+        nats.append(math.exp(log_nats))
+    return nats, betas
+
+
+def settled(nats: list[float], target: float, within: float) -> int:
+    """The step after which nats stay that near to the target for good."""
+    outside = [i for i, value in enumerate(nats) if abs(value / target - 1) > within]
+    return outside[-1] + 1 if outside else 0
+
+
+@pytest.mark.parametrize("lag", [5, 50])
+@pytest.mark.parametrize("name", RESPONSES)
+def test_nats_reach_the_target_and_stay(name: str, lag: int) -> None:
+    """Within 5 % for good: a horizon per factor of e, then the error dies out as documented.
+
+    Three time constants take an error of 1 to 5 %, a fourth is for the noise.
+    """
+    response, target, beta = RESPONSES[name]
+    steps = int(200 * (abs(math.log(beta)) + 4 / float(name.split()[-1])))
+    nats, betas = simulate(response, target, lag=lag, noise=0.05, steps=steps + 500)
+    assert settled(nats, target, 0.05) < steps
+    assert betas[-1] == pytest.approx(beta, rel=0.2)
+
+
+@pytest.mark.parametrize("lag", [5, 50])
+@pytest.mark.parametrize("name", RESPONSES)
+def test_nats_do_not_swing(name: str, lag: int) -> None:
+    """Without noise they cross the target once at most, and by no more than 5 %."""
+    response, target, _ = RESPONSES[name]
+    nats, _ = simulate(response, target, lag=lag, noise=0.0, steps=2500)
+    side = np.sign(np.array(nats) / target - 1)
+    # Below 0.1 % it is at rest: float32 sums have their own smallest step.
+    moving = np.abs(np.array(nats) / target - 1) > 1e-3
+    turns = np.count_nonzero(np.diff(side[moving]))
+    assert turns <= 1
+    beyond = [value for value, s in zip(nats, side, strict=True) if s == -side[0]]
+    assert max((abs(value / target - 1) for value in beyond), default=0.0) < 0.05
+
+
+def test_a_slow_network_swings_little_and_settles() -> None:
+    """A lag of three quarters of the horizon, on the steepest slope."""
+    response, target, _ = RESPONSES["cliff, 3.2"]
+    nats, _ = simulate(response, target, lag=150, noise=0.0, steps=3000)
+    assert min(nats) > 0.75 * target
+    assert settled(nats, target, 0.05) < 1500
+
+
+def test_a_target_out_of_reach_is_not_made_up_for() -> None:
+    """At the end of its range beta waits, and leaves it as soon as the nats have changed."""
+    controller = Controller(1.0)
+    for _ in range(5000):
+        controller.update(torch.tensor(0.2))
+    assert controller.beta.item() == pytest.approx(LEAST)
+    for _ in range(80):  # a few times what is averaged over
+        controller.update(torch.tensor(5.0))
+    assert controller.beta.item() > 1.2 * LEAST
+    for _ in range(5000):
+        controller.update(torch.tensor(5.0))
+    assert controller.beta.item() == pytest.approx(MOST)
+    for _ in range(80):  # a few times what is averaged over
+        controller.update(torch.tensor(0.2))
+    assert controller.beta.item() < MOST / 1.2
+
+
+def test_one_step_is_the_formula() -> None:
+    """By hand: the average starts at the first value; then 0.95 of it and 0.05 of the next."""
+    controller = Controller(2.0, beta=0.5)
+    controller.update(torch.tensor(3.0))
+    first = math.log(1.5)
+    assert controller.beta.item() == pytest.approx(0.5 * math.exp(first / 200 + 0.3 * first))
+    controller.update(torch.tensor(1.0))
+    average = (0.05 * 0.95 * 3 + 0.05 * 1) / (0.05 * 0.95 + 0.05)
+    second = math.log(average / 2)
+    expected = 0.5 * math.exp((first + second) / 200 + 0.3 * second)
+    assert controller.beta.item() == pytest.approx(expected, rel=1e-5)
+    controller.update(torch.tensor(1e9))  # an error is cut at a factor of e
+    assert controller.beta.item() == pytest.approx(
+        0.5 * math.exp((first + second + 1) / 200 + 0.3), rel=1e-5
+    )
+
+
+def test_odd_values_leave_beta_finite() -> None:
+    controller = Controller(1.0, beta=0.0)
+    assert controller.beta.item() == pytest.approx(LEAST)
+    for value in (math.nan, 0.0, math.inf, -math.inf, 0.0, 1e-30):
+        controller.update(torch.tensor(value))
+        assert LEAST * 0.99 <= controller.beta.item() <= MOST
+    healthy = Controller(1.0)
+    healthy.update(torch.tensor(math.nan))
+    assert healthy.beta.item() == pytest.approx(1.0), "it counts as on target"
+    for bad in (0.0, -1.0, math.inf):
+        with pytest.raises(ValueError, match="target must be a finite number above 0"):
+            Controller(bad)
+
+
+def test_an_update_before_the_backward_pass_does_no_harm() -> None:
+    controller = Controller(1.0)
+    weight = torch.tensor(2.0, requires_grad=True)
+    loss = controller.beta * weight.square()
+    controller.update(weight.square())
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 4.0
+    assert not controller.beta.requires_grad
+
+
+def test_a_controller_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    values = torch.rand(50) + 0.5
+    whole, first, second = Controller(0.7), Controller(0.7), Controller(0.7, beta=30.0)
+    for value in values:
+        whole.update(value)
+    for value in values[:20]:
+        first.update(value)
+    checkpoint.save(tmp_path / "a.safetensors", first.state_dict())
+    second.load_state_dict(checkpoint.load(tmp_path / "a.safetensors"))
+    assert torch.equal(second.beta, first.beta)
+    for value in values[20:]:
+        second.update(value)
+    assert torch.equal(second.beta, whole.beta)
+
+
+# --- a real network ----------------------------------------------------------------------------
+
+
+def trained(controller: Controller | None, steps: int) -> list[float]:
+    """Movable nats of every step of C-SimCLR on pairs of noisy vectors, beta steered or 0."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
+    mix = torch.randn(16, 32) / 4
+    nats = []
+    for _ in range(steps):
+        shared = torch.randn(128, 16) @ mix
+        x, y = (shared + 0.35 * torch.randn(128, 32) for _ in range(2))
+        r_x, r_y = network(torch.cat([x, y])).chunk(2)
+        beta: float | Tensor = 0.0 if controller is None else controller.beta
+        out = csimclr_loss(r_x, r_y, beta=beta, rate="closed")
+        optimizer.zero_grad()
+        out.loss.backward()
+        optimizer.step()
+        if controller is not None:
+            controller.update(out.movable.mean())
+        nats.append(out.movable.mean().item())
+    return nats
+
+
+@cache
+def free_nats() -> float:
+    """What passes where nats cost nothing."""
+    return float(np.mean(trained(None, 400)[-100:]))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_a_network_keeps_the_share_of_its_nats_that_it_is_told_to(share: float) -> None:
+    """Means over 50 steps scatter by 1 %: a batch's nats by 6 %, over the root of 50."""
+    target = share * free_nats()
+    controller = Controller(target, horizon=50)
+    nats = trained(controller, 500)
+    for start in (350, 400, 450):
+        assert np.mean(nats[start : start + 50]) == pytest.approx(target, rel=0.05)
+    assert 1 < controller.beta.item() < 20, "3.8 and 11.5 where it was first measured"
+
+
+# --- processes and devices ---------------------------------------------------------------------
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    controller = Controller(1.0)
+    for value in process_nats():
+        controller.update(value[rank])
+    torch.save(controller.beta, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def process_nats() -> Tensor:
+    return torch.rand(30, 2, generator=torch.Generator().manual_seed(3)) * 4
+
+
+@pytest.mark.distributed
+def test_all_processes_steer_by_their_common_mean(tmp_path: Path) -> None:
+    """To the rounding of a float32 mean, taken apart and put together again."""
+    together(worker, (str(tmp_path),), 2)
+    alone = Controller(1.0)
+    for value in process_nats():
+        alone.update(value.mean())
+    for rank in range(2):
+        beta = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(beta, alone.beta, rtol=1e-6, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_steering_never_waits_for_the_device() -> None:
+    there, here = Controller(1.0, device="cuda"), Controller(1.0)
+    values = torch.rand(20) * 3
+    on_device = values.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for i in range(20):
+            there.update(on_device[i])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for value in values:
+        here.update(value)
+    torch.testing.assert_close(there.beta.cpu(), here.beta, rtol=1e-5, atol=0)

@@ -1,0 +1,88 @@
+"""The script for a cluster starts what it says, saves in time, and asks to go on."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "pretrain.slurm"
+# Stand-ins for a cluster's programs, which write down what they are asked.
+SRUN = """#!/bin/bash
+printf '%s\\n' "$@" > srun.txt
+trap 'echo saved > saved.txt; exit 143' TERM
+for _ in $(seq $WAIT); do sleep 0.05; done
+exit $CODE
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then seq 7 9999 | sed s/^/node/; else echo "$@" >> requeued.txt; fi
+"""
+WORDS = ["/data/imagenet", "c-byol/imagenet-r50-300", "runs/a b", "--seed", "1"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_NNODES": "2",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_JOB_ID": "123",
+        "WAIT": "0",
+        "CODE": "0",
+    }
+
+
+def test_every_machine_starts_the_command_of_all(tmp_path: Path, cluster: dict[str, str]) -> None:
+    subprocess.run([SCRIPT, *WORDS], cwd=tmp_path, env=cluster, check=True)
+    given = (tmp_path / "srun.txt").read_text().splitlines()
+    start = given.index("-m")
+    assert given[start:] == [
+        *("-m", "compressive", "pretrain", "/data/imagenet"),
+        *("--recipe", "c-byol/imagenet-r50-300", "--out", "runs/a b", "--seed", "1"),
+    ]
+    options = dict(zip(given[1:start:2], given[2:start:2], strict=True))
+    assert given[0] == "torchrun"
+    assert options == {
+        "--nnodes": "2",
+        "--nproc-per-node": "8",
+        "--max-restarts": "3",
+        "--rdzv-id": "123",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": "node7:29500",
+    }
+    assert not (tmp_path / "requeued.txt").exists()
+
+
+def test_a_failed_run_is_not_queued_again(tmp_path: Path, cluster: dict[str, str]) -> None:
+    done = subprocess.run([SCRIPT, *WORDS], cwd=tmp_path, env=cluster | {"CODE": "2"})
+    assert done.returncode == 2
+    assert not (tmp_path / "requeued.txt").exists()
+
+
+def test_when_time_is_over_the_run_saves_and_is_queued_again(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    job = subprocess.Popen([SCRIPT, *WORDS], cwd=tmp_path, env=cluster | {"WAIT": "1000"})
+    until = time.monotonic() + 30
+    while not (tmp_path / "srun.txt").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.3)  # until both listen
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 0
+    assert (tmp_path / "saved.txt").read_text() == "saved\n"
+    assert (tmp_path / "requeued.txt").read_text() == "requeue 123\n"
+
+
+def test_words_that_are_missing_are_asked_for(tmp_path: Path, cluster: dict[str, str]) -> None:
+    done = subprocess.run(
+        [SCRIPT, "/data"], cwd=tmp_path, env=cluster, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "usage: sbatch pretrain.slurm IMAGES RECIPE OUT" in done.stderr
+    assert not (tmp_path / "srun.txt").exists()

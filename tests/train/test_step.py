@@ -1,0 +1,255 @@
+"""What a step is made of: the settings arrive, and views are those of each image alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from processes import printed
+from tiny import tiny
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy
+
+from compressive import optim
+from compressive.augment.ops import augment
+from compressive.augment.params import View
+from compressive.checks import autocast
+from compressive.config import Optim, Views
+from compressive.data.loaders import Batch
+from compressive.device import is_compiled, pick_device, precision
+from compressive.methods import build
+from compressive.rng import image_keys
+from compressive.train.step import Learner, _kept, optimizer, view_maker, view_pair
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def batch(count: int = 6, side: int = 20) -> Batch:
+    """Pictures of different sizes in canvases."""
+    height, width = torch.randint(8, side + 1, (2, count))
+    images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
+    for image, h, w in zip(images, height, width, strict=True):
+        image[:, h:], image[:, :, w:] = 0, 0
+    return Batch(
+        images,
+        height,
+        width,
+        index=torch.randperm(100)[:count],
+        epoch=torch.randint(5, (count,)),
+        label=torch.full((count,), -1),
+    )
+
+
+def some(whole: Batch, places: slice) -> Batch:
+    return Batch(*(part[places] for part in whole))
+
+
+def test_views_are_those_of_each_image_alone() -> None:
+    """Its index, its epoch, the seed and which view it is; the batch it is in does not matter.
+
+    To 1e-5: products of other shapes add up in another order.
+    """
+    config = tiny("seed=11")
+    whole = batch()
+    both = view_maker(config, torch.float32, compiled=False)(whole)
+    for number, (view, found) in enumerate(zip(view_pair(config.views), both, strict=True)):
+        assert found.shape == (6, 3, 16, 16)
+        assert not found.requires_grad
+        for i in range(6):
+            h, w = int(whole.height[i]), int(whole.width[i])
+            keys = image_keys(
+                whole.index[i : i + 1], seed=11, epoch=int(whole.epoch[i]), view=number
+            )
+            alone = augment(whole.images[i : i + 1, :, :h, :w], keys, view, 16)
+            torch.testing.assert_close(found[i : i + 1], alone, rtol=1e-5, atol=1e-5)
+    parts = [
+        view_maker(config, torch.float32, compiled=False)(some(whole, places))
+        for places in (slice(0, 2), slice(2, 6))
+    ]
+    for found, again in zip(both, map(torch.cat, zip(*parts, strict=True)), strict=True):
+        torch.testing.assert_close(found, again, rtol=1e-5, atol=1e-5)
+
+
+def test_views_change_with_seed_and_epoch() -> None:
+    whole = batch()
+    make = view_maker(tiny(), torch.float32, compiled=False)
+    first, again = make(whole), make(whole)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(*first)
+    later = make(whole._replace(epoch=whole.epoch + 1))
+    other = view_maker(tiny("seed=1"), torch.float32, compiled=False)(whole)
+    for changed in (later, other):
+        assert not torch.equal(first[0], changed[0])
+
+
+COMPILED = """
+import torch
+from compressive.config import Config, override
+from compressive.data.loaders import Batch
+from compressive.learner import view_maker
+
+one = torch.ones(6, dtype=torch.long)
+images = torch.randint(0, 256, (6, 3, 20, 20), dtype=torch.uint8)
+batch = Batch(images, 18 * one, 20 * one, torch.arange(6), 0 * one, -one)
+torch._dynamo.config.error_on_recompile = True
+compile = torch.compile
+torch.compile = lambda f, **how: compile(f, **how, fullgraph=True, backend="aot_eager")
+config = override(Config(), "views.size=16")
+graph, eager = (view_maker(config, torch.float32, compiled=c) for c in (True, False))
+for epoch in range(2):
+    batch = batch._replace(epoch=epoch * one)
+    for x, y in zip(graph(batch), eager(batch), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
+        assert x.is_contiguous(memory_format=torch.channels_last)
+print("the same")
+"""
+
+
+def test_compiled_views_are_the_eager_ones() -> None:
+    """One graph for both views and all epochs; in a process without shape checks."""
+    assert printed(COMPILED).strip() == "the same"
+
+
+def test_what_is_made_again_moves_no_gradient_and_less_is_kept() -> None:
+    """What is kept: weights and images, and of the network the products and no activations."""
+    script = Path(__file__).parents[1] / "recomputed.py"
+    told = printed(script.read_text(), "cpu", "aot_eager_decomp_partition")
+    difference, share = map(float, told.split())
+    assert difference < 1e-12  # of float64, in another order
+    assert 0.4 < share < 0.5  # 0.06 without the products, 0.6 where a compiled step keeps all
+
+
+def test_products_and_noise_are_kept() -> None:
+    """Noise that is drawn again is another one, by torch's own backend at least."""
+    aten = torch.ops.aten
+    kept = aten.convolution.default, aten.mm.default, aten.addmm.default, aten.bmm.default
+    kept += aten._scaled_dot_product_flash_attention.default, aten.bernoulli.p
+    kept += aten.native_dropout.default, aten.rand_like.default
+    again = aten.native_batch_norm.default, aten.relu_.default, aten.add.Tensor, aten.gelu.default
+    assert {_kept(None, each) for each in kept} == {CheckpointPolicy.MUST_SAVE}
+    assert {_kept(None, each) for each in again} == {CheckpointPolicy.PREFER_RECOMPUTE}
+
+
+def test_a_network_in_bfloat16_gets_views_in_bfloat16() -> None:
+    """Close to float32's by the 8 bits of bfloat16, whose steps at 2 are 0.016."""
+    whole = batch()
+    narrow = view_maker(tiny(), torch.bfloat16, compiled=False)(whole)
+    for found, exact in zip(
+        narrow, view_maker(tiny(), torch.float32, compiled=False)(whole), strict=True
+    ):
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - exact).abs().max() < 0.06
+
+
+def test_the_settings_of_views_arrive() -> None:
+    x, y = view_pair(Views())
+    assert (x.blur, y.blur, x.solarize, y.solarize) == (1.0, 0.1, 0.0, 0.2)
+    x, y = view_pair(Views(blur=False, crop_area_min=0.3, antialias=True))
+    for view in (x, y):
+        assert (view.blur, view.crop_area_min, view.antialias) == (0.0, 0.3, True)
+    x, y = view_pair(Views(set="simclr", strength=0.5))
+    assert x == y
+    assert x == View(
+        log_aspect=False, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.5
+    )
+
+
+def test_the_device_is_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_device("cpu") == CPU
+    with pytest.raises(ValueError, match=r"^train\.device must be auto, cpu, cuda .*'gpu'$"):
+        pick_device("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == CPU
+    with pytest.raises(ValueError, match=r"torch sees no GPU; use train\.device=cpu"):
+        pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match=r"train\.device is cuda:2, and torch sees 2 GPUs"):
+        pick_device("cuda:2")
+
+
+def test_precision_and_compilation_follow_the_device() -> None:
+    assert precision("auto", CPU) == precision("float32", CUDA) == torch.float32
+    assert precision("auto", CUDA) == precision("bf16", CPU) == torch.bfloat16
+    assert [is_compiled(s, CPU) for s in ("auto", "yes", "no")] == [False, True, False]
+    assert [is_compiled(s, CUDA) for s in ("auto", "yes", "no")] == [True, True, False]
+    linear, x = nn.Linear(2, 2), torch.randn(1, 2)
+    with autocast(CPU, torch.bfloat16):
+        assert linear(x).dtype == torch.bfloat16
+    with autocast(CPU, torch.float32):
+        assert linear(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("lars", optim.LARS), ("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)],
+)
+def test_the_optimizer_has_the_papers_groups(name: str, kind: type) -> None:
+    """Weights decay; biases and batch norms do not, nor do they adapt; the target is in neither."""
+    method = build(tiny("method=byol"))
+    settings = Optim(name=name, momentum=0.8, weight_decay=0.3, trust=0.02)  # pyright: ignore
+    found = optimizer(settings, method)
+    assert type(found) is kind
+    decayed, spared = found.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
+    assert all(p.ndim > 1 for p in decayed["params"])
+    assert all(p.ndim <= 1 for p in spared["params"])
+    assert method.target is not None
+    learning = {id(p) for p in method.parameters()} - {id(p) for p in method.target.parameters()}
+    assert {id(p) for group in found.param_groups for p in group["params"]} == learning
+    if name != "adamw":
+        assert decayed["momentum"] == 0.8
+    if name == "lars":
+        assert (decayed["trust"], decayed["adapt"], spared["adapt"]) == (0.02, True, False)
+
+
+def views(count: int = 4) -> tuple[Tensor, Tensor]:
+    x, y = torch.randn(2, count, 3, 16, 16)
+    return x, y
+
+
+def test_the_probe_learns_beside_the_method_and_changes_nothing_in_it() -> None:
+    """The method's gradients are the same with and without a probe, bit by bit."""
+    label, grads = torch.tensor([0, 2, -1, 1]), []
+    x, y = views()
+    for classes in (3, 0):
+        torch.manual_seed(0)
+        learner = Learner(build(tiny("method=simclr")), classes)
+        torch.manual_seed(1)
+        step, probe_loss = learner(x, y, torch.zeros(()), label)
+        (step.loss + probe_loss).backward()
+        grads.append([p.grad for p in learner.method.parameters()])
+        if learner.probe is None:
+            assert probe_loss == 0
+        else:
+            both = torch.cat([step.feats_x, step.feats_y])
+            again = learner.probe.loss(both, torch.cat([label, label]))
+            assert probe_loss.item() == pytest.approx(again.item())
+            weight = learner.probe.linear.weight
+            assert weight.grad is not None
+            assert weight.grad.any()
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))  # pyright: ignore
+
+
+def test_the_probe_learns_from_both_views() -> None:
+    """Its weights start at 0, where any features cost log 3; so it is given some."""
+    learner = Learner(build(tiny("method=simclr")), 3)
+    assert learner.probe is not None
+    nn.init.normal_(learner.probe.linear.weight)
+    label = torch.tensor([0, 2, -1, 1])
+    step, loss = learner(*views(), torch.zeros(()), label)
+    feats = torch.cat([step.feats_x, step.feats_y]).double()
+    standard = (feats - feats.mean(0)) / (feats.var(0, unbiased=False) + 1e-5).sqrt()
+    logits = standard @ learner.probe.linear.weight.double().T
+    expected = F.cross_entropy(logits, torch.cat([label, label]), ignore_index=-1)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=0)
+
+
+def test_adamw_has_torchs_own_moments() -> None:
+    found = optimizer(Optim(name="adamw"), nn.Linear(2, 2))
+    theirs = torch.optim.AdamW(nn.Linear(2, 2).parameters())
+    for group in found.param_groups:
+        assert (group["betas"], group["eps"]) == (theirs.defaults["betas"], theirs.defaults["eps"])
