@@ -34,7 +34,7 @@ def kornia(view: View, images: torch.Tensor, size: int) -> Callable[[], object]:
 
     taps = blur_taps(size)
     steps = torch.nn.Sequential(
-        K.RandomResizedCrop((size, size), (view.crop_area_min, 1.0), resample="BICUBIC"),
+        K.RandomResizedCrop((size, size), (view.crop_scale_min, 1.0), resample="BICUBIC"),
         K.RandomHorizontalFlip(view.flip),
         K.ColorJitter(
             view.brightness, view.contrast, view.saturation, view.hue, p=view.jitter
@@ -62,7 +62,7 @@ def entrants(
         "copy": output.clone,
     }
     if device == "cuda":
-        functions["compiled float16"] = partial(
+        functions["compiled_float16"] = partial(
             compiled, images, keys, view, size, dtype=dtype, products=torch.float16
         )
     if importlib.util.find_spec("kornia"):
@@ -91,7 +91,7 @@ def main() -> None:
         rates = {who: round(1e3 * n / ms) for who, ms in times.items() if who != "draw"}
         results[name] = {"views": n, "ms": times, "views/s": rates}
         if "kornia" in times:
-            results[name]["compiled over kornia"] = round(times["kornia"] / times["compiled"], 2)
+            results[name]["compiled_over_kornia"] = round(times["kornia"] / times["compiled"], 2)
     report = {"benchmark": "augment", "device": arguments.device, "dtype": str(dtype)}
     report |= {"rounds": arguments.rounds, "results": results}
     print(json.dumps(report | environment(arguments.device, "kornia")))

@@ -122,7 +122,7 @@ def compared(
                 function(image, severity)
         usual = 1e6 * (time.perf_counter() - start) / (5 * count)
         here = 1e6 * ours[name] / (5 * len(images))
-        times = {"one by one": usual, "ours": here, "ratio": usual / here}
+        times = {"one_by_one": usual, "ours": here, "ratio": usual / here}
         found[name] = {who: float(f"{value:.4g}") for who, value in times.items()}
     return found
 
@@ -150,9 +150,9 @@ def main() -> None:
     report |= {"seconds": float(f"{total:.4g}"), "images/s": round(75 * len(images) / total)}
     report["ms"] = {name: float(f"{1e3 * value:.4g}") for name, value in seconds.items()}
     if arguments.device == "cuda":
-        report["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        report["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     if arguments.one_by_one:
-        report["us per image"] = compared(images, arguments.one_by_one, seconds)
+        report["us_per_image"] = compared(images, arguments.one_by_one, seconds)
     print(json.dumps(report | environment(arguments.device, "scipy", "pillow")))
 
 

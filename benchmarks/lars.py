@@ -86,7 +86,7 @@ def main() -> None:
     weights = [p for p in ours if p.ndim > 1]
     rest = [p for p in ours if p.ndim <= 1]
     groups = [{"params": weights}, {"params": rest, "adapt": False}]
-    optimizer = LARS(groups, LR, momentum=MOMENTUM, weight_decay=DECAY, trust=TRUST)
+    optimizer = LARS(groups, LR, momentum=MOMENTUM, weight_decay=DECAY, trust_coefficient=TRUST)
 
     def loop() -> None:
         loop_step(params, momenta)
@@ -105,7 +105,7 @@ def main() -> None:
             "ours": kernels(optimizer.step, args.device),
             "loop": kernels(loop, args.device),
         },
-        "relative difference": apart,
+        "relative_difference": apart,
         **environment(args.device),
     }
     print(json.dumps(line))

@@ -77,7 +77,7 @@ def main() -> None:
         "draws": arguments.draws,
         "seed": arguments.seed,
         "tests": len(p_values),
-        "smallest p": p_values[worst],
+        "smallest_p": p_values[worst],
         "at": worst,
         "corrected": min(1.0, p_values[worst] * len(p_values)),
         "p": {name: float(f"{p:.3g}") for name, p in p_values.items()},

@@ -169,7 +169,7 @@ def main() -> None:
         rates = race(source, arguments) | hold(source, arguments)
     report = {"benchmark": "loader", **vars(arguments), "KB per file": round(kilobytes, 1)}
     report["images/s"] = {name: float(f"{found:.4g}") for name, found in rates.items()}
-    report["streaming over usual"] = round(rates["streaming"] / rates["usual"], 2)
+    report["streaming_over_usual"] = round(rates["streaming"] / rates["usual"], 2)
     print(json.dumps(report | environment(arguments.device, "torchvision", "pillow", "numpy")))
 
 

@@ -23,7 +23,7 @@ from compressive.objectives import csimclr_loss, simclr_loss
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "simclr": lambda x, y: simclr_loss(x, y).loss,
     "csimclr": lambda x, y: csimclr_loss(x, y).loss,
-    "csimclr, closed rate": lambda x, y: csimclr_loss(x, y, rate="closed").loss,
+    "csimclr, closed rate": lambda x, y: csimclr_loss(x, y, residual_estimator="analytic").loss,
 }
 
 

@@ -5,9 +5,9 @@
     python benchmarks/peers.py cifar --data builtin --small --epochs 1   # anywhere: does it run?
 
 Prints one JSON line. Each contestant runs in a process of its own, one after the other: ours is
-what `pretrain` does, looks and online probe included, without and with train.recompute; theirs is
-lightly's transform, projection head, loss and data loader in the loop of its documentation, with
-our network, in bfloat16 and channels last, once as they write it and once with the network
+what `pretrain` does, logging and online probe included, without and with
+train.activation_checkpointing; theirs is lightly's transform, projection head, loss and data
+loader in the loop of its documentation, with our network, in bfloat16 and channels last, once as they write it and once with the network
 compiled. Seconds are of an epoch after the first, memory is the most that tensors held, and
 accuracy is kNN on test images (k = 20) by one function for all. lightly must be installed; for 224
 pixels it reads the files that we read.
@@ -51,9 +51,14 @@ def settings(what: str, data: str, small: bool) -> Config:
     changes = [f"data.source={data}", "train.tensorboard=false", "train.save_every=1000"]
     changes += ["probe.every_epochs=10000", "train.epochs=200"]
     if what == "photos":
-        changes += ["train.batch=256", "data.resident=no"]
+        changes += ["train.batch_size=256", "data.cache_on_device=no"]
     if small:
-        changes += ["train.batch=32", "data.limit=128", "views.size=32", "network.hidden=64"]
+        changes += [
+            "train.batch_size=32",
+            "data.limit=128",
+            "views.size=32",
+            "network.hidden_dim=64",
+        ]
     return override(recipes.get(recipe).config, *changes)
 
 
@@ -85,9 +90,9 @@ def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step,
     from lightly.models.modules import SimCLRProjectionHead  # pyright: ignore
     from lightly.transforms import SimCLRTransform  # pyright: ignore
 
-    size, batch = config.views.size, config.train.batch
+    size, batch = config.views.size, config.train.batch_size
     transform = SimCLRTransform(input_size=size, gaussian_blur=0.5 if config.views.blur else 0.0)
-    if config.data.resident == "no":
+    if config.data.cache_on_device == "no":
         data: Any = LightlyDataset(config.data.source, transform=transform)
         count = len(data)
         # One long epoch: their workers start anew at the end of each.
@@ -109,7 +114,7 @@ def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step,
     torch.manual_seed(config.seed)
     encoder = networks.build(config.network, size)
     head = SimCLRProjectionHead(
-        networks.feature_dim(encoder), config.network.hidden, config.network.out
+        networks.feature_dim(encoder), config.network.hidden_dim, config.network.projection_dim
     )
     model = nn.Sequential(encoder, head).to(device)
     model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -173,7 +178,9 @@ def worker(asked: argparse.Namespace, born: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         if asked.worker.startswith("ours"):
             if asked.worker != "ours":
-                config = override(config, "train.recompute=true", "train.compile=yes")
+                config = override(
+                    config, "train.activation_checkpointing=true", "train.compile=yes"
+                )
             step, encoder, count = ours(config, Path(folder) / "run")
         else:
             step, encoder, count = lightly(config, device, asked.worker != "lightly")
@@ -188,16 +195,16 @@ def worker(asked: argparse.Namespace, born: float) -> dict[str, Any]:
 
         some(1)
         first = time.time() - born
-        batch = config.train.batch
+        batch = config.train.batch_size
         each = asked.steps or max(1, count // batch)
         seconds = [some(each - 1 if not i else each) for i in range(asked.epochs)]
         steady = seconds[1:] or seconds
         rate = each * batch * len(steady) / sum(steady)
         return {
-            "seconds to the first step": round(first, 1),
-            "seconds of an epoch": [round(s, 3) for s in seconds],
+            "seconds_to_the_first_step": round(first, 1),
+            "seconds_of_an_epoch": [round(s, 3) for s in seconds],
             "images/s": round(rate),
-            "peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+            "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
             "kNN": neighbors(encoder, config, device) if asked.what == "cifar" else None,
         }
 

@@ -63,7 +63,7 @@ def bare(config: Config, device: torch.device, mode: str) -> Callable[[], None]:
     network = networks.build(config.network, config.views.size).to(device)
     network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     compiled = torch.compile(network, dynamic=False, mode=mode)
-    size, views = config.views.size, 2 * config.train.batch
+    size, views = config.views.size, 2 * config.train.batch_size
     x = torch.randn(views, 3, size, size, device=device, dtype=torch.bfloat16)
     x = x.to(memory_format=torch.channels_last)
 
@@ -116,7 +116,7 @@ def cifar(folder: Path, rounds: int) -> dict[str, object]:
         rounds=rounds,
         steps=97,
     )
-    print(json.dumps({"so far": ms}), file=sys.stderr, flush=True)
+    print(json.dumps({"so_far": ms}), file=sys.stderr, flush=True)
     ms |= race({"byol": method("byol"), "c-byol": method("c-byol")}, rounds=rounds, steps=97)
     return {
         "ms": ms,
@@ -136,14 +136,14 @@ def imagenet(folder: Path, rounds: int) -> dict[str, object]:
     size = write_photos(str(photos), 2048)
     base = override(
         recipes.get("c-simclr/imagenet-r50-300").config,
-        *("train.batch=256", "train.tensorboard=false", "train.save_every=1000"),
+        *("train.batch_size=256", "train.tensorboard=false", "train.save_every=1000"),
         *(f"data.source={photos}", "train.log_every=10", "train.epochs=10000"),
     )
-    resident = override(base, "data.resident=yes", "data.side=256")
+    resident = override(base, "data.cache_on_device=yes", "data.max_side=256")
     found = {
         "resident": stepper(begun(resident, folder / "resident")),
         "simclr": stepper(begun(override(resident, "method=simclr"), folder / "simclr")),
-        "files": stepper(begun(override(base, "data.resident=no"), folder / "files")),
+        "files": stepper(begun(override(base, "data.cache_on_device=no"), folder / "files")),
         "network": bare(base, device, "default"),
     }
     ms = race(found, rounds=rounds, steps=20)
@@ -164,7 +164,7 @@ def start(folder: Path) -> dict[str, object]:
     write_photos(str(photos), 512)
     runs = {
         "c-simclr, resnet18": ("c-simclr/cifar10-r18-200", "builtin", ()),
-        "c-simclr, resnet50": ("c-simclr/imagenet-r50-300", str(photos), ("train.batch=256",)),
+        "c-simclr, resnet50": ("c-simclr/imagenet-r50-300", str(photos), ("train.batch_size=256",)),
     }
     seconds = {}
     for number, (name, (recipe, source, changes)) in enumerate(runs.items()):
@@ -179,7 +179,7 @@ def start(folder: Path) -> dict[str, object]:
             words, env={**os.environ, **caches}, capture_output=True, text=True, check=True
         )
         seconds[name] = float(done.stdout.splitlines()[-1]) - begin
-    return {"seconds to the first step": seconds}
+    return {"seconds_to_the_first_step": seconds}
 
 
 def first(arguments: list[str]) -> None:

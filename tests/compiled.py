@@ -31,7 +31,7 @@ def objectives(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
     x, y = r.chunk(2)
     p = VonMisesFisher(F.normalize(x, dim=-1), 16384.0)
     total = simclr_loss(x, y).loss + csimclr_loss(x, y).loss + byol_loss(x, y).loss
-    return total + cbyol_loss(x, y, x, y, z=p.rsample(), rate="closed").loss
+    return total + cbyol_loss(x, y, x, y, z=p.rsample(), residual_estimator="analytic").loss
 
 
 # Further arguments of each call: from the second on torch makes a number a symbol.

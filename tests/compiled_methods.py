@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from compressive.config import Config, Network, override
 from compressive.methods import build
 
-TINY = Config(network=Network(name="test_resnet", hidden=32, out=16))
+TINY = Config(network=Network(name="test_resnet", hidden_dim=32, projection_dim=16))
 
 
 def _encoder() -> nn.Module:

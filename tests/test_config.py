@@ -55,10 +55,10 @@ CHANGES = {
     "network.zero_init_last=FALSE": False,
     "bottleneck.beta=1e-2": 0.01,
     "bottleneck.kappa_e=16384": 16384.0,
-    "bottleneck.target_rate=2.5": 2.5,
+    "bottleneck.target_residual=2.5": 2.5,
     "optim.lr = 0.3 ": 0.3,
     "optim.name=adamw": "adamw",
-    "train.batch=4096": 4096,
+    "train.batch_size=4096": 4096,
 }
 
 
@@ -75,9 +75,9 @@ def test_a_setting_is_changed_by_name_and_nothing_else_is(change: str, value: An
 
 
 def test_a_setting_that_may_be_none_can_be_set_back() -> None:
-    changed = override(Config(), "bottleneck.target_rate=3")
-    assert override(changed, "bottleneck.target_rate=none") == Config()
-    assert override(changed, "bottleneck.target_rate=null") == Config()
+    changed = override(Config(), "bottleneck.target_residual=3")
+    assert override(changed, "bottleneck.target_residual=none") == Config()
+    assert override(changed, "bottleneck.target_residual=null") == Config()
 
 
 @settings(max_examples=30)
@@ -100,11 +100,15 @@ def test_what_a_file_leaves_out_is_the_default_and_whole_numbers_may_stand_for_f
 @pytest.mark.parametrize(
     "changes",
     [
-        ("bottleneck.sample=false", "bottleneck.rate=closed"),
-        ("views.set=simclr", "views.strength=0.5"),
-        ("train.accumulate=8", "method=byol", "train.batch=4096"),
-        ("bottleneck.schedule=cosine", "bottleneck.schedule=constant", "bottleneck.target_rate=2"),
-        ("network.same_pool=true", "network.small_stem=true", "network.same_pool=false"),
+        ("bottleneck.stochastic=false", "bottleneck.residual_estimator=analytic"),
+        ("views.policy=simclr", "views.strength=0.5"),
+        ("train.grad_accum_steps=8", "method=byol", "train.batch_size=4096"),
+        (
+            "bottleneck.schedule=cosine",
+            "bottleneck.schedule=constant",
+            "bottleneck.target_residual=2",
+        ),
+        ("network.variant=official", "network.stem=cifar", "network.variant=timm"),
     ],
 )
 def test_settings_that_belong_together_may_come_in_any_order(changes: tuple[str, ...]) -> None:
@@ -124,7 +128,7 @@ def test_settings_that_belong_together_may_come_in_any_order(changes: tuple[str,
         (
             ["optim.lrr=1"],
             "no setting 'lrr' in Optim; did you mean lr? there are name, lr, momentum, "
-            "weight_decay, trust, warmup_epochs",
+            "weight_decay, trust_coefficient, warmup_epochs",
         ),
         (
             ["otpim.lr=1"],
@@ -135,42 +139,43 @@ def test_settings_that_belong_together_may_come_in_any_order(changes: tuple[str,
         (["optim.lr.x=1"], "optim.lr is no section"),
         (
             ["optim=1"],
-            "optim is a section; it has name, lr, momentum, weight_decay, trust, warmup_epochs",
+            "optim is a section; it has name, lr, momentum, weight_decay, trust_coefficient, "
+            "warmup_epochs",
         ),
         (["optim.lr=fast"], "optim.lr must be a number, got 'fast'"),
-        (["train.batch=1.5"], "train.batch must be a whole number, got '1.5'"),
+        (["train.batch_size=1.5"], "train.batch_size must be a whole number, got '1.5'"),
         (["views.antialias=1"], "views.antialias must be true or false, got '1'"),
-        (["views.set=byol"], "views.set must be one of paper, simclr, got 'byol'"),
+        (["views.policy=moco"], "views.policy must be one of byol, simclr, got 'moco'"),
         (["optim.lr=0"], "optim.lr must be above 0, got 0.0"),
         (["optim.lr=inf"], "optim.lr must be finite, got inf"),
         (["optim.lr=nan"], "optim.lr must be above 0, got nan"),
         (["bottleneck.beta=-1"], "bottleneck.beta must be 0 or more, got -1.0"),
         (["optim.warmup_epochs=inf"], "optim.warmup_epochs must be finite, got inf"),
         (["views.size=7"], "views.size must be 8 or more, got 7"),
-        (["views.crop_area_min=1.5"], "views.crop_area_min must be above 0 and at most 1, got 1.5"),
-        (["target.rate=1.1"], "target.rate must be 0 or more and at most 1, got 1.1"),
+        (
+            ["views.crop_scale_min=1.5"],
+            "views.crop_scale_min must be above 0 and at most 1, got 1.5",
+        ),
+        (["target.ema_decay=1.1"], "target.ema_decay must be 0 or more and at most 1, got 1.1"),
         (["seed=-1"], "seed must be 0 or more and at most 4294967295, got -1"),
         (["seed=4294967296"], "seed must be 0 or more and at most 4294967295, got 4294967296"),
         (
             ["views.strength=0.5"],
-            "views.strength belongs to views.set=simclr; the paper's is fixed",
+            "views.strength belongs to views.policy=simclr; the paper's is fixed",
         ),
         (
-            ["bottleneck.target_rate=2", "bottleneck.schedule=cosine"],
-            "bottleneck.target_rate steers beta: schedule must be constant",
+            ["bottleneck.target_residual=2", "bottleneck.schedule=cosine"],
+            "bottleneck.target_residual steers beta: schedule must be constant",
         ),
         (
-            ["train.accumulate=3", "method=byol"],
-            "train.accumulate must divide train.batch, 512, got 3",
+            ["train.grad_accum_steps=3", "method=byol"],
+            "train.grad_accum_steps must divide train.batch_size, 512, got 3",
         ),
         (
-            ["train.accumulate=2"],
-            "train.accumulate must be 1 for c-simclr, whose images are each other's negatives; "
-            "lower train.batch, or use more processes",
-        ),
-        (
-            ["network.small_stem=true", "network.same_pool=true"],
-            "network.same_pool must be false with small_stem, which has no pool",
+            ["train.grad_accum_steps=2"],
+            "train.grad_accum_steps must be 1 for c-simclr, whose images are each other's "
+            "negatives; "
+            "lower train.batch_size, or use more processes",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -185,18 +190,18 @@ def test_a_refused_change_says_what_is_allowed(changes: list[str], message: str)
         ({"data": 3}, "data must be an object of settings, got 3"),
         (
             {"target": {"tau": 1}},
-            "no setting 'tau' in Target; there are rate, independent",
+            "no setting 'tau' in Target; there are ema_decay, independent",
         ),
         ({"optim": {"lr": "0.3"}}, "optim.lr must be of type float, got '0.3'"),
         ({"optim": {"lr": True}}, "optim.lr must be of type float, got True"),
-        ({"train": {"batch": 512.0}}, "train.batch must be of type int, got 512.0"),
+        ({"train": {"batch_size": 512.0}}, "train.batch_size must be of type int, got 512.0"),
         ({"train": {"tensorboard": 1}}, "train.tensorboard must be of type bool, got 1"),
         ({"data": {"source": None}}, "data.source must be of type str, got None"),
         (
-            {"bottleneck": {"target_rate": "2"}},
-            "bottleneck.target_rate must be of type float or null, got '2'",
+            {"bottleneck": {"target_residual": "2"}},
+            "bottleneck.target_residual must be of type float or null, got '2'",
         ),
-        ({"views": {"set": ["paper"]}}, "views.set must be one of paper, simclr, got ['paper']"),
+        ({"views": {"policy": ["byol"]}}, "views.policy must be one of byol, simclr, got ['byol']"),
     ],
 )
 def test_a_file_with_a_wrong_setting_is_refused(wrong: Any, message: str) -> None:
@@ -209,7 +214,7 @@ def test_a_choice_takes_each_of_its_words_and_no_other(name: str) -> None:
     words = typing.get_args(HINTS[name])
     section, _, leaf = name.rpartition(".")
     for word in words:
-        helper = ["bottleneck.sample=true"]
+        helper = ["bottleneck.stochastic=true"]
         assert flat(override(Config(), f"{name}={word}", *helper))[name] == word
     said = f"{name} must be one of {', '.join(words)}, got 'nonsense'"
     assert refusal(override, Config(), f"{name}=nonsense") == said
@@ -347,14 +352,14 @@ def _called(tree: ast.AST, names: dict[str, set[str]]) -> Iterator[tuple[str, st
 def test_the_reader_below_sees_reads_and_only_reads() -> None:
     assert settings_read("x = config.optim.lr") == {"optim.lr"}
     assert settings_read("x = self.config.seed") == {"seed"}
-    assert settings_read("o, v = config.optim, config.views\nf(o.trust, v.size)") == {
-        "optim.trust",
+    assert settings_read("o, v = config.optim, config.views\nf(o.trust_coefficient, v.size)") == {
+        "optim.trust_coefficient",
         "views.size",
     }
     assert settings_read("def f(probe: config.Probe): return probe.bank") == {"probe.bank"}
-    kept = "def f(self, s: Health):\n self._s = s\ndef g(self): return self._s.spike"
-    assert settings_read(kept) == {"health.spike"}
-    assert settings_read("f(**asdict(config.target))") == {"target.rate", "target.independent"}
+    kept = "def f(self, s: Health):\n self._s = s\ndef g(self): return self._s.spike_sigma"
+    assert settings_read(kept) == {"health.spike_sigma"}
+    assert settings_read("f(**asdict(config.target))") == {"target.ema_decay", "target.independent"}
     assert not settings_read("FREE = {'optim.lr'}\nseed = 1\nx = model.lr\ny = config.optim")
 
 

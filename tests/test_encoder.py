@@ -76,10 +76,10 @@ def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        Network(name="resnet18", small_stem=True, paper_init=True),
-        Network(name="resnet18", first_shortcut=True, same_pool=True, biased_variance=True),
+        Network(name="resnet18", stem="cifar"),
+        Network(name="resnet18", variant="official"),
     ],
-    ids=["small_stem", "first_shortcut"],
+    ids=["stem", "variant"],
 )
 def test_what_timm_does_not_have_comes_back_with_load(settings: Network, tmp_path: Path) -> None:
     """timm refuses the weights, rather than compute something else."""

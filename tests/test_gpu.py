@@ -115,7 +115,7 @@ def test_autocast_changes_nothing() -> None:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         torch.manual_seed(0)
         inside = csimclr_loss(r_x, r_y, kappa_e=16384.0)
-    for name in ("loss", "nll_x", "residual_x", "predictive_x", "entropy_e", "movable"):
+    for name in ("loss", "nll_x", "residual_x", "predictive_x", "entropy_e", "reducible_residual"):
         assert torch.equal(getattr(inside, name), getattr(outside, name))
 
 
@@ -153,7 +153,7 @@ def test_the_weights_of_a_resumed_run_move_without_waiting(name: str, tmp_path: 
     """Optimizers, target, controller and readings; in the first step LARS makes its blocks."""
     config = tiny(
         "method=c-byol",
-        "bottleneck.target_rate=1",
+        "bottleneck.target_residual=1",
         f"optim.name={name}",
         "train.device=cuda",
         "train.compile=no",

@@ -27,9 +27,8 @@ def official(case: dict[str, Any], **settings: Any) -> Any:
     return backbone(
         f"resnet{case['depth']}",
         width=case["width"],
-        small_stem=case["cifar_stem"],
-        same_pool=not case["cifar_stem"],
-        first_shortcut=True,
+        stem="cifar" if case["cifar_stem"] else "imagenet",
+        variant="official",
         biased_variance=True,
         **settings,
     )
@@ -131,7 +130,7 @@ def test_as_it_stands_a_resnet_is_timms(name: str) -> None:
 
 
 def test_timm_loads_a_plain_resnet_and_computes_its_features(tmp_path: Path) -> None:
-    ours = backbone("resnet50", paper_init=True, zero_init_last=False)
+    ours = backbone("resnet50", variant="official", zero_init_last=False)
     x = torch.randn(2, 3, 64, 64)
     ours.train()(x)  # running statistics worth carrying over
     torch.save(ours.state_dict(), tmp_path / "encoder.pth")
@@ -140,7 +139,7 @@ def test_timm_loads_a_plain_resnet_and_computes_its_features(tmp_path: Path) -> 
 
     expected = ours.eval()(x)
     torch.testing.assert_close(theirs.eval()(x), expected, rtol=0, atol=0)
-    wider = backbone("resnet50", same_pool=True)
+    wider = backbone("resnet50", variant="official")
     wider.load_state_dict(ours.state_dict(), strict=True)
     assert gap(wider.eval()(x), expected) > 0.01, "the trap that the docstring names"
 
@@ -148,7 +147,7 @@ def test_timm_loads_a_plain_resnet_and_computes_its_features(tmp_path: Path) -> 
 def test_first_shortcut_is_for_the_shallow_ones() -> None:
     with torch.device("meta"):
         plain = {name: set(backbone(name).state_dict()) for name in RESNETS}
-        more = {name: set(backbone(name, first_shortcut=True).state_dict()) for name in RESNETS}
+        more = {name: set(backbone(name, variant="official").state_dict()) for name in RESNETS}
     added = {f"layer1.0.downsample.0.{name}" for name in ("weight",)}
     added |= {f"layer1.0.downsample.1.{name}" for name in nn.BatchNorm2d(1).state_dict()}
     for name in RESNETS:
@@ -206,7 +205,7 @@ def assert_drawn(weight: Tensor) -> None:
 
 
 def test_paper_init_of_kernels() -> None:
-    network: Any = backbone("resnet50", paper_init=True)
+    network: Any = backbone("resnet50", variant="official")
     assert_drawn(network.layer4[0].conv2.weight)  # 3x3, where fan-in is 9 times the channels
     assert_drawn(network.layer4[0].downsample[0].weight)
     stem = network.conv1.weight.detach()
@@ -223,7 +222,7 @@ def test_paper_init_of_kernels() -> None:
 @pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("resnet50", 16)])
 @pytest.mark.parametrize("zero", [True, False])
 def test_zero_init_of_the_last_gamma(name: str, blocks: int, zero: bool) -> None:
-    network = backbone(name, first_shortcut=True, paper_init=True, zero_init_last=zero)
+    network = backbone(name, variant="official", zero_init_last=zero)
     last = "bn2.weight" if name == "resnet18" else "bn3.weight"
     gammas = {k: v for k, v in network.named_parameters() if v.ndim == 1 and k.endswith("weight")}
     ends = {k for k in gammas if k.startswith("layer") and k.endswith(last)}
@@ -341,14 +340,13 @@ def test_target_moves_in_one_call_without_a_look_at_any_value() -> None:
         ("qqqq", {}, "no network 'qqqq'; see timm.list_models"),
         ("resnet50.a1_in1k", {}, "not loaded: 'resnet50', got 'resnet50.a1_in1k'"),
         ("convnext_atto", {"width": 2}, "'convnext_atto' takes no width; only resnet18, "),
-        ("resnet50d", {"small_stem": True, "same_pool": True}, "takes no small_stem, same_pool;"),
-        ("test_vit", {"first_shortcut": True}, "takes no first_shortcut;"),
-        ("test_vit", {"paper_init": True}, "takes no paper_init;"),
+        ("resnet50d", {"stem": "cifar", "variant": "official"}, "takes no stem, variant;"),
         ("test_vit", {"zero_init_last": False}, "takes no zero_init_last;"),
         ("test_vit", {"biased_variance": True}, "takes no biased_variance;"),
         ("resnet18", {"width": 0}, "width must be a whole number of 1 or more, got 0"),
         ("resnet18", {"width": 1.5}, "width must be a whole number of 1 or more, got 1.5"),
-        ("resnet18", {"small_stem": True, "same_pool": True}, "same_pool must be False with"),
+        ("resnet18", {"stem": "small"}, "stem must be one of imagenet, cifar, got 'small'"),
+        ("resnet18", {"variant": "tf"}, "variant must be one of timm, official, got 'tf'"),
     ],
 )
 def test_bad_settings_are_refused(name: str, settings: dict[str, Any], match: str) -> None:
@@ -357,12 +355,12 @@ def test_bad_settings_are_refused(name: str, settings: dict[str, Any], match: st
 
 
 def test_a_refusal_says_what_to_set() -> None:
-    settings = Network(name="test_resnet", width=2, small_stem=True, zero_init_last=False)
+    settings = Network(name="test_resnet", width=2, stem="cifar", zero_init_last=False)
     with pytest.raises(ValueError, match="takes no") as error:
         build(settings, 32)
     hint = str(error.value).rpartition(": ")[2]
     assert hint == (
-        "--set network.width=1 --set network.small_stem=false --set network.zero_init_last=true"
+        "--set network.width=1 --set network.stem=imagenet --set network.zero_init_last=true"
     )
     changes = hint.replace("--set ", "").split()
     build(override(Config(network=settings), *changes).network, 32)
@@ -372,7 +370,7 @@ def test_bad_heads_and_targets_are_refused() -> None:
     with pytest.raises(ValueError, match="layers must be 1 or more, got 0"):
         mlp(4, layers=0)
     online, target = pair()
-    with pytest.raises(ValueError, match=r"rate must be from 0 to 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"decay must be from 0 to 1, got 1\.5"):
         target.update(online, 1.5)
     with pytest.raises(ValueError, match="has 2 tensors of 20 numbers, the target 8 of"):
         target.update(nn.Linear(4, 4), 0.5)

@@ -14,7 +14,7 @@ from torch import Tensor
 from compressive import VonMisesFisher
 from compressive.distributions import special
 from compressive.objectives import (
-    Rate,
+    ResidualEstimator,
     byol_loss,
     cbyol_loss,
     compress,
@@ -242,7 +242,7 @@ def test_free_cbyol_is_byol() -> None:
 def test_closed_rate_is_the_mean_of_the_sampled_one() -> None:
     r_x, r_y = projections(4, 64)
     settings: dict[str, Any] = {"kappa_e": 256.0, "kappa_b": 8.0}
-    closed = csimclr_loss(r_x, r_y, rate="closed", **settings)
+    closed = csimclr_loss(r_x, r_y, residual_estimator="analytic", **settings)
     draws = torch.stack([csimclr_loss(r_x, r_y, **settings).residual_x for _ in range(1500)])
     error = (draws.mean(0) - closed.residual_x).abs() / (draws.std(0) / math.sqrt(1500))
     assert error.max() < 5
@@ -252,7 +252,7 @@ def test_closed_rate_is_the_mean_of_the_sampled_one() -> None:
     )
 
 
-@pytest.mark.parametrize("rate", ["sample", "closed"])
+@pytest.mark.parametrize("rate", ["sampled", "analytic"])
 def test_both_rates_have_the_same_expected_gradient(rate) -> None:
     """-beta kappa_b A(kappa_e) cos(mu_e, mu_b) is all that the residual contributes."""
     r_x, r_y = projections(3, 16)
@@ -260,11 +260,11 @@ def test_both_rates_have_the_same_expected_gradient(rate) -> None:
     a = special.constants(kappa_e, 16).mean_resultant_length
     exact = torch.autograd.grad(-kappa_b * a * F.cosine_similarity(r_x, r_y).sum(), (r_x, r_y))
     each = []
-    for _ in range(draws if rate == "sample" else 1):
-        out = csimclr_loss(r_x, r_y, kappa_e=kappa_e, kappa_b=kappa_b, rate=rate)
+    for _ in range(draws if rate == "sampled" else 1):
+        out = csimclr_loss(r_x, r_y, kappa_e=kappa_e, kappa_b=kappa_b, residual_estimator=rate)
         each.append(torch.stack(torch.autograd.grad(out.residual_x.sum(), (r_x, r_y))))
     sample = torch.stack(each)
-    if rate == "closed":
+    if rate == "analytic":
         torch.testing.assert_close(sample[0], torch.stack(exact), rtol=1e-12, atol=1e-13)
     else:
         error = (sample.mean(0) - torch.stack(exact)).abs() / (sample.std(0) / math.sqrt(draws))
@@ -274,10 +274,10 @@ def test_both_rates_have_the_same_expected_gradient(rate) -> None:
 def test_closed_rate_cuts_the_gradient_noise() -> None:
     """At kappa_e = 1024 to about 0.36; 20 draws tell it to a tenth."""
     r_x, r_y = projections(64, 256)
-    rates: list[Rate] = ["sample", "closed"]
+    rates: list[ResidualEstimator] = ["sampled", "analytic"]
     spread = []
     for rate in rates:
-        draws = [csimclr_loss(r_x, r_y, rate=rate).loss for _ in range(20)]
+        draws = [csimclr_loss(r_x, r_y, residual_estimator=rate).loss for _ in range(20)]
         grads = torch.stack([torch.autograd.grad(loss, r_x)[0] for loss in draws])
         noise = torch.linalg.vector_norm(grads - grads.mean(0), dim=(1, 2)).mean()
         spread.append((noise / torch.linalg.vector_norm(grads.mean(0))).item())
@@ -286,12 +286,12 @@ def test_closed_rate_cuts_the_gradient_noise() -> None:
 
 def test_movable_is_the_residual_above_its_floor() -> None:
     r_x, r_y = projections(5, 32)
-    out = csimclr_loss(r_x, r_y, rate="closed")
-    same = csimclr_loss(r_x, r_x, rate="closed")
+    out = csimclr_loss(r_x, r_y, residual_estimator="analytic")
+    same = csimclr_loss(r_x, r_x, residual_estimator="analytic")
     torch.testing.assert_close(
-        out.movable, out.residual_x - same.residual_x, rtol=1e-10, atol=1e-10
+        out.reducible_residual, out.residual_x - same.residual_x, rtol=1e-10, atol=1e-10
     )
-    assert same.movable.abs().max() == 0
+    assert same.reducible_residual.abs().max() == 0
     e = VonMisesFisher(F.normalize(r_x, dim=-1), 1024.0)
     b = VonMisesFisher(F.normalize(r_y, dim=-1), 10.0)
     torch.testing.assert_close(out.residual_x, expected_residual_information(e, b))
@@ -302,9 +302,9 @@ def test_meter_of_cbyol() -> None:
     """Residual at coinciding means, n = 256, kappa_e = 16384, kappa_b = 10: 522.4 nats (mpmath)."""
     mu = unit_vectors(4, 256)
     y = unit_vectors(4, 256, seed=2)
-    out = cbyol_loss(mu, 3 * mu, y, y, z=mu, rate="closed")
+    out = cbyol_loss(mu, 3 * mu, y, y, z=mu, residual_estimator="analytic")
     assert out.residual.tolist() == pytest.approx([522.4] * 4, abs=0.05)
-    assert out.movable.abs().max() < 1e-12
+    assert out.reducible_residual.abs().max() < 1e-12
     assert out.nll.abs().max() < 1e-12
     torch.testing.assert_close(out.entropy_b, out.entropy_e + out.residual)
 
@@ -389,8 +389,10 @@ def test_mixed_precision_is_promoted() -> None:
 def test_closed_rate_keeps_small_differences_in_float32() -> None:
     """n = 2048, kappa 10 and 11 at equal means: 2.44e-4 nats between numbers near 5000."""
     r = unit_vectors(3, 2048, dtype=torch.float32)
-    out = csimclr_loss(r, r, kappa_e=10.0, kappa_b=11.0, rate="closed")
-    exact = csimclr_loss(r.double(), r.double(), kappa_e=10.0, kappa_b=11.0, rate="closed")
+    out = csimclr_loss(r, r, kappa_e=10.0, kappa_b=11.0, residual_estimator="analytic")
+    exact = csimclr_loss(
+        r.double(), r.double(), kappa_e=10.0, kappa_b=11.0, residual_estimator="analytic"
+    )
     torch.testing.assert_close(out.residual_x.double(), exact.residual_x, rtol=1e-4, atol=0)
     assert exact.residual_x[0].item() == pytest.approx(2.44e-4, rel=2e-3)
 
@@ -421,8 +423,8 @@ BAD = [
     (lambda a: csimclr_loss(a, a, kappa_b=math.nan), "kappa_b must be .* got nan"),
     (lambda a: csimclr_loss(a, a, beta=-0.1), "beta must be .* got -0.1"),
     (
-        lambda a: csimclr_loss(a, a, rate="exact"),  # pyright: ignore
-        "rate must be one of sample, closed, got 'exact'",
+        lambda a: csimclr_loss(a, a, residual_estimator="exact"),  # pyright: ignore
+        "residual_estimator must be one of sampled, analytic, got 'exact'",
     ),
     (lambda a: csimclr_loss(a, a, z_x=a), "z_x must hold unit vectors, got one of length 2.8"),
     (lambda a: csimclr_loss(a, a, z_y=a[:2]), r"z_y must have the shape of r_y, \(4, 8\)"),

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from compressive.optim import (
     LARS,
     cosine_beta,
-    ema_rate,
+    ema_decay,
     linear_beta,
     parameter_groups,
     scaled_lr,
@@ -29,7 +29,7 @@ from compressive.optim import (
 GOLDEN = Path(__file__).parent / "golden"
 TRAJECTORIES = json.loads((GOLDEN / "lars.json").read_text())
 SCHEDULES = json.loads((GOLDEN / "schedules.json").read_text())["configs"]
-HYPER = {"momentum": 0.9, "weight_decay": 0.02, "trust": 0.001}
+HYPER = {"momentum": 0.9, "weight_decay": 0.02, "trust_coefficient": 0.001}
 
 
 def naive_step(params: list[Tensor], momenta: list[Tensor], spared: set[int], lr: float) -> None:
@@ -41,7 +41,9 @@ def naive_step(params: list[Tensor], momenta: list[Tensor], spared: set[int], lr
         if i not in spared:
             g = g + HYPER["weight_decay"] * p.detach()
             w_norm, g_norm = p.detach().norm().item(), g.norm().item()
-            ratio = HYPER["trust"] * w_norm / g_norm if w_norm > 0 and g_norm > 0 else 1.0
+            ratio = (
+                HYPER["trust_coefficient"] * w_norm / g_norm if w_norm > 0 and g_norm > 0 else 1.0
+            )
         v.mul_(HYPER["momentum"]).add_(g * (lr * ratio))
         p.data.sub_(v)
 
@@ -120,7 +122,7 @@ def test_five_steps_are_the_official_ones(case: dict[str, Any]) -> None:
         lr=0.0,
         momentum=case["momentum"],
         weight_decay=case["weight_decay"],
-        trust=case["eeta"],
+        trust_coefficient=case["eeta"],
     )
     for step, lr in enumerate(case["lr"]):
         for name, p in params.items():
@@ -345,7 +347,7 @@ def test_schedules_are_the_official_ones(config: dict[str, Any]) -> None:
         assert total_steps(examples, config["train_epochs"], batch) == total
 
     lr = [warmup_cosine(k, peak=peak, warmup=warmup, total=total) for k in steps]
-    ema = [ema_rate(k, base=config["ema_alpha"], total=total) for k in steps]
+    ema = [ema_decay(k, base=config["ema_alpha"], total=total) for k in steps]
     linear = [linear_beta(k, beta=beta, warmup=warmup) for k in steps]
     cosine = [cosine_beta(k, beta=beta, total=total) for k in steps]
 
@@ -363,7 +365,7 @@ def test_schedules_at_their_ends() -> None:
     assert warmup_cosine(5, peak=2.0, warmup=5, total=10) == 2.0
     assert warmup_cosine(0, peak=2.0, warmup=0, total=10) == 2.0
     assert warmup_cosine(99, peak=2.0, warmup=5, total=10) == 0.0
-    assert [ema_rate(k, base=0.75, total=10) for k in (0, 5, 10, 99)] == [0.75, 0.875, 1.0, 1.0]
+    assert [ema_decay(k, base=0.75, total=10) for k in (0, 5, 10, 99)] == [0.75, 0.875, 1.0, 1.0]
     assert [linear_beta(k, beta=2.0, warmup=4) for k in (0, 1, 4, 99)] == [0.0, 0.5, 2.0, 2.0]
     assert [cosine_beta(k, beta=2.0, total=10) for k in (0, 5, 10, 99)] == [0.0, 1.0, 2.0, 2.0]
 
@@ -375,7 +377,10 @@ def test_schedules_at_their_ends() -> None:
         ({"lr": math.nan}, "lr must be finite and 0 or more, got nan"),
         ({"lr": 0.1, "momentum": 1.0}, r"momentum must be in \[0, 1\), got 1\.0"),
         ({"lr": 0.1, "weight_decay": -1.0}, r"weight_decay must be finite .* got -1\.0"),
-        ({"lr": 0.1, "trust": 0.0}, r"trust must be finite and positive, got 0\.0"),
+        (
+            {"lr": 0.1, "trust_coefficient": 0.0},
+            r"trust_coefficient must be finite and positive, got 0\.0",
+        ),
     ],
 )
 def test_lars_refuses_impossible_numbers(options: dict[str, float], message: str) -> None:
@@ -407,7 +412,7 @@ def test_lars_refuses_what_it_would_ignore() -> None:
             "step must be 0 or more",
         ),
         (warmup_cosine, {"step": 0, "peak": 1.0, "warmup": 9, "total": 9}, "with total = 9, got 9"),
-        (ema_rate, {"step": -1, "base": 0.9, "total": 9}, "step must be 0 or more, got -1"),
+        (ema_decay, {"step": -1, "base": 0.9, "total": 9}, "step must be 0 or more, got -1"),
         (linear_beta, {"step": -1, "beta": 1.0, "warmup": 9}, "step must be 0 or more, got -1"),
         (cosine_beta, {"step": 0, "beta": 1.0, "total": 0}, "total must be positive, got 0"),
         (total_steps, {"examples": 9, "epochs": 1, "batch": 0}, "batch must be positive, got 0"),

@@ -78,7 +78,12 @@ def test_in_a_narrow_terminal_readings_are_cut_and_nothing_else(width: int) -> N
     display.progress("c-simclr epoch 12.5", 0, 100)
     display._bar.tasks[0].start_time = time.monotonic() - 60
     with display:
-        readings = {"loss": "37.711", "residual": "190.7 nats", "movable": "2.00", "wait": "0%"}
+        readings = {
+            "loss": "37.711",
+            "residual": "190.7 nats",
+            "reducible_residual": "2.00",
+            "wait": "0%",
+        }
         display.progress("c-simclr epoch 12.5", 40, 100, readings)
         time.sleep(0.02)
         display.progress("c-simclr epoch 12.7", 41, 100, readings)

@@ -19,20 +19,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OTHER = {  # than in `tiny`
     "bottleneck.kappa_e": "77",
     "bottleneck.kappa_b": "3",
-    "bottleneck.b_sees": "other",
+    "bottleneck.backward_view": "other",
     "bottleneck.beta": "0.3",
     "bottleneck.schedule": "cosine",
     "bottleneck.warmup_epochs": "3",
-    "bottleneck.rate": "closed",
+    "bottleneck.residual_estimator": "analytic",
     "decoder.kappa_d": "7",
-    "decoder.own_view_negatives": "false",
-    "target.rate": "0.5",
+    "decoder.same_view_negatives": "false",
+    "target.ema_decay": "0.5",
     "target.independent": "false",
     "optim.momentum": "0.1",
-    "optim.trust": "0.5",
+    "optim.trust_coefficient": "0.5",
     "train.epochs": "7",
 }
-OPTIMIZERS = ("optim.momentum", "optim.trust", "train.epochs")
+OPTIMIZERS = ("optim.momentum", "optim.trust_coefficient", "train.epochs")
 
 
 def weights(out: Path, *changes: str) -> dict[str, Tensor]:
@@ -51,22 +51,37 @@ def changed(names: list[str]) -> list[str]:
 
 # Which of the method's own settings are looked at; the others are the same for all.
 TRIED = {
-    "simclr": ["bottleneck.kappa_b", "decoder.own_view_negatives"],
-    "c-simclr": ["bottleneck.kappa_e", "bottleneck.beta", "bottleneck.schedule", "bottleneck.rate"],
-    "byol": ["decoder.kappa_d", "target.rate", "target.independent"],
-    "c-byol": ["bottleneck.kappa_b", "bottleneck.b_sees", "bottleneck.beta", "decoder.kappa_d"],
-    "moco-v3": ["bottleneck.kappa_b", "target.rate", "target.independent"],
-    "c-simsiam": ["bottleneck.kappa_e", "bottleneck.b_sees"],
+    "simclr": ["bottleneck.kappa_b", "decoder.same_view_negatives"],
+    "c-simclr": [
+        "bottleneck.kappa_e",
+        "bottleneck.beta",
+        "bottleneck.schedule",
+        "bottleneck.residual_estimator",
+    ],
+    "byol": ["decoder.kappa_d", "target.ema_decay", "target.independent"],
+    "c-byol": [
+        "bottleneck.kappa_b",
+        "bottleneck.backward_view",
+        "bottleneck.beta",
+        "decoder.kappa_d",
+    ],
+    "moco-v3": ["bottleneck.kappa_b", "target.ema_decay", "target.independent"],
+    "c-simsiam": ["bottleneck.kappa_e", "bottleneck.backward_view"],
 }
 
 
 OF_PRICE = {
-    *("bottleneck.kappa_e", "bottleneck.beta", "bottleneck.schedule", "bottleneck.rate"),
+    *(
+        "bottleneck.kappa_e",
+        "bottleneck.beta",
+        "bottleneck.schedule",
+        "bottleneck.residual_estimator",
+    ),
     "bottleneck.warmup_epochs",
 }
-OF_TARGET = {"target.rate", "target.independent"}
-NEGATIVES, DECODER = "decoder.own_view_negatives", "decoder.kappa_d"
-B, B_SEES, RISE = "bottleneck.kappa_b", "bottleneck.b_sees", "bottleneck.warmup_epochs"
+OF_TARGET = {"target.ema_decay", "target.independent"}
+NEGATIVES, DECODER = "decoder.same_view_negatives", "decoder.kappa_d"
+B, B_SEES, RISE = "bottleneck.kappa_b", "bottleneck.backward_view", "bottleneck.warmup_epochs"
 
 
 def test_each_method_has_settings_of_its_own() -> None:
@@ -83,7 +98,7 @@ def test_each_method_has_settings_of_its_own() -> None:
         "simsiam": OF_PRICE | OF_TARGET | {B, B_SEES, NEGATIVES},
         "c-simsiam": OF_TARGET | {NEGATIVES, RISE},
     }
-    assert "bottleneck.rate" in unused_settings(tiny("bottleneck.sample=false"))
+    assert "bottleneck.residual_estimator" in unused_settings(tiny("bottleneck.stochastic=false"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -97,7 +112,7 @@ def test_what_is_called_idle_changes_no_bit_and_all_else_does(method: str, tmp_p
         assert name not in found
         assert not same(plain, weights(tmp_path / name, *base, *changed([name]))), name
     # Whose values elsewhere are refused, or need another setting beside them.
-    others = {"bottleneck.sample", "bottleneck.target_rate", "views.strength"}
+    others = {"bottleneck.stochastic", "bottleneck.target_residual", "views.strength"}
     assert found.keys() - OTHER.keys() <= others
 
 

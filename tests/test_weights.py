@@ -29,7 +29,7 @@ from compressive.train.loop import pretrain
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
-SETTINGS = Network(name="resnet18", small_stem=True)
+SETTINGS = Network(name="resnet18", stem="cifar")
 SIZE = 32
 NAME = "small-c-byol"
 REAL = "cifar10-c-simclr-r18"
@@ -312,14 +312,16 @@ def test_network_and_size_are_its_own(options: dict[str, str | int]) -> None:
 
 
 def test_evaluate_takes_the_name(here: Path) -> None:
-    words = ["evaluate", NAME, "--on", str(sorted_photos()), "--only", "knn", "--device", "cpu"]
+    words = ["evaluate", NAME, "--data", str(sorted_photos()), "--tasks", "knn", "--device", "cpu"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert f"results: runs/evaluation/{NAME}/results.json" in result.output
     assert (here / "runs" / "evaluation" / NAME / "results.json").is_file()
     result = CliRunner().invoke(app, ["evaluate", NAME, "--device", "cpu"])
     assert result.exit_code == 2
-    assert result.output.startswith(f"error: say with --on which images {NAME} is to be judged by")
+    assert result.output.startswith(
+        f"error: say with --data which images {NAME} is to be judged by"
+    )
 
 
 def test_embed_takes_the_name(here: Path) -> None:

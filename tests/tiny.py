@@ -23,20 +23,20 @@ from compressive.rundir import checkpoint
 CHANGES = (
     "views.size=16",
     "network.name=test_resnet",
-    "network.hidden=16",
-    "network.out=8",
+    "network.hidden_dim=16",
+    "network.projection_dim=8",
     "optim.name=sgd",
     "optim.warmup_epochs=0",
-    "train.batch=8",
+    "train.batch_size=8",
     "train.steps=2",
     "train.device=cpu",
     "train.log_every=1",
     "train.tensorboard=false",
     "probe.every_epochs=1",
-    "health.min_rank=0",
+    "health.min_participation_ratio=0",
     "health.collapse_std=0",
 )
-TIMING = ("images_per_second", "wait_share")
+TIMING = ("images_per_second", "data_wait_fraction")
 
 
 def tiny(*changes: str) -> Config:

@@ -42,7 +42,10 @@ def long_runs() -> Figure:
     """Beta at 200 epochs, and what it does to the nats."""
     betas = ("0", "0.1", "0.3", "1")
     last = readings(RESULTS)
-    nats = {name: [last[f"beta{b}"][name] for b in betas] for name in ("movable", "predictive")}
+    nats = {
+        name: [last[f"beta{b}"][name] for b in betas]
+        for name in ("reducible_residual", "predictive")
+    }
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), width_ratios=(1.5, 1))
     plain = top1(RESULTS / "held-out-simclr.json")
     curves(left, [top1(RESULTS / f"held-out-beta{b}.json") for b in betas])
@@ -52,8 +55,8 @@ def long_runs() -> Figure:
     left.legend(frameon=False, fontsize=9, loc=(0.02, 0.3))
     left.text(3.28, plain["logistic"][0] + 0.1, "SimCLR", color=GRAY, ha="right", fontsize=9)
     xs = range(len(betas))
-    right.plot(xs, nats["movable"], "o-", color=BLUE, lw=1.8, ms=5)
-    right.set_ylabel("movable information, nats", color=BLUE)
+    right.plot(xs, nats["reducible_residual"], "o-", color=BLUE, lw=1.8, ms=5)
+    right.set_ylabel("reducible information, nats", color=BLUE)
     right.set_ylim(0.3, 0.45)
     other = right.twinx()
     other.plot(xs, nats["predictive"], "s--", color=ORANGE, lw=1.4, ms=4)
@@ -92,7 +95,7 @@ def temperatures() -> Figure:
         value, low, high = top1(SEARCH / f"{name}.json")["logistic"]
         plain = name.startswith("simclr")
         right.errorbar(
-            reading["agreement"],
+            reading["positive_cosine"],
             value,
             [[value - low], [high - value]],
             fmt="o",

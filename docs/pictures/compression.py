@@ -44,8 +44,8 @@ def main() -> None:
     left.set_ylabel("top-1 accuracy, %")
     left.set_ylim(60, 84)
     left.legend(frameon=False, loc=(0.02, 0.52), fontsize=9)
-    band(middle, xs, [run["information, movable"] for run in done.values()], BLUE)
-    middle.set_ylabel("movable information, nats")
+    band(middle, xs, [run["information, reducible_residual"] for run in done.values()], BLUE)
+    middle.set_ylabel("reducible information, nats")
     middle.set_ylim(0.92, 1.06)
     for axes in (left, middle):
         axes.set_xticks(range(len(names)), names)

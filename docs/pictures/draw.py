@@ -52,16 +52,18 @@ def sphere(axes) -> None:
 
 
 def meter(axes) -> None:
-    """Movable residual and predictive information as two views come to agree."""
+    """Reducible residual and predictive information as two views come to agree."""
     cosines = torch.linspace(0, 1, 41)
     outs = [
-        csimclr_loss(*views(512, 256, c), kappa_e=1024.0, kappa_b=10.0, rate="closed")
+        csimclr_loss(
+            *views(512, 256, c), kappa_e=1024.0, kappa_b=10.0, residual_estimator="analytic"
+        )
         for c in cosines.tolist()
     ]
     predictive = [out.predictive_x.mean() for out in outs]
-    movable = [out.movable.mean() for out in outs]
+    reducible_residual = [out.reducible_residual.mean() for out in outs]
     axes.plot(cosines, predictive, color=BLUE, lw=2, label="I(Y;Z), shared with the other view")
-    axes.plot(cosines, movable, color=ORANGE, lw=2, label="I(X;Z|Y), movable part")
+    axes.plot(cosines, reducible_residual, color=ORANGE, lw=2, label="I(X;Z|Y), reducible part")
     axes.axhline(outs[0].bound, color=GRAY, lw=0.8, ls="--")
     axes.text(
         1,

@@ -51,7 +51,7 @@ def composed(page: str) -> str:
         *(head("two", heads[name]) for name in ("curves", "plane", "reliability")),
         head("six", heads["smoothness"]),
         card("two", figures["curves"]["Nearest neighbors, held-out images"]),
-        card("two", figures["plane"]["Movable part"]),
+        card("two", figures["plane"]["Reducible part"]),
         card("two", next(iter(figures["reliability"].values()))),
         *(card("two", figure) for figure in changes),
     ]

@@ -8,16 +8,43 @@ import math
 import types
 import typing
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-Method = Literal[
-    "simclr", "c-simclr", "byol", "c-byol", "moco-v3", "c-moco-v3", "simsiam", "c-simsiam"
-]
-METHODS: tuple[str, ...] = typing.get_args(Method)
+
+class MethodInfo(NamedTuple):
+    """A method without torch: the file in `compressive.methods` that builds it, and its parts."""
+
+    module: str
+    compares_images: bool = False  # the loss of an image depends on the rest of its batch
+    temperature: bool = False  # reads kappa_b without a bottleneck, as 1 / temperature
+    same_view_negatives: bool = False
+    ema_target: bool = False
+    predictor: bool = False
+    decoder: bool = False  # reads decoder.kappa_d
+
+
+_SIMCLR = MethodInfo("contrastive", True, temperature=True, same_view_negatives=True)
+_MOCO = MethodInfo("contrastive", True, temperature=True, ema_target=True, predictor=True)
+_BYOL = MethodInfo("bootstrap", ema_target=True, predictor=True, decoder=True)
+_SIMSIAM = MethodInfo("bootstrap", predictor=True, decoder=True)
+METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
+    "simclr": _SIMCLR,
+    "c-simclr": _SIMCLR,
+    "byol": _BYOL,
+    "c-byol": _BYOL,
+    "moco-v3": _MOCO,
+    "c-moco-v3": _MOCO,
+    "simsiam": _SIMSIAM,
+    "c-simsiam": _SIMSIAM,
+    "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
+    "vicreg": MethodInfo("vicreg", True),
+}
+Stem = Literal["imagenet", "cifar"]
+ResNetVariant = Literal["timm", "official"]
 _RISE = "bottleneck.warmup_epochs"
 _OF_COMPRESSION = (
-    "bottleneck.kappa_e bottleneck.b_sees bottleneck.beta bottleneck.schedule "
-    f"bottleneck.target_rate bottleneck.sample bottleneck.rate {_RISE}"
+    "bottleneck.kappa_e bottleneck.backward_view bottleneck.beta bottleneck.schedule "
+    f"bottleneck.target_residual bottleneck.stochastic bottleneck.residual_estimator {_RISE}"
 )
 
 
@@ -27,13 +54,13 @@ class Data:
 
     source: str = "builtin"  # a folder, parquet or tar files, torchvision:NAME, or builtin
     split: str = "train"  # the part of the source to train on
-    side: int = 0  # larger images are shrunk to this longer side; 0: what views need
-    resident: Literal["auto", "yes", "no"] = "auto"  # decoded once, held on the device as uint8
+    max_side: int = 0  # larger images are shrunk to this longer side; 0: what views need
+    cache_on_device: Literal["auto", "yes", "no"] = "auto"  # decode once, keep as uint8 on device
     workers: int = 0  # threads that decode otherwise; 0: one per core
     limit: int = 0  # use only so many images, drawn at random; 0: all
 
     def __post_init__(self) -> None:
-        _at_least("data", self, side=0, workers=0, limit=0)
+        _at_least("data", self, max_side=0, workers=0, limit=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +68,18 @@ class Views:
     """How the two views of an image are made."""
 
     size: int = 224  # pixels of a view's side
-    set: Literal["paper", "simclr"] = "paper"  # t and t' of Table 6, or SimCLR's own for both
-    crop_area_min: float = 0.08  # smallest crop, as a share of the image
-    strength: float = 1.0  # of the color distortion; only the simclr set has a choice
+    policy: Literal["byol", "simclr"] = "byol"  # t and t' of Table 6, or SimCLR's own for both
+    crop_scale_min: float = 0.08  # smallest crop, as a share of the image
+    strength: float = 1.0  # of the color distortion; only the simclr policy has a choice
     blur: bool = True  # off for views of about 32 pixels, as SimCLR's for CIFAR-10
     antialias: bool = False  # the official code has none
 
     def __post_init__(self) -> None:
         _at_least("views", self, size=8)
-        _within("views", self, crop_area_min=(0.0, 1.0, True))
+        _within("views", self, crop_scale_min=(0.0, 1.0, True))
         _within("views", self, strength=(0.0, 1.25, True))
-        if self.set == "paper" and self.strength != 1:
-            raise ValueError("views.strength belongs to views.set=simclr; the paper's is fixed")
+        if self.policy == "byol" and self.strength != 1:
+            raise ValueError("views.strength belongs to views.policy=simclr; the paper's is fixed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +88,16 @@ class Network:
 
     name: str = "resnet50"  # as timm calls it
     width: int = 1  # multiplies the channels of a ResNet, its stem too
-    small_stem: bool = False  # 3x3 without pool, for images of about 32 pixels
-    same_pool: bool = False  # TensorFlow's max-pool, as in the official code
-    first_shortcut: bool = False  # a projection in the first group of ResNet-18 and -34
-    paper_init: bool = False  # truncated normal over fan-in
+    stem: Stem = "imagenet"  # cifar: 3x3, no pool, for about 32 pixels
+    variant: ResNetVariant = "timm"  # the ResNet of timm, or of the paper's code
     zero_init_last: bool = True  # every block starts as its shortcut
-    biased_variance: bool = False  # TensorFlow's running variance
-    hidden: int = 4096  # of the projection and the predictor
-    out: int = 256  # dimension of the sphere
+    hidden_dim: int = 4096  # of the projection and the predictor
+    projection_dim: int = 256  # dimension of the sphere
     head_layers: int = 2  # of the projection; MoCo v3 and SimSiam have 3
     head_last_norm: bool = False  # a batch-norm after the projection, as theirs
 
     def __post_init__(self) -> None:
-        _at_least("network", self, width=1, hidden=1, out=2, head_layers=1)
-        if self.small_stem and self.same_pool:
-            raise ValueError("network.same_pool must be false with small_stem, which has no pool")
+        _at_least("network", self, width=1, hidden_dim=1, projection_dim=2, head_layers=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,29 +106,31 @@ class Bottleneck:
 
     kappa_e: float = 1024.0  # sharpness of e(z|x): the width of the channel, higher keeps more
     kappa_b: float = 10.0  # sharpness of b(z|y): one over SimCLR's temperature
-    b_sees: Literal["own", "other"] = "own"  # bootstrap: the view of b(z|y); SimCLR's is the other
+    backward_view: Literal["own", "other"] = "own"  # bootstrap: view of b(z|y); SimCLR's is other
     beta: float = 1.0  # price of a nat that b(z|y) cannot predict; 0 is free
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # of beta; others rise from 0
     warmup_epochs: float = 0.0  # of the linear schedule
-    target_rate: float | None = None  # movable nats to steer beta toward; None leaves beta alone
-    sample: bool = True  # draw z; without, z is its mode, and the rate closed
-    rate: Literal["sample", "closed"] = "sample"  # estimate of the residual: at z, or over all z
+    target_residual: float | None = None  # reducible nats to steer beta toward; None: fixed beta
+    stochastic: bool = True  # draw z; without, z is its mode, and the residual analytic
+    residual_estimator: Literal["sampled", "analytic"] = "sampled"  # residual at z, or over all z
 
     def __post_init__(self) -> None:
         _within("bottleneck", self, kappa_e=(0.0, math.inf, True), kappa_b=(0.0, math.inf, True))
         _within("bottleneck", self, beta=(0.0, math.inf, False))
         _at_least("bottleneck", self, warmup_epochs=0)
-        if self.target_rate is not None:
-            _within("bottleneck", self, target_rate=(0.0, math.inf, True))
+        if self.target_residual is not None:
+            _within("bottleneck", self, target_residual=(0.0, math.inf, True))
             if self.schedule != "constant":
-                raise ValueError("bottleneck.target_rate steers beta: schedule must be constant")
+                raise ValueError(
+                    "bottleneck.target_residual steers beta: schedule must be constant"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """How the other view is told from z."""
 
-    own_view_negatives: bool = True  # contrastive: K = 2B - 1 candidates in place of B
+    same_view_negatives: bool = True  # contrastive: K = 2B - 1 candidates in place of B
     kappa_d: float = 4.0  # bootstrap: concentration of d(y'|z); the loss's weight is half of it
 
     def __post_init__(self) -> None:
@@ -117,11 +141,11 @@ class Decoder:
 class Target:
     """The slow network that BYOL and MoCo v3 learn from."""
 
-    rate: float = 0.996  # how much it keeps of itself in a step, rising to 1 by a cosine
+    ema_decay: float = 0.996  # how much it keeps of itself in a step, rising to 1 by a cosine
     independent: bool = True  # starts from its own random weights, as in the official code
 
     def __post_init__(self) -> None:
-        _within("target", self, rate=(0.0, 1.0, False))
+        _within("target", self, ema_decay=(0.0, 1.0, False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +156,11 @@ class Optim:
     lr: float = 0.2  # peak, for 256 images; it grows with the batch
     momentum: float = 0.9  # of lars and sgd
     weight_decay: float = 1.5e-6  # not of biases and batch norms
-    trust: float = 0.001  # of lars
+    trust_coefficient: float = 0.001  # of lars
     warmup_epochs: float = 10.0  # the learning rate rises from 0; then it falls by a cosine
 
     def __post_init__(self) -> None:
-        _within("optim", self, lr=(0.0, math.inf, True), trust=(0.0, math.inf, True))
+        _within("optim", self, lr=(0.0, math.inf, True), trust_coefficient=(0.0, math.inf, True))
         _within("optim", self, momentum=(0.0, 0.9999, False))
         _within("optim", self, weight_decay=(0.0, math.inf, False))
         _at_least("optim", self, warmup_epochs=0)
@@ -148,22 +172,23 @@ class Train:
 
     epochs: int = 100  # how often each image is seen
     steps: int = 0  # 0: as many as the epochs make; else this many, whatever the epochs
-    batch: int = 512  # images of all processes together
-    accumulate: int = 1  # portions of a batch, one after the other; bootstrap methods only
+    batch_size: int = 512  # images of all processes together
+    grad_accum_steps: int = 1  # portions of a batch, one after the other; bootstrap methods only
     device: str = "auto"  # cuda where there is one
     precision: Literal["auto", "bf16", "float32"] = "auto"  # bf16 on a GPU; losses are float32
     compile: Literal["auto", "yes", "no"] = "auto"  # yes on a GPU
-    recompute: bool = False  # make norms and activations again on the way back: less memory, slower
+    activation_checkpointing: bool = False  # recompute activations backward: less memory, slower
     save_every: float = 10.0  # minutes between checkpoints
     log_every: int = 0  # steps between lines of metrics.jsonl; 0: about ten an epoch
     tensorboard: bool = True  # also write event files, for the tensorboard program
 
     def __post_init__(self) -> None:
-        _at_least("train", self, epochs=1, steps=0, batch=2, accumulate=1, log_every=0)
+        _at_least("train", self, epochs=1, steps=0, batch_size=2, grad_accum_steps=1, log_every=0)
         _within("train", self, save_every=(0.0, math.inf, True))
-        if self.batch % self.accumulate:
+        if self.batch_size % self.grad_accum_steps:
             raise ValueError(
-                f"train.accumulate must divide train.batch, {self.batch}, got {self.accumulate}"
+                f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}, got "
+                f"{self.grad_accum_steps}"
             )
 
 
@@ -186,13 +211,15 @@ class Probe:
 class Health:
     """When a run is ill, and how often it may start again from its last good checkpoint."""
 
-    tries: int = 3  # returns to a good checkpoint; after that the run ends with an error
-    spike: float = 3.0  # a loss so many deviations above its recent mean is a spike
+    max_restarts: int = 3  # returns to a good checkpoint; after that the run ends with an error
+    spike_sigma: float = 3.0  # a loss so many deviations above its recent mean is a spike
     collapse_std: float = 0.1  # least spread of directions, as a share of what is uniform
-    min_rank: float = 1.5  # fewest axes of the projections; BYOL was at 3 and recovered
+    min_participation_ratio: float = 1.5  # fewest axes of projections; BYOL was at 3 and recovered
 
     def __post_init__(self) -> None:
-        _at_least("health", self, tries=0, spike=0, collapse_std=0, min_rank=0)
+        _at_least(
+            "health", self, max_restarts=0, spike_sigma=0, collapse_std=0, min_participation_ratio=0
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +227,7 @@ class Config:
     """A whole run."""
 
     recipe: str = ""  # the recipe it began with
-    method: Method = "c-simclr"  # c- is the compressed one
+    method: str = "c-simclr"  # c- is the compressed one
     seed: int = 0  # of everything random: order, views, weights, z
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
@@ -215,22 +242,24 @@ class Config:
 
     def __post_init__(self) -> None:
         _require_types(self)
+        _known("method", self.method, list(METHODS))
         _within("", self, seed=(0, 2**32 - 1, False))
-        if self.bottleneck.target_rate is not None and not is_compressed(self):
+        if self.bottleneck.target_residual is not None and not is_compressed(self):
             raise ValueError(
-                f"bottleneck.target_rate steers what {self.method} does not have; "
+                f"bottleneck.target_residual steers what {self.method} does not have; "
                 f"use method=c-{self.method}"
             )
-        if self.train.accumulate > 1 and is_contrastive(self):
+        if self.train.grad_accum_steps > 1 and method_info(self).compares_images:
             raise ValueError(
-                f"train.accumulate must be 1 for {self.method}, whose images are each other's "
-                "negatives; lower train.batch, or use more processes"
+                f"train.grad_accum_steps must be 1 for {self.method}, whose images are each "
+                "other's "
+                "negatives; lower train.batch_size, or use more processes"
             )
 
 
-def is_contrastive(config: Config) -> bool:
-    """Whether images are told apart from each other (SimCLR, MoCo v3), not only predicted."""
-    return config.method.removeprefix("c-") in ("simclr", "moco-v3")
+def method_info(config: Config) -> MethodInfo:
+    """Return what the config's method is made of."""
+    return METHODS[config.method]
 
 
 def is_compressed(config: Config) -> bool:
@@ -240,28 +269,40 @@ def is_compressed(config: Config) -> bool:
 
 def unused_settings(config: Config) -> dict[str, str]:
     """Settings that a run does not look at, the others being as they are, each with the reason."""
-    method, optimizer = config.method, config.optim.name
-    is_plain, is_bootstrap = not is_compressed(config), not is_contrastive(config)
-    is_moco, is_slow = "moco" in method, "moco" in method or "byol" in method
-    is_deep = config.network.name in ("resnet50", "resnet101", "resnet152")
-    is_bare = config.network.head_layers == 1 and "simclr" in method  # which has no predictor
-    # Of two reasons the first is told.
+    method, info, optimizer = config.method, method_info(config), config.optim.name
+    is_plain, is_bare = not is_compressed(config), config.network.head_layers == 1
+    only = f"only c-{method} is" if f"c-{method}" in METHODS else f"{method} is not"
+    # Of two reasons the first is reported.
     rules = (
-        (is_plain, f"only c-{method} is compressed", _OF_COMPRESSION),
+        (is_plain, f"{only} compressed", _OF_COMPRESSION),
         (config.bottleneck.schedule != "linear", "bottleneck.schedule is not linear", _RISE),
-        (is_plain and is_bootstrap, f"{method} has no temperature", "bottleneck.kappa_b"),
-        (not is_bootstrap, f"b(z|y) of {method} sees the other view", "bottleneck.b_sees"),
-        (not is_bootstrap, f"{method} has no decoder of its own", "decoder.kappa_d"),
-        (is_bootstrap, f"{method} has no negatives", "decoder.own_view_negatives"),
-        (is_moco, f"{method} takes those of the other view", "decoder.own_view_negatives"),
-        (not is_slow, f"{method} has no slow target", "target.rate target.independent"),
+        (is_plain and not info.temperature, f"{method} has no temperature", "bottleneck.kappa_b"),
+        (
+            not info.decoder,
+            f"b(z|y) of {method} always takes the other view",
+            "bottleneck.backward_view",
+        ),
+        (not info.decoder, f"{method} has no vMF decoder", "decoder.kappa_d"),
+        (
+            not info.same_view_negatives,
+            f"{method} has no negatives of the same view",
+            "decoder.same_view_negatives",
+        ),
+        (
+            not info.ema_target,
+            f"{method} has no EMA target",
+            "target.ema_decay target.independent",
+        ),
         (optimizer == "adamw", "optim.name is adamw", "optim.momentum"),
-        (optimizer != "lars", f"optim.name is {optimizer}", "optim.trust"),
-        (config.views.set == "paper", "views.set is paper", "views.strength"),
-        (not config.bottleneck.sample, "z is not drawn", "bottleneck.rate"),
+        (optimizer != "lars", f"optim.name is {optimizer}", "optim.trust_coefficient"),
+        (config.views.policy == "byol", "views.policy is byol", "views.strength"),
+        (not config.bottleneck.stochastic, "z is not drawn", "bottleneck.residual_estimator"),
         (config.train.steps > 0, "train.steps is given", "train.epochs"),
-        (is_bare, "there is no layer between", "network.hidden"),
-        (is_deep, "only ResNet-18 and -34 would be without", "network.first_shortcut"),
+        (
+            is_bare and not info.predictor,
+            "network.head_layers is 1 and there is no predictor",
+            "network.hidden_dim",
+        ),
     )
     found: dict[str, str] = {}
     for holds, why, names in rules:

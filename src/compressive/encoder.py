@@ -109,8 +109,9 @@ def save(
     """Write encoder.safetensors: the backbone's weights by their timm names.
 
     `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it where timm has the same
-    network; with `small_stem`, `first_shortcut` (ResNet-18, -34) or `width` only `load` does. With
-    `same_pool`, as in the paper's recipes, timm loads it and computes other features.
+    network; with `stem=cifar`, `width` above 1, or `variant=official` of ResNet-18 and -34 only
+    `load` does. With `variant=official` of deeper ones timm loads it and computes different
+    features.
     """
     views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
     about = {"network": json.dumps(asdict(settings)), **views, "format": "pt"}

@@ -56,7 +56,9 @@ def candidate_nll(
         nll = _StreamedNll.apply(z, candidates, kappa, own)
         assert isinstance(nll, Tensor)
         return nll
-    return F.cross_entropy(*_logits(z, candidates, kappa, own, 0, len(z)), reduction="none")
+    return F.cross_entropy(
+        *candidate_logits(z, candidates, kappa, own, 0, len(z)), reduction="none"
+    )
 
 
 def log_candidates(batch: int, own: bool) -> float:
@@ -65,7 +67,7 @@ def log_candidates(batch: int, own: bool) -> float:
     return math.log(2 * count - 1 if own else count)
 
 
-def _logits(
+def candidate_logits(
     z: Tensor, candidates: Tensor, kappa: float, own: bool, start: int, stop: int
 ) -> tuple[Tensor, Tensor]:
     """Logits of rows start to stop of this process and the columns of their positives."""
@@ -109,7 +111,7 @@ class _StreamedNll(Function):
         ctx.kappa, ctx.own = kappa, own
         nll, normalizer = z.new_empty(len(z)), z.new_empty(len(z))
         for start, stop in _blocks(z, candidates):
-            logits, positives = _logits(z, candidates, kappa, own, start, stop)
+            logits, positives = candidate_logits(z, candidates, kappa, own, start, stop)
             normalizer[start:stop] = torch.logsumexp(logits, dim=1)
             positive = logits.gather(1, positives.unsqueeze(1)).squeeze(1)
             nll[start:stop] = normalizer[start:stop] - positive
@@ -130,7 +132,7 @@ def _streamed_gradients(
 ) -> tuple[Tensor, Tensor]:
     grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
     for start, stop in _blocks(z, candidates):
-        logits, positives = _logits(z, candidates, kappa, own, start, stop)
+        logits, positives = candidate_logits(z, candidates, kappa, own, start, stop)
         share = logits.sub_(normalizer[start:stop, None]).exp_()
         share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
         share.mul_(kappa * grad[start:stop, None])

@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import timm
 import torch
@@ -12,10 +12,12 @@ from jaxtyping import Float
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
-from compressive.checks import validates_inputs
-from compressive.config import Network
+from compressive.checks import check_one_of, validates_inputs
+from compressive.config import Network, ResNetVariant, Stem
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+STEMS: tuple[Stem, ...] = get_args(Stem)
+VARIANTS: tuple[ResNetVariant, ...] = get_args(ResNetVariant)
 
 # Standard deviation of a standard normal that is cut at +-2 (TensorFlow's constant).
 _CUT_STD = 0.87962566103423978
@@ -26,10 +28,8 @@ def backbone(
     name: str,
     *,
     width: int = 1,
-    small_stem: bool = False,
-    same_pool: bool = False,
-    first_shortcut: bool = False,
-    paper_init: bool = False,
+    stem: Stem = "imagenet",
+    variant: ResNetVariant = "timm",
     zero_init_last: bool = True,
     biased_variance: bool = False,
     **timm_options: Any,
@@ -44,12 +44,14 @@ def backbone(
     stand the ResNet is timm's own: timm loads its state dict and computes the same features.
 
     width: multiplies every channel count, the stem's too. 2 makes ResNet-50's features 4096-d.
-    small_stem: a 3x3 convolution of stride 1 and no pool, for images of about 32 pixels.
-    same_pool: TensorFlow's max-pool (`SamePool`). timm still loads the weights, but without a
-        word computes other features, by 4 % at 224 pixels. Converted weights need it.
-    first_shortcut: ResNet-18 and -34 get the 1x1 projection in their first group that the deeper
-        ones have anyway. timm's own have no place for its weights and refuse to load them.
-    paper_init: kernels from a truncated normal over fan-in; timm's are normal over fan-out.
+    stem: "cifar" is a 3x3 convolution of stride 1 without a pool, for images of about 32 pixels.
+    variant: "official" is the ResNet of the paper's code. It differs from timm's in three ways:
+        - TensorFlow's max-pool (`SamePool`), unless the stem has no pool. timm loads the weights
+          but computes different features (by 4 % at 224 pixels). Converted weights need it.
+        - ResNet-18 and -34 have a 1x1 projection in their first group, as the deeper ones do.
+          timm's have no place for its weights and refuse to load them.
+        - Kernels start from a truncated normal over fan-in; timm's are normal over fan-out.
+        Its biased running variance is not included (notation.md, row 16): see below.
     zero_init_last: every block starts as its shortcut.
     biased_variance: the running variance averages the batch's own, as TensorFlow's does, without
         torch's n / (n - 1). `SyncBatchNorm.convert_sync_batchnorm` goes back to torch's.
@@ -59,46 +61,43 @@ def backbone(
         _refuse(
             name,
             width=width != 1,
-            small_stem=small_stem,
-            same_pool=same_pool,
-            first_shortcut=first_shortcut,
-            paper_init=paper_init,
+            stem=stem != "imagenet",
+            variant=variant != "timm",
             zero_init_last=not zero_init_last,
             biased_variance=biased_variance,
         )
         return timm.create_model(name, num_classes=0, **timm_options)
     if not isinstance(width, int) or width < 1:
         raise ValueError(f"width must be a whole number of 1 or more, got {width!r}")
-    if small_stem and same_pool:
-        raise ValueError("same_pool must be False with small_stem, which has no pool")
+    check_one_of(STEMS, stem=stem)
+    check_one_of(VARIANTS, variant=variant)
+    is_official = variant == "official"
     norm = _BiasedBatchNorm2d if biased_variance else nn.BatchNorm2d
     network = _resnet(name, width, norm, zero_init_last, timm_options)
     channels = 64 * width
-    if small_stem:
+    if stem == "cifar":
         network.conv1 = _conv(network.in_chans, channels, 3, stride=1)
         network.maxpool = nn.Identity()
     elif width > 1:
         network.conv1 = _conv(network.in_chans, channels, 7, stride=2)
-    if same_pool:
+    if is_official and stem == "imagenet":
         network.maxpool = SamePool()
-    if first_shortcut and network.layer1[0].downsample is None:
+    if is_official and network.layer1[0].downsample is None:
         project = nn.Sequential(_conv(channels, channels, 1, stride=1), norm(channels))
         network.layer1[0].downsample = project
-    if paper_init:
+    if is_official:
         network.apply(lambda m: _draw(m.weight) if isinstance(m, nn.Conv2d) else None)
     return network
 
 
-def build(settings: Network, size: int) -> nn.Module:
+def build(settings: Network, size: int, *, biased_variance: bool = False) -> nn.Module:
     """The backbone that these settings describe, for images of this size."""
     options: dict[str, Any] = {
         "width": settings.width,
-        "small_stem": settings.small_stem,
-        "same_pool": settings.same_pool,
-        "first_shortcut": settings.first_shortcut,
-        "paper_init": settings.paper_init,
+        "stem": settings.stem,
+        "variant": settings.variant,
         "zero_init_last": settings.zero_init_last,
-        "biased_variance": settings.biased_variance,
+        "biased_variance": biased_variance,
     }
     if settings.name not in RESNETS:
         with torch.device("meta"):  # only to read what timm says of it
@@ -181,14 +180,14 @@ class Ema(nn.Module):
         return self.network(x)
 
     @torch.no_grad()
-    def update(self, online: nn.Module, rate: float) -> None:
-        """After the optimizer's step: weights <- rate * weights + (1 - rate) * online's.
+    def update(self, online: nn.Module, decay: float) -> None:
+        """After the optimizer's step: weights <- decay * weights + (1 - decay) * online's.
 
-        Never waits for the device. The official `rate` counts the steps before this one
-        (`optim.ema_rate`).
+        Never waits for the device. The official `decay` counts the steps before this one
+        (`optim.ema_decay`).
         """
-        if not 0 <= rate <= 1:
-            raise ValueError(f"rate must be from 0 to 1, got {rate}")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must be from 0 to 1, got {decay}")
         ours, theirs = tuple(self.network.parameters()), tuple(online.parameters())
         if [p.shape for p in ours] != [p.shape for p in theirs]:
             raise ValueError(
@@ -196,7 +195,7 @@ class Ema(nn.Module):
                 f"{len(theirs)} tensors of {sum(p.numel() for p in theirs):,} numbers, the target "
                 f"{len(ours)} of {sum(p.numel() for p in ours):,}"
             )
-        torch._foreach_lerp_(ours, theirs, 1 - rate)
+        torch._foreach_lerp_(ours, theirs, 1 - decay)
 
 
 class SamePool(nn.Module):
@@ -272,7 +271,7 @@ def _draw(weight: Tensor) -> None:
 
 def _refuse(name: str, **asked: bool) -> None:
     if changed := [setting for setting, is_asked in asked.items() if is_asked]:
-        plain = {"width": "1", "zero_init_last": "true"}
+        plain = {"width": "1", "stem": "imagenet", "variant": "timm", "zero_init_last": "true"}
         without = " ".join(f"--set network.{one}={plain.get(one, 'false')}" for one in changed)
         raise ValueError(
             f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do: {without}"

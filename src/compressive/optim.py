@@ -42,10 +42,15 @@ class LARS(torch.optim.Optimizer):
         *,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
-        trust: float = 0.001,
+        trust_coefficient: float = 0.001,
     ) -> None:
         self._blocks: dict[_Key, _Block] = {}
-        defaults = {"lr": lr, "momentum": momentum, "trust": trust, "adapt": True}
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "trust_coefficient": trust_coefficient,
+            "adapt": True,
+        }
         super().__init__(params, {**defaults, "weight_decay": weight_decay})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -62,7 +67,12 @@ class LARS(torch.optim.Optimizer):
         _require(0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
         _require(0 <= decay < math.inf, "weight_decay", decay, "finite and 0 or more")
         _require(group["adapt"] or decay == 0, "weight_decay", decay, "0 where adapt=False")
-        _require(0 < group["trust"] < math.inf, "trust", group["trust"], "finite and positive")
+        _require(
+            0 < group["trust_coefficient"] < math.inf,
+            "trust_coefficient",
+            group["trust_coefficient"],
+            "finite and positive",
+        )
         super().add_param_group(group)
 
     @torch.no_grad()
@@ -131,7 +141,7 @@ def _update(params: list[Tensor], block: _Block, group: dict[str, Any]) -> None:
     if group["adapt"]:
         torch._foreach_add_(block.updates, params, alpha=group["weight_decay"])
         w, g = torch.stack(torch._foreach_norm([*params, *block.updates])).view(2, -1)
-        ratio = torch.where((w > 0) & (g > 0), group["trust"] * w / g, 1.0)
+        ratio = torch.where((w > 0) & (g > 0), group["trust_coefficient"] * w / g, 1.0)
         scale = (scale * ratio)[block.owner]
     block.update.mul_(scale)
     torch.add(block.update, block.momentum, alpha=group["momentum"], out=block.momentum)
@@ -188,7 +198,7 @@ def warmup_cosine(step: int, *, peak: float, warmup: int, total: int) -> float:
     return peak * _fall(step - warmup, total - warmup)
 
 
-def ema_rate(step: int, *, base: float, total: int) -> float:
+def ema_decay(step: int, *, base: float, total: int) -> float:
     """How much of itself the target network keeps in a step: from `base` up to 1 at `total`.
 
     The official code counts the steps before the optimizer's, and averages after it.

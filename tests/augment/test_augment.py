@@ -475,7 +475,7 @@ def uniform_on(values: Tensor, low: float, high: float) -> float:
 
 def test_crops_have_their_distribution() -> None:
     """On an image so large that rounding and clamping (area above 3/4 of it) are out of the way."""
-    side, view = 100_000, View(crop_area_min=0.2, crop_area_max=0.7)
+    side, view = 100_000, View(crop_scale_min=0.2, crop_scale_max=0.7)
     box = draw(sample(), view, side, side).box
     assert box is not None
     top, left, height, width = (x.double() for x in box)
@@ -532,8 +532,8 @@ TABLE = {  # rows of the paper's table of augmentation parameters: t, t', origin
     "gray": (0.2, 0.2, 0.2),
     "blur": (1.0, 0.1, 0.5),  # printed 1.0 for SimCLR; its code has 0.5
     "solarize": (0.0, 0.2, 0.0),
-    "crop_area_min": (0.08, 0.08, 0.08),
-    "crop_area_max": (1.0, 1.0, 1.0),
+    "crop_scale_min": (0.08, 0.08, 0.08),
+    "crop_scale_max": (1.0, 1.0, 1.0),
     "log_aspect": (True, True, False),
     "antialias": (False, False, False),
 }
@@ -543,7 +543,7 @@ def test_views_are_those_of_the_papers_table() -> None:
     views = (*paper_views(), simclr_views()[1])
     for name, row in TABLE.items():
         assert tuple(getattr(view, name) for view in views) == row, name
-    assert [view.crop_area_min for view in paper_views(0.25)] == [0.25, 0.25]
+    assert [view.crop_scale_min for view in paper_views(0.25)] == [0.25, 0.25]
     assert simclr_views(0.5)[0].saturation == pytest.approx(0.4)
     assert simclr_views(0.5)[0].hue == pytest.approx(0.1)
     assert [blur_taps(size) for size in (224, 96, 32, 19)] == [23, 9, 3, 1]
@@ -557,8 +557,8 @@ def test_views_are_those_of_the_papers_table() -> None:
         ({"solarize": math.nan}, r"view.solarize must be from 0 to 1.0, got nan"),
         ({"brightness": -1.0}, r"view.brightness must be from 0 to 1.0, got -1.0"),
         ({"hue": 0.6}, r"view.hue must be from 0 to 0.5, got 0.6"),
-        ({"crop_area_min": 0.0}, r"0 < view.crop_area_min <= view.crop_area_max <= 1 must hold"),
-        ({"crop_area_min": 0.5, "crop_area_max": 0.4}, r"got 0.5 and 0.4"),
+        ({"crop_scale_min": 0.0}, r"0 < view.crop_scale_min <= view.crop_scale_max <= 1 must hold"),
+        ({"crop_scale_min": 0.5, "crop_scale_max": 0.4}, r"got 0.5 and 0.4"),
         ({"sigma_min": 3.0}, r"view.sigma_min <= view.sigma_max .* got 3.0 and 2.0"),
     ],
 )

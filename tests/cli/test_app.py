@@ -192,7 +192,7 @@ def test_a_folder_of_photos_is_all_that_is_needed(tmp_path: Path) -> None:
     assert "labels held out" not in result.stdout
     config = read_config(out)
     chosen = recipes.auto_recipe(7, 24).config
-    assert (config.recipe, config.train.batch) == ("folder", chosen.train.batch)
+    assert (config.recipe, config.train.batch_size) == ("folder", chosen.train.batch_size)
     assert (config.data.source, config.train.steps) == (str(images), 2)
     encoder = compressive.load(out)
     feats = encoder(encoder.preprocess(sorted(images.iterdir())))
@@ -267,7 +267,10 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
         (["builtin", "--set", "optim.l=1"], r"no setting 'l' in Optim; did you mean lr\?"),
         (["builtin", "--set", "optim.lr=big"], r"optim\.lr must be a number, got 'big'$"),
         (["builtin", "--set", "train.device=gpu"], r"train\.device must be auto, cpu, cuda"),
-        (["builtin", "--set", "method=simclr", "--set", "train.accumulate=2"], "accumulate"),
+        (
+            ["builtin", "--set", "method=simclr", "--set", "train.grad_accum_steps=2"],
+            "grad_accum_steps",
+        ),
         (["builtin", "--steps", "-3"], r"train\.steps must be 0 or more, got -3$"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -298,7 +301,7 @@ def test_images_none_of_which_can_be_read_are_one_line(tmp_path: Path) -> None:
 
 # A run on photographs whose network is not the point.
 SMALL: list[str | int] = ["--steps", 1, "--set", "views.size=32"]
-SMALL += ["--set", "network.name=test_resnet", "--set", "network.small_stem=false"]
+SMALL += ["--set", "network.name=test_resnet", "--set", "network.stem=imagenet"]
 
 
 def test_home_is_found_where_a_shell_leaves_the_tilde(
@@ -322,7 +325,7 @@ def test_settings_are_made_for_the_images_that_are_asked_for(tmp_path: Path) -> 
         done = pretrain(tmp_path / "photos", *words)
         assert done.exit_code == 0, done.output
         config = json.loads((tmp_path / name / "config.json").read_text())
-        assert config["train"]["batch"] == batch
+        assert config["train"]["batch_size"] == batch
 
 
 def test_a_warning_of_ours_is_a_note(tmp_path: Path) -> None:
@@ -359,7 +362,7 @@ def test_a_single_image_is_one_line(tmp_path: Path) -> None:
 
 
 def test_an_ill_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    given = small(tmp_path, "optim.lr=1e9", "train.steps=30", "health.tries=1")
+    given = small(tmp_path, "optim.lr=1e9", "train.steps=30", "health.max_restarts=1")
     message = complaint(pretrain(*given, "--out", tmp_path / "run"), code=1)
     assert message.startswith("stopped after 1 returns: nan: loss")
     assert last(tmp_path / "run")["step"] == 0
@@ -481,7 +484,7 @@ def test_the_version_is_said() -> None:
 FIGURES = {
     ("logistic", "top-1"): 0.71, ("kNN 20", "top-1"): 0.62, ("kNN 200", "top-1"): 0.11,
     ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
-    ("information", "residual"): 180.0, ("information", "movable"): 1.25,
+    ("information", "residual"): 180.0, ("information", "reducible_residual"): 1.25,
     ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
 }  # fmt: skip
 
@@ -523,7 +526,7 @@ def test_the_quick_starts_table_has_them_in_its_columns(
         for line in printed.output.splitlines()
         if "│" in line or "┃" in line
     ]
-    assert ["linear", "kNN", "10 % of labels", "movable"] in rows
+    assert ["linear", "kNN", "10 % of labels", "reducible_residual"] in rows
     assert ["raw pixels", "9.5%"] in rows
     assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25"] in rows
 

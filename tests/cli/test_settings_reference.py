@@ -65,7 +65,11 @@ def test_the_program_refuses_what_the_words_do_not_allow(setting: Setting) -> No
 
 def _fitting(name: str) -> Config:
     """Settings of which the options of a setting may be tried one by one."""
-    return override(Config(), "bottleneck.rate=closed") if name == "bottleneck.sample" else Config()
+    return (
+        override(Config(), "bottleneck.residual_estimator=analytic")
+        if name == "bottleneck.stochastic"
+        else Config()
+    )
 
 
 def test_a_comment_with_a_bar_stays_in_its_cell() -> None:

@@ -24,7 +24,7 @@ from compressive.train.loop import pretrain
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 images in batches of 8 for 3 epochs."""
     out = tmp_path_factory.mktemp("runs") / "a"
-    config = tiny("train.steps=0", "train.epochs=3", "data.resident=yes")
+    config = tiny("train.steps=0", "train.epochs=3", "data.cache_on_device=yes")
     pretrain(config, out, display=silent())
     return out
 
@@ -57,7 +57,7 @@ def test_it_shows_the_numbers_of_a_finished_run(run: Path) -> None:
         f"{read['predictive']:.2f} nats",
         f"{read['knn_accuracy']:.1%}",
         f"{read['probe_accuracy']:.1%}",
-        f"agreement {read['agreement']:.4g}",
+        f"agreement {read['positive_cosine']:.4g}",
         f"lr {read['lr']:.4g}",
         read["health"][:30],
     ):
@@ -96,7 +96,7 @@ def test_what_was_not_finite_leaves_no_hole_in_a_curve(tmp_path: Path) -> None:
 def test_steps_give_the_total_and_speed_the_time_left(tmp_path: Path) -> None:
     run = made(tmp_path / "a", [{"step": 100, "loss": 1.0, "images_per_second": 64.0}])
     config = json.loads((run / "config.json").read_text())
-    config["train"] |= {"steps": 200, "batch": 64 * 60}
+    config["train"] |= {"steps": 200, "batch_size": 64 * 60}
     (run / "config.json").write_text(json.dumps(config))
     assert "step 100 of 200" in text_of(run)
     assert "1 h 40 min left" in text_of(run)  # 100 steps of a minute
@@ -182,7 +182,7 @@ def test_a_frame_needs_no_torch(run: Path) -> None:
         ({}, {"loss": 10**400, "images_per_second": 1e308}),
         ({}, {"step": 10**400}),
         ({}, {"loss": float("nan"), "images_per_second": float("inf")}),
-        ({"train": {"batch": 8, "steps": "many"}}, {}),
+        ({"train": {"batch_size": 8, "steps": "many"}}, {}),
     ],
 )
 def test_odd_files_are_drawn_as_far_as_they_go(
@@ -197,7 +197,7 @@ def test_odd_files_are_drawn_as_far_as_they_go(
 @pytest.mark.parametrize("batch", [0, "8", [8], None])
 def test_a_batch_that_is_no_number_is_one_line(tmp_path: Path, batch: object) -> None:
     run = made(tmp_path / "run", [])
-    (run / "config.json").write_text(json.dumps({"method": "byol", "train": {"batch": batch}}))
+    (run / "config.json").write_text(json.dumps({"method": "byol", "train": {"batch_size": batch}}))
     with pytest.raises(ValueError, match=r"config\.json is damaged: .*batch"):
         frame(run)
 

@@ -341,7 +341,7 @@ def test_threads_end_however_the_consumer_ends(ending: str) -> None:
         batches.close()  # pyright: ignore
     elif ending == "drop":
         del batches
-        gc.collect()
+        gc.poll()
     elif ending == "loader":
         loader.close()
         with pytest.raises(RuntimeError, match="was closed"):
@@ -442,10 +442,12 @@ def test_a_set_is_resident_if_it_fits() -> None:
     assert 1e8 < free < 1e14
     huge = int((free / 3) ** 0.5)  # each image as large as all free memory
     assert isinstance(open_loader(source, side=4, device="cpu"), Resident)
-    assert isinstance(open_loader(source, side=4, device="cpu", resident="no"), Streaming)
+    assert isinstance(open_loader(source, side=4, device="cpu", cache_on_device="no"), Streaming)
     assert isinstance(open_loader(source, side=huge, device="cpu"), Streaming)
-    with pytest.raises(ValueError, match=r"data.resident=yes needs .* GB .* smaller data.side$"):
-        open_loader(source, side=2 * huge, device="cpu", resident="yes")
+    with pytest.raises(
+        ValueError, match=r"data.cache_on_device=yes needs .* GB .* smaller data.max_side$"
+    ):
+        open_loader(source, side=2 * huge, device="cpu", cache_on_device="yes")
 
 
 def test_progress_counts_to_the_end() -> None:
@@ -486,7 +488,7 @@ def test_batches_reach_a_busy_device_whole_and_nothing_waits_for_it(
         BatchIndices(torch.randint(0, 32, (64,), generator=generator), torch.full((64,), i))
         for i in range(40)
     ]
-    loader = open_loader(source, side=256, device="cuda", resident=kind, prefetch=prefetch)
+    loader = open_loader(source, side=256, device="cuda", cache_on_device=kind, prefetch=prefetch)
     busy, sums = torch.rand(4096, 4096, device="cuda"), []
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -60,7 +60,9 @@ def test_seed_and_attempt_change_the_order() -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"divisible by accumulate x processes, 1 x 3, got 8"):
+    with pytest.raises(
+        ValueError, match=r"divisible by grad_accum_steps x processes, 1 x 3, got 8"
+    ):
         next(batch_index_stream(10, 8, seed=0, world=3))
 
 

@@ -37,7 +37,7 @@ NOT_RUN = ("text", "json", "bibtex")
 # A folder's own network stays a ResNet-18: timm must be able to load it. A recipe's is replaced by
 # the smallest, which lacks what only larger ones have.
 FOLDER = [*CHANGES, "network.name=resnet18"]
-LACKS = ("small_stem", "same_pool", "first_shortcut", "paper_init")
+LACKS = ("stem", "variant")
 RECIPE = [*CHANGES, *(f"network.{name}=false" for name in LACKS)]
 PROGRAM: Any = typer.main.get_command(app)  # a Group, of click or of typer's own copy
 
@@ -117,9 +117,9 @@ def small(words: list[str]) -> list[str]:
         changes = RECIPE if "--recipe" in options else FOLDER
         return [name, made_up(data), *options, *_sets(*changes)]
     if name == "evaluate":
-        if "--on" in rest:
-            rest[rest.index("--on") + 1] = made_up(rest[rest.index("--on") + 1])
-        return [name, *rest, "--images", "24", "--device", "cpu", "--epochs", "1"]
+        if "--data" in rest:
+            rest[rest.index("--data") + 1] = made_up(rest[rest.index("--data") + 1])
+        return [name, *rest, "--max-images", "24", "--device", "cpu", "--epochs", "1"]
     if name == "sweep":
         data, *options = rest
         return [name, made_up(data), *_narrow(options), *_sets(*RECIPE)]
@@ -137,8 +137,8 @@ def _narrow(options: list[str]) -> list[str]:
         if word in ("--seeds", "--vary"):
             kept[i + 1] = options[i + 1].split(",")[0]
         if word == "--preset":
-            kept[i : i + 2] = ["--vary", "views.crop_area_min=0.5"]
-    return [*kept, "--images", "24", "--only", "knn"]
+            kept[i : i + 2] = ["--vary", "views.crop_scale_min=0.5"]
+    return [*kept, "--max-images", "24", "--tasks", "knn"]
 
 
 def run_command(words: list[str]) -> None:
@@ -176,11 +176,14 @@ def run_as_sweep(words: list[str]) -> None:
     """
     given, (job,) = planned(words)
     data, changes, out = given["data"], list(given["changes"]), given["out"]
-    run, tasks = str(out / job.name), ["--only", given["only"], "--images", str(given["images"])]
+    run, tasks = (
+        str(out / job.name),
+        ["--tasks", given["tasks"], "--max-images", str(given["max_images"])],
+    )
     sets = _sets(*changes, *job.changes)
     invoke(["pretrain", data, "--recipe", given["recipe"], *sets, "--out", run])
     invoke(["evaluate", run, *tasks])
-    about = {name: given[name] for name in ("data", "recipe", "suite", "only", "images")}
+    about = {name: given[name] for name in ("data", "recipe", "suite", "tasks", "max_images")}
     about |= {"set": changes, "varied": list(job.varied)}
     state = {"about": about, "runs": {job.name: "done"}}
     (out / "sweep.json").write_text(json.dumps(state))

@@ -207,7 +207,7 @@ def difference(key: str, a: float, b: float, half: float | None, over: str = "se
         ("linear/set/nll", 0.35048, 0.30451, 0.0127, "0.350 | 0.305 | -0.046 [-0.059, -0.033]"),
         ("geometry/set/RankMe", 345.47, 340.74, 1.61, "345 | 341 | -5 [-6, -3]"),
         (
-            "information/set/agreement",
+            "information/set/positive_cosine",
             0.829,
             0.8798,
             7e-4,
@@ -335,8 +335,8 @@ def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
     "name",
     [
         *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
-        *("left out", "table", "source", "value", "train images", "views", "norm"),
-        "learned from",
+        *("left_out", "table", "source", "value", "train_images", "views", "norm"),
+        "learned_from",
     ],
 )
 def test_numbers_of_another_protocol_get_no_verdict(tmp_path: Path, name: str) -> None:
@@ -365,7 +365,7 @@ def test_results_that_do_not_say_what_a_head_learned_from_are_compared(tmp_path:
 
 
 def test_notes_of_an_earlier_command_are_not_those_of_this_one() -> None:
-    results = Results("a", command="compressive evaluate a --on b")
+    results = Results("a", command="compressive evaluate a --data b")
     results.add("kNN 20", "b", "top-1", 0.5, protocol={"notes": ["b"]}, n=10)
     results.command = "compressive evaluate a"
     results.add("kNN 20", "a", "top-1", 0.5, protocol={"notes": ["a"]}, n=10)

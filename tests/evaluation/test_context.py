@@ -95,7 +95,7 @@ def test_features_of_images_that_were_shrunk_otherwise_are_made_anew(tmp_path: P
         exam.features("train")
         exam.close()
         keys.append(len(list((tmp_path / "cache").iterdir())))
-        assert f"longer side to {side}," in exam.seen()["larger images"]
+        assert f"longer side to {side}," in exam.seen()["larger_images"]
     assert keys[1] > keys[0]
 
 
@@ -273,7 +273,7 @@ def test_of_few_held_out_images_the_log_loss_chooses_the_penalty(
         protocol = exam.results.records[-1].protocol
         assert protocol["chosen"] == {"l2": PENALTIES[by[how]]}
         words = f"{len(held)} training images by {how}, then fitted on all"
-        assert protocol["chosen on"] == words
+        assert protocol["chosen_on"] == words
 
 
 def test_the_penalty_of_few_labels_has_the_least_log_loss_by_scikit_learn(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_corruptions_are_seen_in_the_networks_colors_and_averaged_over_types(
             x = corrupt(images, kind, severity, index=batch.index, seed=3).double() / 255
             red = ((x[:, 0] - 0.2) / 0.1).mean((1, 2))
             share.append(float(((red > 2.98).long() == batch.label).double().mean()))
-        assert records[kind].protocol["by severity"] == pytest.approx(share, abs=1e-6)
+        assert records[kind].protocol["by_severity"] == pytest.approx(share, abs=1e-6)
     (mean,) = [r for r in exam.results.records if r.task == "corruptions"]
     official = [records[kind].value for kind in NAMES if kind != "frost"]
     assert mean.value == pytest.approx(sum(official) / 14, abs=1e-12)
@@ -392,7 +392,7 @@ def test_smoothness_is_recorded_as_it_is_measured(tmp_path: Path) -> None:
     for name, local in truth.items():
         one = found[f"smoothness {name}", "lipschitz"]
         assert one.value == pytest.approx(float(local.value.mean()), rel=1e-6)
-        normalized = one.protocol["mean in normalized units"]
+        normalized = one.protocol["mean_in_normalized_units"]
         assert normalized == pytest.approx(float(local.normalized.mean()), rel=1e-6)
         two = found[f"smoothness {name}", "lipschitz_squared_kl"]
         assert two.value == pytest.approx(float(local.squared.mean()), rel=1e-6)
@@ -444,7 +444,7 @@ def test_rates_of_the_linear_evaluation_are_for_256_images(
     assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in WIDER])
     assert (given["steps"], [len(labels) for _, labels in given["batches"]]) == (3, [18] * 3)
     protocol = exam.results.records[0].protocol
-    assert protocol["chosen"] == {"learning rate for 256": WIDER[3]}
+    assert protocol["chosen"] == {"learning_rate_for_256": WIDER[3]}
     monkeypatch.setattr(EvalContext, "classes", 1000)
     given = heads_given(exam, monkeypatch)
     assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in LEARNING_RATES])
@@ -547,7 +547,7 @@ def test_logistic_regression_is_scikit_learns_on_all_of_train(tmp_path: Path) ->
         name: theirs.score(test.feats[test.labels == i], test.labels[test.labels == i])
         for i, name in enumerate("abc")
     }
-    assert found["mean per class"].protocol["per class"] == pytest.approx(own)
+    assert found["mean per class"].protocol["per_class"] == pytest.approx(own)
     exam.close()
 
 
@@ -567,7 +567,7 @@ def test_the_head_that_was_chosen_is_the_one_that_is_judged(
     linear(exam, epochs=1)
     found = {r.metric: r for r in exam.results.records}
     assert found["top-1"].value == pytest.approx(5 / 7)
-    assert found["top-1"].protocol["chosen"] == {"learning rate for 256": WIDER[4]}
+    assert found["top-1"].protocol["chosen"] == {"learning_rate_for_256": WIDER[4]}
     exam.close()
 
 
@@ -628,8 +628,8 @@ def test_pairs_of_the_meter_are_drawn_by_the_seed(tmp_path: Path) -> None:
         exam.seed = seed
         probing.information(exam)
         found = {r.metric: r for r in exam.results.records}
-        assert found["movable"].protocol["seed"] == seed
-        values.append(found["agreement"].value)
+        assert found["reducible_residual"].protocol["seed"] == seed
+        values.append(found["positive_cosine"].value)
         exam.close()
     assert values[0] != values[1]
 
@@ -672,7 +672,7 @@ def test_a_head_sees_other_crops_than_pretraining_did(
     exam.close()
     assert asked
     assert not {0, 1} & set(asked)
-    assert exam.head["learned from"]
+    assert exam.head["learned_from"]
 
 
 def test_images_of_a_class_that_train_lacks_are_wrong_and_not_in_the_nll(tmp_path: Path) -> None:
@@ -680,7 +680,7 @@ def test_images_of_a_class_that_train_lacks_are_wrong_and_not_in_the_nll(tmp_pat
     logistic_regression(exam)
     found = {r.metric: r for r in exam.results.records}
     assert (found["top-1"].n, found["nll"].n) == (11, 8)
-    assert found["nll"].protocol["left out of nll"] == 3
+    assert found["nll"].protocol["left_out_of_nll"] == 3
     assert found["nll"].value < 10
-    assert found["mean per class"].protocol["per class"]["c"] == 0.0
+    assert found["mean per class"].protocol["per_class"]["c"] == 0.0
     exam.close()

@@ -78,7 +78,7 @@ def test_an_image_of_an_unseen_class_is_wrong_and_not_in_nll() -> None:
     known = LABELS != 3
     assert found["nll"].n == int(known.sum()) < 200
     assert found["nll"].value == pytest.approx(float(metrics.nll(LOGITS[known], LABELS[known])))
-    assert found["nll"].protocol["left out of nll"] == int((~known).sum())
+    assert found["nll"].protocol["left_out_of_nll"] == int((~known).sum())
     assert found["top-1"].n == 200
 
 

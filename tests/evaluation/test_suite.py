@@ -105,8 +105,8 @@ def test_nothing_is_chosen_by_test_labels(
     """Every test label is wrong in one of two evaluations; all that was chosen is the same."""
     poisoned, _ = evaluate(
         str(run),
-        on=str(data(True)),
-        only=("linear", "logistic", "few-label"),
+        data=str(data(True)),
+        tasks=("linear", "logistic", "few-label"),
         device="cpu",
         epochs=2,
         out=tmp_path,
@@ -134,10 +134,10 @@ def test_by_held_out_images_nothing_is_known_of_test_images(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
     """Number for number what is found where all their labels are wrong."""
-    common: dict[str, Any] = {"only": ("logistic", "knn"), "device": "cpu", "display": silent()}
+    common: dict[str, Any] = {"tasks": ("logistic", "knn"), "device": "cpu", "display": silent()}
     results, place = evaluate(str(run), held_out=True, **common)
     assert place == run / "held-out"
-    poisoned = {"on": str(data(True)), "out": tmp_path}
+    poisoned = {"data": str(data(True)), "out": tmp_path}
     other, _ = evaluate(str(run), held_out=True, **poisoned, **common)
     assert {k.replace("True", "False"): v for k, v in figures(other).items()} == figures(results)
     assert {(r.dataset, r.n) for r in results.records} == {("False held out", 24)}
@@ -147,7 +147,7 @@ def test_by_held_out_images_nothing_is_known_of_test_images(
 def test_figures_of_test_and_of_held_out_images_are_not_mixed(
     first: bool, run: Path, tmp_path: Path
 ) -> None:
-    common: dict[str, Any] = {"only": ["knn"], "device": "cpu", "out": tmp_path}
+    common: dict[str, Any] = {"tasks": ["knn"], "device": "cpu", "out": tmp_path}
     evaluate(str(run), held_out=first, display=silent(), **common)
     before = (tmp_path / "results.json").read_bytes()
     words = f"has results of {'held-out' if first else 'test'} images, and these are of"
@@ -159,7 +159,7 @@ def test_figures_of_test_and_of_held_out_images_are_not_mixed(
 def test_results_are_not_put_among_images(run: Path, tmp_path: Path) -> None:
     """Nor is anything made there; a folder that an evaluation began in is its own."""
     (tmp_path / "cat").mkdir()
-    given: dict[str, Any] = {"only": ["knn"], "out": tmp_path, "display": silent()}
+    given: dict[str, Any] = {"tasks": ["knn"], "out": tmp_path, "display": silent()}
     with pytest.raises(ValueError, match=r"is not empty and holds no results\.json; choose"):
         evaluate(str(run), device="cpu", **given)
     assert [path.name for path in tmp_path.iterdir()] == ["cat"]
@@ -174,19 +174,23 @@ def test_sets_of_test_images_are_not_opened_where_none_may_be(
     """CIFAR-10-C is CIFAR-10's test images, and a list of ImageNet's names is of all of train."""
     asked: list[Path | None] = []
     monkeypatch.setattr(classify, "few_label", lambda _, sets: asked.append(sets))
-    given: dict[str, Any] = {"sets": tmp_path / "sets", "device": "cpu", "display": silent()}
+    given: dict[str, Any] = {
+        "benchmark_root": tmp_path / "sets",
+        "device": "cpu",
+        "display": silent(),
+    }
     elsewhere = ["transfer", "robustness"]
     tasks = ["few-label", *elsewhere]
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"--sets .*/sets is no folder"):
-        evaluate(str(run), only=tasks, out=out, **given)
+    with pytest.raises(ValueError, match=r"--benchmark-root .*/sets is no folder"):
+        evaluate(str(run), tasks=tasks, out=out, **given)
     assert not out.exists()
     (tmp_path / "sets").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    given["sets"] = Path("~/sets")
-    results, _ = evaluate(str(run), held_out=True, only=tasks, out=out, **given)
+    given["benchmark_root"] = Path("~/sets")
+    results, _ = evaluate(str(run), held_out=True, tasks=tasks, out=out, **given)
     assert results.skipped == [f"{name}, which is on test images" for name in elsewhere]
-    evaluate(str(run), only=["few-label"], out=tmp_path / "test", **given)
+    evaluate(str(run), tasks=["few-label"], out=tmp_path / "test", **given)
     assert asked == [None, tmp_path / "sets"]
 
 
@@ -194,7 +198,7 @@ def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_
     run: Path, judged: tuple[Results, Path], tmp_path: Path
 ) -> None:
     alone, _ = evaluate(
-        str(run), only=("corruptions",), device="cpu", epochs=2, out=tmp_path, display=silent()
+        str(run), tasks=("corruptions",), device="cpu", epochs=2, out=tmp_path, display=silent()
     )
     first = {r.key: r for r in judged[0].records}
     kinds = [r for r in alone.records if r.task == "corruptions"]
@@ -212,7 +216,7 @@ def test_a_task_of_ones_own_is_done_and_its_record_is_written(run: Path, tmp_pat
 
     common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
     more = {"light": brightness}
-    evaluate(str(run), only=("knn", "light"), more=more, **common)
+    evaluate(str(run), tasks=("knn", "light"), more=more, **common)
     found = {record.task: record for record in read(tmp_path).records}
     assert set(found) == {"kNN 20", "light"}
     paths = sorted((Path(read_config(run).data.source) / "test").rglob("*.png"))
@@ -220,30 +224,32 @@ def test_a_task_of_ones_own_is_done_and_its_record_is_written(run: Path, tmp_pat
     assert found["light"].n == len(levels)
     assert found["light"].value == pytest.approx(np.mean(levels), rel=1e-5)
     with pytest.raises(ValueError, match=r"some of .*, robustness, light, got 'dark'"):
-        evaluate(str(run), only=("dark",), more=more, **common)
+        evaluate(str(run), tasks=("dark",), more=more, **common)
 
 
 def test_evaluating_on_other_images_keeps_what_was_measured_before(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
     common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
-    evaluate(str(run), only=("knn",), **common)
-    results, _ = evaluate(str(run), only=("geometry",), on=str(data(True)), **common)
+    evaluate(str(run), tasks=("knn",), **common)
+    results, _ = evaluate(str(run), tasks=("geometry",), data=str(data(True)), **common)
     assert {(r.task, r.dataset) for r in results.records} == {
         ("kNN 20", "False"),
         ("geometry", "True"),
     }
     assert results.about["data"] == "False"  # by which a report knows the run's own images
     other = {**common, "out": tmp_path / "other"}
-    results, _ = evaluate(str(run), only=("geometry",), on=str(data(True)), **other)
+    results, _ = evaluate(str(run), tasks=("geometry",), data=str(data(True)), **other)
     assert results.about["data"] == "True"  # there is no other yet
-    results, _ = evaluate(str(run), only=("knn",), **other)
+    results, _ = evaluate(str(run), tasks=("knn",), **other)
     assert results.about["data"] == "False"
     before = (tmp_path / "results.json").read_text()
-    with pytest.raises(ValueError, match=r"has 1 figures .*\(--images, --on or --seed differs\)"):
-        evaluate(str(run), only=("geometry",), images=20, **common)
+    with pytest.raises(
+        ValueError, match=r"has 1 figures .*\(--max-images, --data or --seed differs\)"
+    ):
+        evaluate(str(run), tasks=("geometry",), max_images=20, **common)
     with pytest.raises(ValueError, match=r"give another --out, or delete .*results.json"):
-        evaluate(str(run), only=("geometry",), seed=1, **common)
+        evaluate(str(run), tasks=("geometry",), seed=1, **common)
     assert (tmp_path / "results.json").read_text() == before
 
 
@@ -260,8 +266,8 @@ def test_what_an_encoder_saw_at_another_size_is_not_kept(
             str(tmp_path / "w.pth"),
             network="test_resnet",
             size=size,
-            only=[task],
-            on=str(data(poisoned)),
+            tasks=[task],
+            data=str(data(poisoned)),
             device="cpu",
             out=tmp_path / "out",
             display=silent(),
@@ -279,16 +285,16 @@ def test_a_folder_that_another_evaluation_writes_to_is_left_alone(
 ) -> None:
     """Each would write what it read before, and what it measured; not what the other did."""
     common: dict[str, Any] = {"device": "cpu", "out": tmp_path / "out", "display": silent()}
-    evaluate(str(run), only=["knn"], **common)
+    evaluate(str(run), tasks=["knn"], **common)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     held = acquire_lock(tmp_path / "out")  # as another process has it
     try:
         with pytest.raises(ValueError, match=f"another process is writing to {tmp_path}/out; wait"):
-            evaluate(str(run), only=["geometry"], **common)
+            evaluate(str(run), tasks=["geometry"], **common)
     finally:
         os.close(held)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    evaluate(str(run), only=["geometry"], **common)
+    evaluate(str(run), tasks=["geometry"], **common)
     assert {record.task for record in read(tmp_path / "out").records} == {"kNN 20", "geometry"}
 
 
@@ -298,7 +304,7 @@ def test_a_table_says_what_its_test_images_are_and_that_a_run_is_not_finished(
     place = tmp_path / "a"
     shutil.copytree(run, place, ignore=shutil.ignore_patterns("evaluation", "held-out"))
     paint(tmp_path / "one", seed=3, each=30)
-    given = ["evaluate", str(place), "--only", "knn", "--on", str(tmp_path / "one")]
+    given = ["evaluate", str(place), "--tasks", "knn", "--data", str(tmp_path / "one")]
     done = CliRunner().invoke(app, [*given, "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert "note: no test split in" in done.output
@@ -324,7 +330,7 @@ def test_a_folder_is_held_while_tasks_are_done_and_free_after_a_failure(
 
     common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
     with pytest.raises(ZeroDivisionError):
-        evaluate(str(run), only=["fails"], more={"fails": fails}, **common)
+        evaluate(str(run), tasks=["fails"], more={"fails": fails}, **common)
     os.close(acquire_lock(tmp_path))
 
 
@@ -337,8 +343,8 @@ def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
     min((place / "test").rglob("*.png")).write_bytes(b"no image")
     results, _ = evaluate(
         str(run),
-        only=["information"],
-        on=str(place),
+        tasks=["information"],
+        data=str(place),
         device="cpu",
         out=tmp_path / "out",
         display=silent(),
@@ -346,7 +352,7 @@ def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
     (record,) = (r for r in results.records if r.metric == "predictive")
     assert (record.n, record.protocol["batch"]) == (32, 8)
     assert record.protocol["bound"] == pytest.approx(math.log(15))
-    assert record.protocol["images left out"] == 3
+    assert record.protocol["images_left_out"] == 3
     assert results.skipped == ["1 images of test that cannot be read"]
 
 
@@ -355,15 +361,15 @@ def test_what_was_left_out_is_said_until_its_task_is_done_again(
 ) -> None:
     common: dict[str, Any] = {"device": "cpu", "out": tmp_path, "display": silent()}
     for task in ("knn", "geometry", "knn"):
-        results, _ = evaluate(str(run), only=(task,), **common)
+        results, _ = evaluate(str(run), tasks=(task,), **common)
         assert read(tmp_path).skipped == results.skipped
         assert len(results.skipped) == 1
         assert "kNN with k = 200" in results.skipped[0]
     # Of another set it is not the same, and both are known by their own.
-    results, _ = evaluate(str(run), only=("few-label",), on=str(data(True)), **common)
+    results, _ = evaluate(str(run), tasks=("few-label",), data=str(data(True)), **common)
     sets = {place.rpartition(" on ")[2] for place in results.skipped_in.values()}
     assert sets == {"False", "True"}
-    results, _ = evaluate(str(run), only=("geometry",), **common)
+    results, _ = evaluate(str(run), tasks=("geometry",), **common)
     assert {place.rpartition(" on ")[2] for place in results.skipped_in.values()} == sets
 
 
@@ -373,7 +379,7 @@ def test_a_run_that_has_seen_its_test_images_says_so(
 ) -> None:
     config = tiny("train.steps=1", f"data.source={data(False)}", f"data.split={split}")
     pretrain(config, tmp_path / "run", display=silent())
-    words: dict[str, Any] = {"only": ("knn",), "device": "cpu", "display": silent()}
+    words: dict[str, Any] = {"tasks": ("knn",), "device": "cpu", "display": silent()}
     results, _ = evaluate(str(tmp_path / "run"), **words)
     (record,) = results.records
     notes = [note for note in record.protocol.get("notes", ()) if "was trained on these" in note]
@@ -387,8 +393,8 @@ def test_a_set_called_held_out_is_no_held_out_set(
     for task in ("knn", "geometry"):  # the second time it reads what the first has written
         results, _ = evaluate(
             str(run),
-            only=[task],
-            on=str(place),
+            tasks=[task],
+            data=str(place),
             device="cpu",
             out=tmp_path / "out",
             display=silent(),
@@ -401,15 +407,15 @@ def test_numbers_of_a_runs_own_augmentations_say_which_these_are(run: Path, tmp_
     other = tmp_path / "b"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("evaluation", "held-out"))
     settings = json.loads((other / "config.json").read_text())
-    settings["views"]["crop_area_min"] = 0.9
+    settings["views"]["crop_scale_min"] = 0.9
     (other / "config.json").write_text(json.dumps(settings))
     for place, least in ((run, 0.08), (other, 0.9)):
         out = tmp_path / str(least)
         tasks = ["geometry", "information"]
-        evaluate(str(place), only=tasks, device="cpu", out=out, display=silent())
+        evaluate(str(place), tasks=tasks, device="cpu", out=out, display=silent())
         of_views = [r for r in read(out).records if "views" in r.protocol]
         assert {r.metric for r in of_views} == {
-            *("alignment", "agreement", "residual", "movable", "predictive")
+            *("alignment", "positive_cosine", "residual", "reducible_residual", "predictive")
         }
         expected = [asdict(view) for view in paper_views(least)]
         assert all(r.protocol["views"] == expected for r in of_views)
@@ -424,7 +430,7 @@ def test_tasks_with_heads_are_left_out_where_these_are_not_the_encoders(
     next(found.network.parameters()).data.mul_(1.01)
     encoder.save(other, found.network, found.settings, found.size, found.side)
     tasks = ("knn", "smoothness", "information")
-    results, _ = evaluate(str(other), only=tasks, device="cpu", display=silent())
+    results, _ = evaluate(str(other), tasks=tasks, device="cpu", display=silent())
     assert {record.task for record in results.records} == {"kNN 20"}
     reason = "as the last checkpoint has other weights than encoder.safetensors; the command that"
     left_out = [line for line in results.skipped if reason in line]
@@ -455,7 +461,7 @@ def test_a_second_call_takes_features_from_the_cache(
 ) -> None:
     cache = judged[1] / "features"
     times = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    again, _ = evaluate(str(run), only=("knn",), device="cpu", out=judged[1], display=silent())
+    again, _ = evaluate(str(run), tasks=("knn",), device="cpu", out=judged[1], display=silent())
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == times
     first = figures(judged[0])
     for key, value in figures(again).items():
@@ -472,7 +478,12 @@ def test_images_without_a_test_split_or_labels_get_what_they_can(
         origin = Path(source.origin(i))
         (flat / origin.name).write_bytes(origin.read_bytes())
     results, _ = evaluate(
-        str(run), suite="quick", on=str(flat), device="cpu", out=tmp_path / "out", display=silent()
+        str(run),
+        suite="quick",
+        data=str(flat),
+        device="cpu",
+        out=tmp_path / "out",
+        display=silent(),
     )
     assert {record.task for record in results.records} == {"geometry"}
     assert sum("needs labels" in text for text in results.skipped) == len(SUITES["quick"]) - 1
@@ -484,7 +495,7 @@ def test_a_file_of_torchvisions_weights_is_evaluated_from_the_command_line(
 ) -> None:
     torch.manual_seed(0)
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "r18.pth")
-    words = ["evaluate", str(tmp_path / "r18.pth"), "--on", str(data(False)), "--suite", "quick"]
+    words = ["evaluate", str(tmp_path / "r18.pth"), "--data", str(data(False)), "--suite", "quick"]
     words += ["--size", "32", "--device", "cpu", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
@@ -532,7 +543,7 @@ def test_a_run_is_not_judged_by_images_that_it_was_not_trained_on(
         settings["data"]["source"] = source
         (copy / "config.json").write_text(json.dumps(settings))
         with pytest.raises(ValueError, match=f"was trained on {source}, which is not here; say"):
-            evaluate(str(copy), only=["knn"], device="cpu", display=silent())
+            evaluate(str(copy), tasks=["knn"], device="cpu", display=silent())
 
 
 def test_what_was_judged_by_held_out_images_alone_is_compared(run: Path, tmp_path: Path) -> None:
@@ -542,18 +553,18 @@ def test_what_was_judged_by_held_out_images_alone_is_compared(run: Path, tmp_pat
         settings = json.loads((copy / "config.json").read_text())
         settings["bottleneck"]["beta"] = float(beta)
         (copy / "config.json").write_text(json.dumps(settings))
-        evaluate(str(copy), held_out=True, only=["knn"], device="cpu", display=silent())
+        evaluate(str(copy), held_out=True, tasks=["knn"], device="cpu", display=silent())
     done = CliRunner().invoke(app, ["compare", *map(str, both)])
     assert done.exit_code == 0, done.output
-    assert "held out" in done.output
+    assert "held_out" in done.output
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["--suite", "all"], "quick, standard, paper"),
-        (["--only", "liner"], "some of linear"),
-        (["--on", "nowhere"], "nowhere"),
+        (["--tasks", "liner"], "some of linear"),
+        (["--data", "nowhere"], "nowhere"),
         (["--frost", "nowhere"], "frost"),
     ],
 )
@@ -573,8 +584,8 @@ def test_real_images_are_told_apart_better_than_by_chance(tmp_path: Path) -> Non
     results, out = evaluate(
         str(tmp_path / "r18.pth"),
         suite="quick",
-        on=str(data),
-        images=600,
+        data=str(data),
+        max_images=600,
         size=32,
         device="cpu",
         out=tmp_path / "out",

@@ -59,11 +59,10 @@ def official_method(case: dict[str, Any]) -> Contrastive | Bootstrap:
     methods: Any = {"simclr": "simclr", "csimclr": "c-simclr", "byol": "byol", "cbyol": "c-byol"}
     network = Network(
         name="resnet18",
-        small_stem=True,
-        first_shortcut=True,
-        biased_variance=True,
-        hidden=flags["proj_head_hidden_dim"],
-        out=flags["proj_out_dim"],
+        stem="cifar",
+        variant="official",
+        hidden_dim=flags["proj_head_hidden_dim"],
+        projection_dim=flags["proj_out_dim"],
     )
     config = Config(
         method=methods[name],
@@ -72,7 +71,7 @@ def official_method(case: dict[str, Any]) -> Contrastive | Bootstrap:
         decoder=Decoder(kappa_d=2 * flags["byol_loss_weight"]),
     )
     with torch.device("meta"):  # no need to draw what the rule fills in
-        method = build(config).double()
+        method = build(config, biased_variance=True).double()
     method.to_empty(device="cpu")
     if is_compressed(config):
         method.sample = OfficialSample(name)
@@ -202,13 +201,13 @@ def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
     """The paper's, those of `Config` too."""
     made = Contrastive(nn.Identity(), nn.Identity())
     built: Any = build(Config(method="simclr", network=Network(name="test_resnet")))
-    for name in ("own_view_negatives", "kappa_b", "kappa_e", "rate"):
+    for name in ("own_view_negatives", "kappa_b", "kappa_e", "residual_estimator"):
         assert getattr(made, name) == getattr(built, name)
 
 
 @pytest.mark.parametrize(("plain", "candidates"), [("simclr", 2 * BATCH - 1), ("moco-v3", BATCH)])
 def test_free_compression_at_the_mode_is_the_plain_method(plain: str, candidates: int) -> None:
-    free = ("bottleneck.sample=false", "bottleneck.beta=0", "bottleneck.kappa_b=7")
+    free = ("bottleneck.stochastic=false", "bottleneck.beta=0", "bottleneck.kappa_b=7")
     method, compressed = tiny(plain, "bottleneck.kappa_b=7"), tiny(f"c-{plain}", *free)
     step, priced = method(*views()), compressed(*views(), 0.0)
     assert priced.loss.item() == pytest.approx(step.loss.item() - 2 * math.log(candidates))
@@ -248,17 +247,21 @@ def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float, sees: str) 
         z = VonMisesFisher(mu_e, 50.0).rsample()
         y_hat = z @ method.decoder.weight.T
         pieces = {"z": z, "kappa_e": 50.0, "kappa_b": 4.0, "beta": beta, "weight": 1.5}
-        total = total + cbyol_loss(mu_e, mu_b, y_hat, y_prime, **pieces, rate=rate).loss
+        total = (
+            total + cbyol_loss(mu_e, mu_b, y_hat, y_prime, **pieces, residual_estimator=rate).loss
+        )
     return total
 
 
-@pytest.mark.parametrize("rate", ["sample", "closed"])
+@pytest.mark.parametrize("rate", ["sampled", "analytic"])
 @pytest.mark.parametrize("sees", ["own", "other"])
 @pytest.mark.parametrize("name", ["c-byol", "c-simsiam"])
 def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str) -> None:
     """Also in its gradient, although log e(z|x) is kept out of the graph there."""
     kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", "decoder.kappa_d=3")
-    method = tiny(name, *kappas, f"bottleneck.rate={rate}", f"bottleneck.b_sees={sees}")
+    method = tiny(
+        name, *kappas, f"bottleneck.residual_estimator={rate}", f"bottleneck.backward_view={sees}"
+    )
     torch.manual_seed(5)
     step = method(*views(), 0.7)
     torch.manual_seed(5)
@@ -267,10 +270,14 @@ def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str) -> 
     assert_same(gradient(step.loss, method), gradient(by_hand, method), 1e-11)
 
 
-@pytest.mark.parametrize("rate", ["sample", "closed"])
+@pytest.mark.parametrize("rate", ["sampled", "analytic"])
 def test_compressed_moco_is_a_naive_loop(rate: str) -> None:
     """Among the targets of the other view only, and b(z|y) at the target of the other view."""
-    kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", f"bottleneck.rate={rate}")
+    kappas = (
+        "bottleneck.kappa_e=50",
+        "bottleneck.kappa_b=4",
+        f"bottleneck.residual_estimator={rate}",
+    )
     method = tiny("c-moco-v3", *kappas)
     x, y = views()
     torch.manual_seed(5)
@@ -287,7 +294,7 @@ def test_compressed_moco_is_a_naive_loop(rate: str) -> None:
             shares = torch.stack([(4.0 * z[i] @ target).exp() for target in targets])
             e, b = VonMisesFisher(mu[i], 50.0), VonMisesFisher(targets[i], 4.0)
             residual = e.log_prob(z[i]) - b.log_prob(z[i])
-            if rate == "closed":
+            if rate == "analytic":
                 residual = torch.distributions.kl_divergence(e, b)
             nll = -(shares[i] / shares.sum()).log()
             total = total + (nll - math.log(BATCH) + 0.7 * residual) / BATCH
@@ -318,12 +325,16 @@ def test_what_a_step_reports(name: str) -> None:
     step = method(x, y, torch.tensor(0.3, dtype=torch.float64))
     assert [f for f, v in step._asdict().items() if v is not None and v.requires_grad] == ["loss"]
     assert (step.predictive is not None) == is_contrastive(config)
-    assert (step.residual is not None) == (step.movable is not None) == is_compressed(config)
+    assert (
+        (step.residual is not None)
+        == (step.reducible_residual is not None)
+        == is_compressed(config)
+    )
     both = method.eval().projection(method.features(torch.cat([x, y])))
     step = method(x, y, 0.3)
     r_x, r_y = (both / both.norm(dim=-1, keepdim=True)).chunk(2)
     torch.testing.assert_close(step.r, r_x)
-    torch.testing.assert_close(step.agreement, (r_x * r_y).sum(-1).mean())
+    torch.testing.assert_close(step.positive_cosine, (r_x * r_y).sum(-1).mean())
     # Both directions are summed; the meters are means over them.
     expected = 2 * step.nll
     if step.predictive is not None:
@@ -338,11 +349,11 @@ def test_what_a_step_reports(name: str) -> None:
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
     """With the closed rate: KL[e||b] less KL at equal means, which is a number."""
-    step = tiny(name, "bottleneck.rate=closed")(*views())
+    step = tiny(name, "bottleneck.residual_estimator=analytic")(*views())
     mu = F.one_hot(torch.tensor(3), 16).double()
     e, b = VonMisesFisher(mu, 1024.0), VonMisesFisher(mu, 10.0)
     floor = torch.distributions.kl_divergence(e, b)
-    torch.testing.assert_close(step.movable, step.residual - floor, rtol=1e-9, atol=0)
+    torch.testing.assert_close(step.reducible_residual, step.residual - floor, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -384,25 +395,24 @@ def test_who_sees_which_batch_and_who_moves(name: str) -> None:
 
 
 def test_the_settings_arrive() -> None:
-    network = "network.biased_variance=true"
     with torch.device("meta"):
         method: Any = build(
             override(
                 Config(),
                 "method=c-simsiam",
                 "network.name=resnet18",
-                "network.small_stem=true",
+                "network.stem=cifar",
                 "network.head_layers=3",
                 "network.head_last_norm=true",
-                network,
                 "bottleneck.kappa_e=9",
                 "bottleneck.kappa_b=8",
                 "decoder.kappa_d=6",
-                "bottleneck.sample=false",
-            )
+                "bottleneck.stochastic=false",
+            ),
+            biased_variance=True,
         )
         moco: Any = build(override(Config(), "method=moco-v3", "network.name=resnet18"))
-        alone: Any = build(override(Config(), "method=simclr", "decoder.own_view_negatives=false"))
+        alone: Any = build(override(Config(), "method=simclr", "decoder.same_view_negatives=false"))
     assert method.encoder.conv1.kernel_size == (3, 3)
     norms = [m for m in method.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     assert {"Biased" in type(norm).__name__ for norm in norms} == {True}
@@ -410,7 +420,12 @@ def test_the_settings_arrive() -> None:
     assert isinstance(method.projection[-1], nn.BatchNorm1d)
     for head in (method.predictor, method.backward_encoder):
         assert [p.shape[0] for p in head.parameters()] == [4096, 4096, 4096, 256]
-    assert (method.kappa_e, method.kappa_b, method.weight, method.rate) == (9, 8, 3, "closed")
+    assert (method.kappa_e, method.kappa_b, method.weight, method.residual_estimator) == (
+        9,
+        8,
+        3,
+        "analytic",
+    )
     e = VonMisesFisher(torch.eye(4), 3.0)
     assert torch.equal(method.sample(e), e.mode)
     assert moco.sample is VonMisesFisher.rsample
@@ -420,7 +435,7 @@ def test_the_settings_arrive() -> None:
 
 
 def test_a_network_of_fixed_input_is_built_for_the_views() -> None:
-    network = Network(name="vit_tiny_patch16_224", hidden=32, out=16)
+    network = Network(name="vit_tiny_patch16_224", hidden_dim=32, projection_dim=16)
     method = build(Config(method="simclr", network=network, views=Views(size=48)))
     step = method(*torch.randn(2, 2, 3, 48, 48))
     assert step.feats_x.shape == (2, 192)

@@ -112,20 +112,28 @@ def test_the_values_are_the_papers(line: str) -> None:
     used = [
         *(config.optim.lr, config.optim.weight_decay, config.optim.warmup_epochs),
         *(bottleneck.kappa_e, bottleneck.kappa_b, bottleneck.beta),
-        *(config.decoder.kappa_d / 2, config.target.rate),
+        *(config.decoder.kappa_d / 2, config.target.ema_decay),
     ]
     for ours, theirs in zip(used, said, strict=True):
         assert theirs == "-" or ours == float(theirs)
-    assert config.train.batch == 4096
+    assert config.train.batch_size == 4096
     assert config.train.epochs == int(name.rsplit("-", 1)[1])
-    assert (config.optim.name, config.optim.momentum, config.optim.trust) == ("lars", 0.9, 0.001)
+    assert (config.optim.name, config.optim.momentum, config.optim.trust_coefficient) == (
+        "lars",
+        0.9,
+        0.001,
+    )
     assert asdict(config.network) | {"name": "", "width": 0} == {
-        **{"name": "", "width": 0, "small_stem": False, "same_pool": True, "first_shortcut": True},
-        **{"paper_init": True, "zero_init_last": True, "biased_variance": False},
-        **{"hidden": 4096, "out": 256, "head_layers": 2, "head_last_norm": False},
+        **{"name": "", "width": 0, "stem": "imagenet", "variant": "official"},
+        **{"zero_init_last": True, "hidden_dim": 4096, "projection_dim": 256},
+        **{"head_layers": 2, "head_last_norm": False},
     }
-    assert (config.views.size, config.views.set, config.views.crop_area_min) == (224, "paper", 0.08)
-    assert config.decoder.own_view_negatives
+    assert (config.views.size, config.views.policy, config.views.crop_scale_min) == (
+        224,
+        "byol",
+        0.08,
+    )
+    assert config.decoder.same_view_negatives
     assert config.target.independent
 
 
@@ -148,16 +156,16 @@ def test_schedules_are_the_official_ones(name: str, theirs: str, change: list[st
     """The learning rate and EMA rate at stored steps. float32 there: 1e-5 relative, 1e-7."""
     golden = next(c for c in golden_json("schedules")["configs"] if c["name"] == theirs)
     config = override(recipes.get(name).config, *change)
-    size = (golden["num_examples"], config.train.epochs, config.train.batch)
+    size = (golden["num_examples"], config.train.epochs, config.train.batch_size)
     total = optim.total_steps(*size)
     warmup = optim.warmup_steps(size[0], config.optim.warmup_epochs, size[2])
     assert (total, warmup) == (golden["total_steps"], golden["warmup_steps"])
-    peak = optim.scaled_lr(config.optim.lr, config.train.batch)
+    peak = optim.scaled_lr(config.optim.lr, config.train.batch_size)
     for i, step in enumerate(golden["steps"]):
         lr = optim.warmup_cosine(step, peak=peak, warmup=warmup, total=total)
         assert lr == pytest.approx(golden["lr"][i], rel=1e-5, abs=1e-6)
         if name.startswith("c-byol"):
-            rate = optim.ema_rate(step, base=config.target.rate, total=total)
+            rate = optim.ema_decay(step, base=config.target.ema_decay, total=total)
             assert rate == pytest.approx(golden["ema_alpha_schedule"][i], abs=1e-7)
     assert config.bottleneck.beta == golden["ceb_beta"]
 
@@ -181,7 +189,7 @@ def test_the_networks_exist_and_have_the_papers_sizes() -> None:
     assert len(seen) >= 5
 
 
-HEAD = ("hidden", "out", "head_layers", "head_last_norm")
+HEAD = ("hidden_dim", "projection_dim", "head_layers", "head_last_norm")
 
 
 @pytest.mark.shared
@@ -224,8 +232,8 @@ METRICS = ("top1", "top5", "brier")
         ("c-simclr", "bottleneck.kappa_b", "kappa_b", 0, "10", 1),
         ("c-byol", "bottleneck.kappa_b", "kappa_b", 1, "10", 1),
         ("c-byol", "bottleneck.beta", "cbyol_beta", 0, "1.0", 1),
-        ("simclr", "views.crop_area_min", "area_lower_bound", 0, "8", 100),
-        ("c-simclr", "views.crop_area_min", "area_lower_bound", 1, "8", 100),
+        ("simclr", "views.crop_scale_min", "area_lower_bound", 0, "8", 100),
+        ("c-simclr", "views.crop_scale_min", "area_lower_bound", 1, "8", 100),
     ],
 )
 def test_sweeps_are_those_of_the_tables(
@@ -255,7 +263,7 @@ def test_other_ablations_are_those_of_the_tables() -> None:
     assert byol[("decoder.kappa_d=2",)] == first
     assert recipes.get("byol/imagenet-r50-300").expected.startswith(f"{own} %")
     free = ("bottleneck.beta=0", "optim.lr=0.3")
-    assert cbyol[(*free, "bottleneck.sample=false")] == linear
+    assert cbyol[(*free, "bottleneck.stochastic=false")] == linear
     assert cbyol[free] == sampled
     assert recipes.get("c-byol/imagenet-r50-300").expected.startswith(f"{compressed} %")
     long = changes(recipes.get("byol/imagenet-r50-1000"))
@@ -302,10 +310,9 @@ def test_every_variant_is_a_config_of_its_own(name: str) -> None:
         ("c-byol/imagenet-r50-1500", "optim.lr=0.25"),
         ("c-byol/imagenet-r50-300", "target.independent=false"),
         ("byol/imagenet-r50-300", "target.independent=false"),
-        ("simclr/imagenet-r50-300", "decoder.own_view_negatives=false"),
-        ("c-simclr/imagenet-r50-300", "decoder.own_view_negatives=false"),
-        ("c-simclr/imagenet-r50-300", "network.same_pool=false"),
-        ("c-simclr/imagenet-r50-300", "network.biased_variance=true"),
+        ("simclr/imagenet-r50-300", "decoder.same_view_negatives=false"),
+        ("c-simclr/imagenet-r50-300", "decoder.same_view_negatives=false"),
+        ("c-simclr/imagenet-r50-300", "network.variant=timm"),
         ("c-simclr/imagenet-r50-300", "views.antialias=true"),
     ],
 )
@@ -328,7 +335,7 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
 def test_long_cifar_runs_have_a_decay_between_the_two_published_ones() -> None:
     """lr times decay at batch 512 of dkobak/simclr-cifar10: 0.06 and 0.12 times 5e-4."""
     config = recipes.get("simclr/cifar10-r18-1000").config
-    product = optim.scaled_lr(config.optim.lr, config.train.batch) * config.optim.weight_decay
+    product = optim.scaled_lr(config.optim.lr, config.train.batch_size) * config.optim.weight_decay
     assert 0.06 * 5e-4 <= product <= 0.12 * 5e-4
 
 
@@ -366,7 +373,7 @@ def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: f
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
     assert set(recipe.origins) == set(flat(config))
     assert config.method == "c-simclr"
-    batch, epochs = config.train.batch, config.train.epochs
+    batch, epochs = config.train.batch_size, config.train.epochs
     assert 2 <= batch <= min(count, 512)
     assert batch & (batch - 1) == 0
     assert 0 < config.optim.warmup_epochs < epochs
@@ -379,9 +386,8 @@ def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: f
     assert config.probe.neighbors <= max(1, count // 10)
     # Never enlarged by more than half, but for tiny images.
     assert config.views.size <= max(32, 1.5 * side)
-    assert not config.network.same_pool
-    assert not config.network.first_shortcut
-    assert ("timm cannot load" in recipe.about) == config.network.small_stem
+    assert config.network.variant == "timm"
+    assert ("timm cannot load" in recipe.about) == (config.network.stem == "cifar")
     if not memory:
         assert config.views.size <= 96
         assert config.network.name == "resnet18"
@@ -395,10 +401,10 @@ def test_more_memory_never_means_a_smaller_batch_or_network(
     less = recipes.auto_recipe(count, side, memory=memory).config
     more = recipes.auto_recipe(count, side, memory=memory * factor).config
     if less.network.name == more.network.name:
-        assert less.train.batch <= more.train.batch
+        assert less.train.batch_size <= more.train.batch_size
     else:
         assert (less.network.name, more.network.name) == ("resnet18", "resnet50")
-        assert more.train.batch >= 128
+        assert more.train.batch_size >= 128
 
 
 def test_known_folders_get_known_runs() -> None:
@@ -407,8 +413,8 @@ def test_known_folders_get_known_runs() -> None:
     found = []
     for count, side, memory in runs:
         config = recipes.auto_recipe(count, side, memory=memory).config
-        network = (config.network.name, config.network.small_stem, config.views.size)
-        found.append((*network, config.train.batch, config.train.epochs))
+        network = (config.network.name, config.network.stem == "cifar", config.views.size)
+        found.append((*network, config.train.batch_size, config.train.epochs))
     assert found == [
         ("resnet18", True, 32, 512, 400),
         ("resnet50", False, 224, 512, 100),
@@ -419,7 +425,7 @@ def test_known_folders_get_known_runs() -> None:
 def test_room_agrees_with_the_measured_memory_of_resnet50() -> None:
     """22 GB for 512 views, measured: in 44 GiB of which half is for the network, 256 images."""
     config = recipes.auto_recipe(10**6, 300, memory=44.0).config
-    assert (config.network.name, config.train.batch) == ("resnet50", 256)
+    assert (config.network.name, config.train.batch_size) == ("resnet50", 256)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def made(folder: Path, beta: float, scores: dict[str, float], **changes: Any) ->
     return run
 
 
-def at(top1: float, movable: float) -> dict[str, float]:
-    return {"linear/set/top-1": top1, "information/set/movable": movable}
+def at(top1: float, reducible_residual: float) -> dict[str, float]:
+    return {"linear/set/top-1": top1, "information/set/reducible_residual": reducible_residual}
 
 
 def collapsed(folder: Path, beta: float, health: str = "collapse: rank 1.0") -> Path:
@@ -84,10 +84,18 @@ def test_curves_are_means_and_deviations_over_seeds_in_the_order_of_the_values(
 
 def test_shares_are_drawn_times_100_and_nats_as_they_are(tmp_path: Path) -> None:
     """Brier too, as in all tables."""
-    scores = {"linear/set/top-1": 0.8, "linear/set/brier": 0.15, "information/set/movable": 0.15}
+    scores = {
+        "linear/set/top-1": 0.8,
+        "linear/set/brier": 0.15,
+        "information/set/reducible_residual": 0.15,
+    }
     runs = [made(tmp_path / f"b{beta}", beta, scores) for beta in (0.0, 1.0)]
     page = report(tmp_path, *runs)
-    for words, value in (("top-1, %", 80), ("Brier x 100", 15), ("movable (nats)", 0.15)):
+    for words, value in (
+        ("top-1, %", 80),
+        ("Brier x 100", 15),
+        ("reducible residual (nats)", 0.15),
+    ):
         drawing = next(each for each in drawn(page, f"{words} against") if "bottleneck" in each)
         ticks = [float(tick) for tick in re.findall(r">(\d+(?:\.\d+)?)</text>", drawing)]
         beside = [tick for tick in ticks if tick not in (0.0, 1.0)]  # those are beta's
@@ -98,7 +106,7 @@ def test_shares_are_drawn_times_100_and_nats_as_they_are(tmp_path: Path) -> None
 def test_accuracy_is_drawn_against_the_nats_that_were_kept(tmp_path: Path) -> None:
     found = [(0.0, 0.8, 2.0), (0.1, 0.82, 1.5), (1.0, 0.7, 0.2)]
     runs = [made(tmp_path / f"{b}", b, at(top, nats)) for b, top, nats in found]
-    (drawing,) = drawn(report(tmp_path, *runs), "against movable (nats)")
+    (drawing,) = drawn(report(tmp_path, *runs), "against reducible residual (nats)")
     places = dots(drawing)
     assert_linear(places[:, 0], [nats for _, _, nats in found])
     assert_linear(places[:, 1], [top for _, top, _ in found])
@@ -135,7 +143,7 @@ def test_what_was_judged_otherwise_is_not_averaged(tmp_path: Path) -> None:
     path = runs[0] / "evaluation/results.json"
     content = json.loads(path.read_text())
     content["records"][1] = record("logistic", "set", "brier", 0.9)
-    content["records"].append(record("information", "set", "movable", 99.0))
+    content["records"].append(record("information", "set", "reducible_residual", 99.0))
     path.write_text(json.dumps(content))
 
     page = report(tmp_path, *runs)
@@ -144,7 +152,7 @@ def test_what_was_judged_otherwise_is_not_averaged(tmp_path: Path) -> None:
     means = [values[0].mean(), values[1, :2].mean(), values[2].mean()]
     assert_linear(dots(drawing)[:, 1], means)
     assert "2 runs were judged otherwise" in page.text
-    for words in ("Brier x 100 against", "movable (nats) against"):
+    for words in ("Brier x 100 against", "reducible residual (nats) against"):
         (drawing,) = [each for each in drawn(page, words) if "bottleneck.beta" in each]
         assert np.ptp(dots(drawing)[:, 1]) < 0.11  # as all are that count
 
@@ -227,7 +235,7 @@ def test_an_outcome_is_of_the_runs_own_images(tmp_path: Path) -> None:
     last = {
         "held-out probe": 0.5,
         "held-out kNN": 0.6,
-        "movable": 5 / 30,
+        "reducible_residual": 5 / 30,
         "predictive": 2 - 2 / 30,
     }  # of its journal
     assert outcome(run) == {"linear": 0.8, "corruptions": 0.5, "Brier": 0.3, **last}
@@ -318,7 +326,7 @@ def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path
     run = write_run(tmp_path / "run")
     before = drawings(report(tmp_path, run))
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    spike = json.dumps({**json.loads(lines[0]), "step": 0, "loss": 4e4, "movable": 4e4})
+    spike = json.dumps({**json.loads(lines[0]), "step": 0, "loss": 4e4, "reducible_residual": 4e4})
     (run / "metrics.jsonl").write_text("\n".join([spike, *lines]))
     after = drawings(report(tmp_path, run))
 
@@ -328,7 +336,11 @@ def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path
         return max(float(text.replace("k", "e3")) for text in texts)
 
     assert highest(after, '"loss against step') == highest(before, '"loss against step')
-    assert highest(after, "against movable") == highest(before, "against movable") < 10
+    assert (
+        highest(after, "against reducible residual")
+        == highest(before, "against reducible residual")
+        < 10
+    )
 
 
 def test_an_axis_has_one_unit() -> None:
@@ -351,7 +363,7 @@ def test_accuracy_is_drawn_against_the_nats_that_were_kept_and_spreads(tmp_path:
     """The first and the last of three are the ends of the axis, but for a margin on both sides."""
     found = [(0.0, 0.8, 2.0), (0.1, 0.82, 1.5), (1.0, 0.7, 0.2)]
     runs = [made(tmp_path / f"{b}", b, at(top, nats)) for b, top, nats in found]
-    (drawing,) = drawn(report(tmp_path, *runs), "against movable (nats)")
+    (drawing,) = drawn(report(tmp_path, *runs), "against reducible residual (nats)")
     places = dots(drawing)
     for axis, values in ((0, [n for _, _, n in found]), (1, [top for _, top, _ in found])):
         assert np.ptp(places[:, axis]) > 100  # this line belongs into assert_linear

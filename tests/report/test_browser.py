@@ -151,7 +151,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         shift = content["records"][0]["value"] - 0.7
         content["records"] += [
             record("corruptions", "set-C", "top-1", 0.4 - shift),
-            record("information", "set", "movable", 1 - 20 * shift),
+            record("information", "set", "reducible_residual", 1 - 20 * shift),
             record("information", "set", "residual", 189.93 - 20 * shift, low=189.9, high=190.0),
         ]
         results.write_text(json.dumps(content))
@@ -159,7 +159,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     (runs[3] / "encoder.safetensors").unlink()
     with (runs[3] / "metrics.jsonl").open("a") as file:
         ill = "collapse: directions spread 0.08 of uniform, rank 4.2 of 256; lower bottleneck.beta"
-        file.write(json.dumps({"step": 31, "loss": 1e4, "movable": 90.0, "health": ill}) + "\n")
+        file.write(
+            json.dumps({"step": 31, "loss": 1e4, "reducible_residual": 90.0, "health": ill}) + "\n"
+        )
     line = ("smoothness saturation+, train", "0.350", "0.305", "-0.046 [-0.059, -0.033]", "better")
     judged = Verdicts("beta0.0-seed0", "beta0.01-seed0", [line, line], "on set")
     path = write_report(runs, folder / "report.html", verdicts=judged)

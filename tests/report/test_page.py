@@ -100,7 +100,7 @@ def records(shift: float) -> list[dict[str, Any]]:
     ]
     for kind in ("gaussian_noise", "fog"):
         cells = [0.6 + shift, 0.5, 0.4, 0.3, 0.2 - shift]
-        where, protocol = f"set-C {kind}", {"by severity": cells}
+        where, protocol = f"set-C {kind}", {"by_severity": cells}
         found.append(record("corruption", where, "top-1", 0.4, protocol=protocol))
     density = np.exp(-(np.linspace(-1, 2, 100) ** 2)).tolist()
     shape = {"edges": np.linspace(0, 1 + shift, 101).tolist(), "density": density}
@@ -118,7 +118,7 @@ def journal(count: int, shift: float) -> list[dict[str, Any]]:
             "lr": 0.1,
             "images_per_second": 700.0 * (step > 1),
             "residual": 180 + 5 / step,
-            "movable": 5 / step,
+            "reducible_residual": 5 / step,
             "predictive": 2 - 2 / step,
             "health": f"ok: rank {step}.0 of 256",
         }
@@ -206,7 +206,7 @@ def test_numbers_in_tables_are_those_of_the_files(tmp_path: Path) -> None:
     assert page.numbers["figures"] == [record["value"] for pair in pairs for record in pair]
     for printed in ("70.0 % [68.0, 72.0]", "71.0 % [69.0, 73.0]", "32.40", "1.510"):
         assert printed in page.text
-    cells = [[r["protocol"]["by severity"] for r in run[8:10]] for run in (one, two)]
+    cells = [[r["protocol"]["by_severity"] for r in run[8:10]] for run in (one, two)]
     difference = np.subtract(cells[1], cells[0])
     expected = [*np.ravel(cells[0]), *np.ravel(cells[1]), *difference.ravel()]
     assert page.numbers["corruptions"] == expected
@@ -344,8 +344,8 @@ def test_odd_values_in_whole_files_are_left_out(tmp_path: Path) -> None:
         record("linear", "set", "top-5", 0.5, low="x", n=None, of=None, protocol=None),
         record("linear", "set", "ece", 0.5, protocol={"reliability": [[1], "a", None]}),
         record("smoothness x", "set", "lipschitz", 0.5, protocol={"histogram": {"edges": [1]}}),
-        record("corruption", "C fog", "top-1", 0.5, protocol={"by severity": [0.5, None]}),
-        record("corruption", "C fog", "top-1", 0.5, protocol={"by severity": 7}),
+        record("corruption", "C fog", "top-1", 0.5, protocol={"by_severity": [0.5, None]}),
+        record("corruption", "C fog", "top-1", 0.5, protocol={"by_severity": 7}),
         {"task": "linear"},
         "text",
     ]
@@ -572,9 +572,9 @@ def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:
 def test_what_the_mean_of_corruptions_is_of_and_what_judged_is_said(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in ("a", "b")]
     for run, rate in zip(runs, (3.2, 0.4), strict=True):
-        head = {"head": "linear, 40 epochs", "chosen": {"learning rate for 256": rate}}
-        mean = {**head, "types": 14, "left out": ["frost"]}
-        extra = {**head, "by severity": [0.5] * 5}
+        head = {"head": "linear, 40 epochs", "chosen": {"learning_rate_for_256": rate}}
+        mean = {**head, "types": 14, "left_out": ["frost"]}
+        extra = {**head, "by_severity": [0.5] * 5}
         add_records(
             run,
             record("corruptions", "set-C", "top-1", 0.4, protocol=mean),
@@ -702,7 +702,7 @@ def test_the_report_needs_no_torch(tmp_path: Path) -> None:
 def test_the_plane_has_nats_on_both_axes(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "run"))
     lines = [line for line in journal(30, 0.0) if "predictive" in line]
-    for key in ("movable", "residual"):
+    for key in ("reducible_residual", "residual"):
         words = f'aria-label="predictive (nats) against {key} (nats)'
         (drawing,) = [svg for svg in drawings(page) if words in svg]
         path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0]

@@ -31,7 +31,7 @@ def refusal(folder: Path, config: Config, *, resume: bool = True) -> str:
 
 
 def test_config_json_has_every_setting_and_where_it_was_made(tmp_path: Path) -> None:
-    config = tiny("method=c-byol", "bottleneck.target_rate=2", "seed=7")
+    config = tiny("method=c-byol", "bottleneck.target_residual=2", "seed=7")
     found = json.loads((written(tmp_path / "a" / "b", config) / "config.json").read_text())
     about = found.pop("about")
     assert found == asdict(config)
@@ -86,11 +86,18 @@ def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
         "with it, choose another --out, or delete it"
     )
     many = refusal(
-        tmp_path, tiny("seed=1", "optim.lr=0.7", "train.batch=4", "views.size=8", "network.out=4")
+        tmp_path,
+        tiny(
+            "seed=1",
+            "optim.lr=0.7",
+            "train.batch_size=4",
+            "views.size=8",
+            "network.projection_dim=4",
+        ),
     )
     assert "seed = 0, not 1" in many
     assert " and 2 more; " in many
-    three = refusal(tmp_path, tiny("seed=1", "optim.lr=0.7", "train.batch=4"))
+    three = refusal(tmp_path, tiny("seed=1", "optim.lr=0.7", "train.batch_size=4"))
     assert "seed = 0, not 1" in three
     assert "more" not in three
 
@@ -100,17 +107,31 @@ def test_settings_that_change_nothing_learned_may_change(tmp_path: Path) -> None
     config = tiny()
     written(tmp_path, config)
     other = {
-        **{"recipe": "x", "data.source": "elsewhere", "data.resident": "no", "data.workers": "3"},
+        **{
+            "recipe": "x",
+            "data.source": "elsewhere",
+            "data.cache_on_device": "no",
+            "data.workers": "3",
+        },
         **{"train.device": "cuda", "train.save_every": "2", "train.log_every": "5"},
-        **{"train.tensorboard": "true", "health.tries": "9", "health.spike": "9"},
-        **{"health.collapse_std": "0.3", "health.min_rank": "3", "probe.every_epochs": "7"},
+        **{"train.tensorboard": "true", "health.max_restarts": "9", "health.spike_sigma": "9"},
+        **{
+            "health.collapse_std": "0.3",
+            "health.min_participation_ratio": "3",
+            "probe.every_epochs": "7",
+        },
     }
     assert set(other) == FREE <= set(flat(config))
     for name, value in other.items():
         changed = override(config, f"{name}={value}")
         assert changed != config
         assert open_folder(tmp_path, changed, resume=True)
-    for name in ("train.batch=4", "train.epochs=3", "probe.holdout=0.2", "train.precision=bf16"):
+    for name in (
+        "train.batch_size=4",
+        "train.epochs=3",
+        "probe.holdout=0.2",
+        "train.precision=bf16",
+    ):
         assert name.split("=")[0] in refusal(tmp_path, override(config, name))
 
 

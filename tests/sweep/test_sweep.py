@@ -74,8 +74,8 @@ WRITTEN_OUT = [  # Tables 5, 14, 11, 12, 13, 15, 7 and 8; the paper's loss has t
     ("kappa-e", "c-byol", "bottleneck.kappa_e", [2**i for i in range(12, 16)]),
     ("kappa-b", "c-simclr", "bottleneck.kappa_b", [1, 3, 10, 15, 20]),
     ("kappa-b", "c-byol", "bottleneck.kappa_b", [1, 3, 10, 15, 20]),
-    ("crop-area", "simclr", "views.crop_area_min", [0.08, 0.16, 0.25, 0.5]),
-    ("crop-area", "c-simclr", "views.crop_area_min", [0.08, 0.16, 0.25, 0.5]),
+    ("crop-area", "simclr", "views.crop_scale_min", [0.08, 0.16, 0.25, 0.5]),
+    ("crop-area", "c-simclr", "views.crop_scale_min", [0.08, 0.16, 0.25, 0.5]),
     ("loss-weight", "byol", "decoder.kappa_d", [2 * w for w in (1, 2, 5)]),
 ]
 
@@ -100,9 +100,11 @@ def test_without_a_recipe_runs_are_told_apart_as_the_folders_settings_have_them(
     tmp_path: Path,
 ) -> None:
     """Which are SGD's, whatever the defaults of all settings are."""
-    vary = ["optim.trust=0.001,0.01"]
+    vary = ["optim.trust_coefficient=0.001,0.01"]
     assert len(plan("builtin", vary=vary)) == 2
-    with pytest.raises(ValueError, match=r"two runs are the same: .*optim\.trust: optim\.name is"):
+    with pytest.raises(
+        ValueError, match=r"two runs are the same: .*optim\.trust_coefficient: optim\.name is"
+    ):
         sweep("builtin", tmp_path / "sweep", vary=vary, display=silent())
     assert not (tmp_path / "sweep").exists()
 
@@ -136,7 +138,7 @@ def test_without_a_recipe_runs_are_told_apart_as_the_folders_settings_have_them(
         ({"recipe": "none"}, "no recipe 'none'"),
         ({"vary": ["data.source=builtin,photos"]}, "give images as DATA"),
         ({"changes": ["recipe=byol/quickstart"]}, "give images as DATA"),
-        ({"vary": ["network.hidden=8,9"], "changes": ["network.head_layers=1"]}, "no layer"),
+        ({"vary": ["network.hidden_dim=8,9"], "changes": ["network.head_layers=1"]}, "no layer"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(given: dict[str, Any], problem: str) -> None:
@@ -147,7 +149,7 @@ def test_bad_input_is_refused_before_anything_runs(given: dict[str, Any], proble
 
 @pytest.mark.parametrize(
     "given",
-    [{"suite": "all"}, {"only": "knn,knm"}, {"only": "knn,"}, {"images": -1}, {"at_once": 0}],
+    [{"suite": "all"}, {"tasks": "knn,knm"}, {"tasks": "knn,"}, {"max_images": -1}, {"at_once": 0}],
 )
 def test_bad_tasks_are_refused_before_anything_runs(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must be|takes some of"):
@@ -190,7 +192,7 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "sweep"
 
-    def again(networks: str, only: str = "knn") -> tuple[Summary, list[str]]:
+    def again(networks: str, tasks: str = "knn") -> tuple[Summary, list[str]]:
         display = Written()
         summary = sweep(
             str(sorted_photos()),
@@ -198,7 +200,7 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
             recipe="c-simclr/quickstart",
             vary=[f"network.name={networks}"],
             changes=[change for change in CHANGES if not change.startswith("network.name")],
-            only=only,
+            tasks=tasks,
             at_once=2,
             display=display,
         )
@@ -218,11 +220,11 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
     ]
     judged = json.loads((out / good / "evaluation" / "results.json").read_text())["records"]
     (neighbors,) = [r["value"] for r in judged if r["task"] == "kNN 20"]
-    nats = [line for line in journal(out / good) if "movable" in line][-1]
+    nats = [line for line in journal(out / good) if "reducible_residual" in line][-1]
     (*_, held) = [line for line in journal(out / good) if "probe_accuracy" in line]
     found = {"held-out probe": held["probe_accuracy"], "held-out kNN": held["knn_accuracy"]}
     found["kNN"] = neighbors
-    found |= {"movable": nats["movable"], "predictive": nats["predictive"]}
+    found |= {"reducible_residual": nats["reducible_residual"], "predictive": nats["predictive"]}
     found = {name: Spread(value, None, 1) for name, value in found.items()}
     assert summary.rows[1].figures == found
     assert [row.failed for row in summary.rows] == [{"failed": 1}, {}]
@@ -236,7 +238,7 @@ def test_a_failed_run_does_not_end_a_sweep_and_a_finished_one_is_not_repeated(
     assert not summary.failed
 
     with pytest.raises(ValueError, match="holds a sweep with only 'knn', not 'logistic'"):
-        again("test_resnet", only="logistic")
+        again("test_resnet", tasks="logistic")
 
 
 # Takes our commands as `python -m compressive` does, within a blink. Its training waits to be
@@ -354,8 +356,8 @@ def test_a_sweep_without_a_suite_trains_and_opens_no_test_image(
     display = Written()
     sweep("builtin", tmp_path / "a", **given, display=display)
     assert all("was done before" in text for text in display.said)
-    with pytest.raises(ValueError, match="--suite none measures nothing: leave out --only"):
-        sweep("builtin", tmp_path / "b", only="knn", **given)
+    with pytest.raises(ValueError, match="--suite none measures nothing: leave out --tasks"):
+        sweep("builtin", tmp_path / "b", tasks="knn", **given)
 
 
 def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
@@ -382,7 +384,7 @@ def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
         assert ("--held-out" in words) == held_out
         with pytest.raises(ValueError, match=f"holds a sweep with held out {held_out}, not"):
             sweep("builtin", out, held_out=not held_out, display=silent())
-    with pytest.raises(ValueError, match="--suite none measures nothing: leave out --only"):
+    with pytest.raises(ValueError, match="--suite none measures nothing: leave out --tasks"):
         sweep("builtin", tmp_path / "b", suite="none", held_out=True, display=silent())
 
 
@@ -412,7 +414,7 @@ def test_the_state_reaches_the_disk_before_it_has_its_name(
             return real(*given)
 
         monkeypatch.setattr(os, name, noted)
-    about = {"suite": "none", "held out": False}
+    about = {"suite": "none", "held_out": False}
     _State(tmp_path / "sweep", about, plan("builtin")).write()
     assert calls[:2] == ["fsync", "replace"]
     assert content(tmp_path / "sweep")["about"] == about
@@ -429,7 +431,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def evaluated(run: Path, scores: dict[tuple[str, str], float], movable: list[Any]) -> Path:
+def evaluated(
+    run: Path, scores: dict[tuple[str, str], float], reducible_residual: list[Any]
+) -> Path:
     """What a finished run leaves behind, as far as a sweep reads it."""
     (run / "evaluation").mkdir(parents=True)
     records = [
@@ -439,7 +443,10 @@ def evaluated(run: Path, scores: dict[tuple[str, str], float], movable: list[Any
     other = {"task": "logistic", "dataset": "another", "metric": "top-1", "value": 0.0}
     whole = {"run": "x", "about": {"data": "set"}, "records": [other, *records], "skipped": []}
     (run / "evaluation" / "results.json").write_text(json.dumps(whole))
-    lines = [json.dumps({"step": i, "movable": value}) for i, value in enumerate(movable)]
+    lines = [
+        json.dumps({"step": i, "reducible_residual": value})
+        for i, value in enumerate(reducible_residual)
+    ]
     (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "movab']))
     return run
 
@@ -458,7 +465,7 @@ COLUMNS = {  # of the table: what it is in an evaluation
 def finished(out: Path, vary: str, runs: dict[str, str], seeds: str) -> Summary:
     """A sweep whose runs are all there already starts no process."""
     about = {"data": "builtin", "recipe": "", "set": [], "varied": ["bottleneck.beta"]}
-    about |= {"suite": "quick", "only": "", "images": 0}
+    about |= {"suite": "quick", "tasks": "", "max_images": 0}
     (out / "sweep.json").write_text(json.dumps({"about": about, "runs": runs}))
     return sweep("builtin", out, seeds=seeds, vary=[vary], display=silent())
 
@@ -471,12 +478,12 @@ def test_figures_over_seeds_are_numpys(tmp_path: Path) -> None:
         each = dict(zip(COLUMNS, row.tolist(), strict=True))
         scores = {COLUMNS[name]: value for name, value in each.items()}
         run = evaluated(tmp_path / job.name, scores, [500.0, float(nat), None])
-        assert figures(run) == {**each, "movable": float(nat)}  # the evaluation has none
+        assert figures(run) == {**each, "reducible_residual": float(nat)}  # the evaluation has none
     runs = {job.name: "done" for job in jobs}
     summary = finished(tmp_path, "bottleneck.beta=0.5", runs, "0,1,2")
     (row,) = summary.rows
     assert (row.done, row.of, row.varied) == (3, 3, {"bottleneck.beta": "0.5"})
-    columns = {**dict(zip(COLUMNS, values.T, strict=True)), "movable": nats}
+    columns = {**dict(zip(COLUMNS, values.T, strict=True)), "reducible_residual": nats}
     assert set(row.figures) == set(columns)
     for name, each in columns.items():
         spread = row.figures[name]
@@ -505,8 +512,8 @@ def test_figures_of_held_out_images_stay_when_test_images_are_looked_at(tmp_path
 
 
 def test_measured_nats_come_before_those_of_training(tmp_path: Path) -> None:
-    run = evaluated(tmp_path / "a", {("information", "movable"): 1.25}, [2.0, 3.0])
-    assert figures(run) == {"movable": 1.25}
+    run = evaluated(tmp_path / "a", {("information", "reducible_residual"): 1.25}, [2.0, 3.0])
+    assert figures(run) == {"reducible_residual": 1.25}
 
 
 def shown(summary: Summary) -> str:
@@ -536,7 +543,7 @@ def test_the_table_says_how_a_run_failed(tmp_path: Path) -> None:
         evaluated(tmp_path / name, {("kNN 20", "top-1"): 0.5}, [1.0])
     for name, health in (("beta1-seed0", "collapse: spread 0.08"), ("beta2-seed2", "nan: loss")):
         (tmp_path / name).mkdir()
-        line = json.dumps({"step": 63, "movable": 0.02, "health": health})
+        line = json.dumps({"step": 63, "reducible_residual": 0.02, "health": health})
         (tmp_path / name / "metrics.jsonl").write_text(f"{line}\n")
     summary = Summary(
         tmp_path,

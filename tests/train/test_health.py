@@ -56,18 +56,18 @@ def test_pulse_is_what_its_names_say(shape: tuple[int, int]) -> None:
 def test_pulse_knows_the_uniform_and_the_collapsed() -> None:
     """Of n uniform directions in dim dimensions the participation is about n dim / (n + dim)."""
     uniform = embedding_stats(unit_vectors(4096, 32, dtype=torch.float32))
-    assert float(uniform.spread) == pytest.approx(1, abs=0.01)
+    assert float(uniform.embedding_std) == pytest.approx(1, abs=0.01)
     assert float(uniform.cosine) == pytest.approx(0, abs=0.001)
-    assert float(uniform.participation) == pytest.approx(4096 * 32 / (4096 + 32), rel=0.01)
+    assert float(uniform.participation_ratio) == pytest.approx(4096 * 32 / (4096 + 32), rel=0.01)
 
     direction = unit_vectors(1, 32, dtype=torch.float32)
     point = embedding_stats(direction * torch.rand(64, 1).add(0.1))
-    assert float(point.spread) < 1e-3
+    assert float(point.embedding_std) < 1e-3
     assert float(point.cosine) == pytest.approx(1, abs=1e-5)
     assert not torch.stack(embedding_stats(torch.ones(64, 4))).isnan().any()
 
     line = embedding_stats(direction * torch.randn(64, 1).sign())
-    assert float(line.participation) == pytest.approx(1, abs=1e-4)
+    assert float(line.participation_ratio) == pytest.approx(1, abs=1e-4)
 
 
 def test_pulse_widens_half_precision_and_keeps_autocast_out() -> None:
@@ -84,7 +84,7 @@ def test_participation_is_below_the_effective_rank() -> None:
     """Rényi entropies fall with their order: 2 of the variances here, 1 of their roots there."""
     r = torch.randn(64, 16) * torch.logspace(0, -2, 16)
     rank = metrics.effective_rank(torch.nn.functional.normalize(r, dim=1), center=True)
-    assert 1 < embedding_stats(r).participation < rank
+    assert 1 < embedding_stats(r).participation_ratio < rank
 
 
 def test_random_weights_are_no_collapse_in_training_mode() -> None:
@@ -95,9 +95,9 @@ def test_random_weights_are_no_collapse_in_training_mode() -> None:
     network = nn.Sequential(networks.backbone("resnet18"), networks.mlp(512, 512, 256))
     with torch.no_grad():
         found = embedding_stats(network(torch.randn(32, 3, 32, 32)))
-    assert found.spread > 0.7
+    assert found.embedding_std > 0.7
     assert found.cosine < 0.5
-    assert found.participation > 5
+    assert found.participation_ratio > 5
 
 
 # --- readings ----------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ def test_all_processes_read_the_same_and_one_writes(tmp_path: Path) -> None:
 
 # --- health ------------------------------------------------------------------------------------
 
-WELL = {"loss": 5.0, "spread": 0.9, "cosine": 0.1, "participation": 40.0}
-NARROW = {**WELL, "spread": 0.02, "participation": 30.0}
-FLAT = {**WELL, "participation": 1.1}
+WELL = {"loss": 5.0, "embedding_std": 0.9, "cosine": 0.1, "participation_ratio": 40.0}
+NARROW = {**WELL, "embedding_std": 0.02, "participation_ratio": 30.0}
+FLAT = {**WELL, "participation_ratio": 1.1}
 
 
 def verdicts(health: Health, *points: dict[str, float], start: int = 0) -> list[str]:
@@ -187,7 +187,7 @@ def test_a_loss_that_is_not_finite_is_an_illness() -> None:
         assert found.text == (
             "nan: loss not finite; lower optim.lr or lengthen optim.warmup_epochs"
         )
-    assert health.verdict(Reading(2, {**WELL, "spread": math.nan})).state == "nan"
+    assert health.verdict(Reading(2, {**WELL, "embedding_std": math.nan})).state == "nan"
     assert health.verdict(Reading(3, WELL)) == HealthStatus(
         "ok", "ok: directions spread 0.90 of uniform, rank 40.0 of 256"
     )
@@ -221,21 +221,25 @@ def test_the_warm_up_excuses_a_narrow_start_and_a_low_rank() -> None:
 
 
 def test_the_limits_are_the_settings() -> None:
-    mild = replace(config.Config(), health=config.Health(collapse_std=0.01, min_rank=1.05))
+    mild = replace(
+        config.Config(), health=config.Health(collapse_std=0.01, min_participation_ratio=1.05)
+    )
     assert verdicts(Health(mild, warmup=0), *[NARROW, FLAT] * 3) == ["ok"] * 6
-    strict = replace(config.Config(), health=config.Health(collapse_std=0.95, min_rank=2.0))
+    strict = replace(
+        config.Config(), health=config.Health(collapse_std=0.95, min_participation_ratio=2.0)
+    )
     assert verdicts(Health(strict, warmup=0), *[WELL] * 3)[-1] == "collapse"
-    steered = config.override(config.Config(), "bottleneck.target_rate=0.5")
+    steered = config.override(config.Config(), "bottleneck.target_residual=0.5")
     health = Health(steered, warmup=0)
     verdicts(health, NARROW, NARROW)
     text = health.verdict(Reading(9, NARROW)).text
-    assert "raise bottleneck.target_rate, lower optim.lr" in text
+    assert "raise bottleneck.target_residual, lower optim.lr" in text
 
 
 def test_few_images_are_not_asked_for_more_axes_than_they_can_have() -> None:
     """Four well spread images vary along three axes at most; two along one."""
     for batch, accumulate in ((2, 1), (4, 1), (8, 2)):
-        settings = config.Train(batch=batch, accumulate=accumulate)
+        settings = config.Train(batch_size=batch, grad_accum_steps=accumulate)
         health = Health(config.Config(method="byol", train=settings), warmup=0)
         portions = (embedding_stats(torch.randn(batch // accumulate, 256)) for _ in range(20))
         points = [{"loss": 1.0, **{k: v.item() for k, v in p._asdict().items()}} for p in portions]
@@ -275,10 +279,10 @@ def test_an_even_loss_may_rise_a_little() -> None:
 
 def test_waiting_for_images_is_said_and_no_illness() -> None:
     health = Health(config.Config(), warmup=0)
-    assert health.verdict(Reading(0, WELL), wait_share=0.09).state == "ok"
-    found = health.verdict(Reading(1, WELL), wait_share=0.43)
+    assert health.verdict(Reading(0, WELL), data_wait_fraction=0.09).state == "ok"
+    found = health.verdict(Reading(1, WELL), data_wait_fraction=0.43)
     assert found == HealthStatus(
-        "starved", "data wait 43%: raise data.workers or set data.resident=yes"
+        "starved", "data wait 43%: raise data.workers or set data.cache_on_device=yes"
     )
     assert not found.is_failed
     assert health.is_well
@@ -308,12 +312,12 @@ def trained(beta: float, steps: int) -> list[HealthStatus]:
         nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16, bias=False)
     )
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
-    settings = replace(config.Config(), network=config.Network(out=16))
+    settings = replace(config.Config(), network=config.Network(projection_dim=16))
     readings, health, found = AsyncMetrics(), Health(settings, warmup=0), []
     for step in range(1, steps + 1):
         shared = torch.randn(64, 32)
         r_x, r_y = (network(shared + 0.5 * torch.randn(64, 32)) for _ in range(2))
-        out = csimclr_loss(r_x, r_y, beta=beta, rate="closed")
+        out = csimclr_loss(r_x, r_y, beta=beta, residual_estimator="analytic")
         optimizer.zero_grad()
         out.loss.backward()
         optimizer.step()
@@ -365,8 +369,8 @@ def test_reading_never_waits_for_the_device() -> None:
 
 
 def test_portions_of_two_images_are_well_however_large_the_batch() -> None:
-    """Two of a portion vary along one axis, below min_rank of 1.5; (2 - 1) / 4 is asked."""
-    settings = config.Train(batch=32, accumulate=16)
+    """Two of a portion vary along one axis, below 1.5; (2 - 1) / 4 is asked."""
+    settings = config.Train(batch_size=32, grad_accum_steps=16)
     health = Health(config.Config(method="byol", train=settings), warmup=0)
     portions = (embedding_stats(torch.randn(2, 256)) for _ in range(5))
     points = [{"loss": 1.0, **{k: v.item() for k, v in p._asdict().items()}} for p in portions]

@@ -51,7 +51,7 @@ from compressive.train.throughput import Throughput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-STEERED = ("method=c-byol", "bottleneck.target_rate=0.5", "train.steps=24")
+STEERED = ("method=c-byol", "bottleneck.target_residual=0.5", "train.steps=24")
 
 
 def started(config: Config, out: Path, *, display: Display | None = None) -> Run:
@@ -213,7 +213,7 @@ def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Path) -> None:
     """Also one that came to its last step."""
-    config = tiny(f"train.steps={steps}", "optim.lr=1e30", "health.tries=1")
+    config = tiny(f"train.steps={steps}", "optim.lr=1e30", "health.max_restarts=1")
     with pytest.raises(TrainingFailed, match="stopped after 1 returns: nan"):
         pretrain(config, tmp_path, display=silent())
     assert journal(tmp_path)[-1]["stopped"].startswith("nan")
@@ -308,7 +308,7 @@ def test_restored_moments_lie_as_their_weights(name: str, tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
 def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
     """torch's "meta" stands for a GPU, on which AdamW would wait for the count in every step."""
-    changes = ("optim.name=adamw", "bottleneck.target_rate=1", "train.log_every=3")
+    changes = ("optim.name=adamw", "bottleneck.target_residual=1", "train.log_every=3")
     run = started(tiny("method=c-byol", *changes, "train.steps=6"), tmp_path)
     one_step(run)
     run.save()
@@ -344,8 +344,10 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
     learner: Any = Learner(build(config), int(source.labels.max()) + 1)
     learner.to(memory_format=torch.channels_last)
     views = view_maker(config, torch.float32, compiled=False)
-    parts = config.train.accumulate
-    portions = batch_index_stream(len(source), config.train.batch, seed=config.seed, portions=parts)
+    parts = config.train.grad_accum_steps
+    portions = batch_index_stream(
+        len(source), config.train.batch_size, seed=config.seed, portions=parts
+    )
     batches = loader.batches(portions)
     weights = {n: p for n, p in learner.named_parameters() if p.requires_grad}
     probe = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
@@ -360,7 +362,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
             for name, grad in zip(weights, found, strict=True):
                 grads[name] += grad / parts
         lr = 0.5 * (1 + math.cos(math.pi * step / config.train.steps))
-        lr *= config.optim.lr * config.train.batch / 256
+        lr *= config.optim.lr * config.train.batch_size / 256
         for name, p in weights.items():
             if name.startswith("probe."):
                 p.grad = grads[name]
@@ -369,7 +371,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
             momenta[name].mul_(config.optim.momentum).add_(grads[name] + decay * p.detach())
             p.data -= lr * momenta[name]
         probe.step()
-        tau = 1 - (1 - config.target.rate) * 0.5 * (
+        tau = 1 - (1 - config.target.ema_decay) * 0.5 * (
             1 + math.cos(math.pi * step / config.train.steps)
         )
         online = [*learner.method.encoder.parameters(), *learner.method.projection.parameters()]
@@ -382,7 +384,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
 def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) -> None:
     """To 1e-4 of a tensor's norm: float32 sums in another order, through 3 steps of batch norms."""
     changes = ["method=byol", "optim.lr=0.5", "optim.weight_decay=0.01", "train.steps=3"]
-    config = tiny(*changes, f"train.accumulate={accumulate}")
+    config = tiny(*changes, f"train.grad_accum_steps={accumulate}")
     pretrain(config, tmp_path, display=silent())
     found, expected = last(tmp_path)["learner"], by_hand(config, 3)
     assert found.keys() == expected.keys()
@@ -395,7 +397,7 @@ def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
     """Batch norms see a portion: accumulation is another run, and the test above tells them."""
     found = []
     for accumulate in (1, 2):
-        config = tiny("method=byol", f"train.accumulate={accumulate}")
+        config = tiny("method=byol", f"train.grad_accum_steps={accumulate}")
         pretrain(config, tmp_path / str(accumulate), display=silent())
         found.append(last(tmp_path / str(accumulate))["learner"]["method.projection.0.weight"])
     assert (found[0] - found[1]).norm() > 1e-3 * found[0].norm()
@@ -405,9 +407,9 @@ def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
     ("changes", "total"),
     [
         (["train.steps=0", "train.epochs=1"], 40 // 8 + 1),  # one more than its full batches
-        (["train.steps=0", "train.epochs=3", "train.batch=16"], 120 // 16 + 1),
+        (["train.steps=0", "train.epochs=3", "train.batch_size=16"], 120 // 16 + 1),
         (["train.steps=7", "train.epochs=3"], 7),  # steps, whatever the epochs
-        (["train.steps=3", "train.batch=64"], 3),  # a batch may be larger than the set
+        (["train.steps=3", "train.batch_size=64"], 3),  # a batch may be larger than the set
     ],
 )
 def test_epochs_and_steps(changes: list[str], total: int, tmp_path: Path) -> None:
@@ -433,12 +435,12 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
     told = "warm-up is 50% of the run; --set optim.warmup_epochs=0.4: 10%"
     assert display.said == [told, "decoding  100%"]
     display = Written()
-    changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch=64")
+    changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch_size=64")
     run = started(tiny(*changes), tmp_path / "b", display=display)
     run.close()
     told = (
-        "train.batch is 64 and there are 40 images, so a batch has some twice; "
-        "with --set train.batch=32 it has not"
+        "train.batch_size is 64 and there are 40 images, so a batch has some twice; "
+        "with --set train.batch_size=32 it has not"
     )
     assert display.said == [told, "decoding  100%"]
 
@@ -448,8 +450,12 @@ def test_nothing_is_made_again_without_compiling_or_in_several_processes(
     compile: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "world_size", lambda: processes)
-    config = tiny("train.recompute=true", f"train.compile={compile}", "train.device=cpu")
-    with pytest.raises(ValueError, match=r"^train\.recompute=true needs .*train\.compile=yes"):
+    config = tiny(
+        "train.activation_checkpointing=true", f"train.compile={compile}", "train.device=cpu"
+    )
+    with pytest.raises(
+        ValueError, match=r"^train\.activation_checkpointing=true needs .*train\.compile=yes"
+    ):
         pretrain(config, tmp_path / "run", display=silent())
     assert not list(tmp_path.iterdir())
 
@@ -460,7 +466,11 @@ def test_only_what_learns_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     for setting in ("true", "false"):
-        changes = f"train.recompute={setting}", "train.compile=yes", "train.device=cpu"
+        changes = (
+            f"train.activation_checkpointing={setting}",
+            "train.compile=yes",
+            "train.device=cpu",
+        )
         run = Run(tiny("method=byol", *changes), tmp_path / setting, silent(), resume=True)
         changed = [name for name, part in run.inner.named_modules() if "forward" in vars(part)]
         assert changed == ["method.encoder"] * (setting == "true")
@@ -480,8 +490,11 @@ def test_a_network_that_cannot_be_built_is_refused_before_images_are_read(tmp_pa
 @pytest.mark.parametrize("batch", [7, 4])
 def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path: Path) -> None:
     """4 images in 4 portions leave one, which has no batch statistics."""
-    with pytest.raises(ValueError, match=r"train\.(batch|accumulate) must"):
-        pretrain(tiny("method=byol", f"train.batch={batch}", "train.accumulate=4"), tmp_path / "a")
+    with pytest.raises(ValueError, match=r"train\.(batch_size|grad_accum_steps) must"):
+        pretrain(
+            tiny("method=byol", f"train.batch_size={batch}", "train.grad_accum_steps=4"),
+            tmp_path / "a",
+        )
     assert not (tmp_path / "a").exists()
 
 
@@ -509,7 +522,11 @@ def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
 def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
     """Warm-up of 2 epochs of 5 steps, then half a cosine; the target's rate is 1 at the end."""
     config = tiny(
-        "method=byol", "optim.warmup_epochs=2", "optim.lr=0.3", "target.rate=0.9", "train.steps=14"
+        "method=byol",
+        "optim.warmup_epochs=2",
+        "optim.lr=0.3",
+        "target.ema_decay=0.9",
+        "train.steps=14",
     )
     run = started(config, tmp_path)
     peak = 0.3 * 8 / 256
@@ -557,8 +574,8 @@ def test_beta_reaches_the_loss(changes: list[str], expected: list[float], tmp_pa
 
 @pytest.mark.parametrize(("target", "way"), [(0.01, 1), (1000.0, -1)])
 def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> None:
-    """Up while more movable nats pass than wanted, down while fewer; and the loss is charged so."""
-    config = tiny("method=c-simclr", f"bottleneck.target_rate={target}", "train.steps=20")
+    """Up while more reducible nats pass than wanted, down while fewer; the loss is charged so."""
+    config = tiny("method=c-simclr", f"bottleneck.target_residual={target}", "train.steps=20")
     run = started(config, tmp_path)
     betas = [run.beta.item()]
     assert betas == [1.0]
@@ -593,7 +610,7 @@ def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
 
 
 def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None:
-    config = tiny("method=simclr", "optim.lr=1e9", "health.tries=2", "train.steps=30")
+    config = tiny("method=simclr", "optim.lr=1e9", "health.max_restarts=2", "train.steps=30")
     display = Written()
     with pytest.raises(TrainingFailed, match=r"2 returns: nan: loss .* lower optim\.lr"):
         pretrain(config, tmp_path, display=display)
@@ -609,7 +626,7 @@ def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None
 
 def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
     """The loss is finite in the step that ruins the weights, and saving is due at once."""
-    changes = ["optim.lr=1e40", "health.tries=1", "train.steps=30", "train.save_every=1e-9"]
+    changes = ["optim.lr=1e40", "health.max_restarts=1", "train.steps=30", "train.save_every=1e-9"]
     with pytest.raises(TrainingFailed, match="stopped after 1 returns: nan: loss"):
         pretrain(tiny("method=simclr", *changes), tmp_path / "a", display=silent())
     assert all(t.isfinite().all() for t in tensors(last(tmp_path / "a")["learner"]).values())
@@ -622,7 +639,7 @@ def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
 
 
 def test_weights_lost_in_the_last_step_are_an_illness(tmp_path: Path) -> None:
-    changes = ["optim.lr=1e40", "health.tries=0", "train.steps=1"]
+    changes = ["optim.lr=1e40", "health.max_restarts=0", "train.steps=1"]
     with pytest.raises(TrainingFailed, match="weights not finite after the last step"):
         pretrain(tiny("method=simclr", *changes), tmp_path, display=silent())
     assert last(tmp_path)["step"] == 0
@@ -630,7 +647,7 @@ def test_weights_lost_in_the_last_step_are_an_illness(tmp_path: Path) -> None:
 
 def test_a_collapse_is_named(tmp_path: Path) -> None:
     """Ten times the spread of uniform directions is out of reach: all counts as collapsed."""
-    saving = ("train.save_every=1e-9", "health.tries=1", "train.steps=20")
+    saving = ("train.save_every=1e-9", "health.max_restarts=1", "train.steps=20")
     config = tiny("method=c-byol", "health.collapse_std=10", *saving)
     with pytest.raises(
         TrainingFailed,
@@ -642,7 +659,7 @@ def test_a_collapse_is_named(tmp_path: Path) -> None:
 
 
 def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) -> None:
-    run = started(tiny("method=c-byol", "bottleneck.target_rate=1", "train.steps=9"), tmp_path)
+    run = started(tiny("method=c-byol", "bottleneck.target_residual=1", "train.steps=9"), tmp_path)
     for _ in range(2):
         one_step(run)
     run.save()
@@ -689,7 +706,7 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
         return built[-1]
 
     run = Run(
-        tiny("method=simclr", "train.batch=4", "probe.holdout=0.2", "data.source=builtin"),
+        tiny("method=simclr", "train.batch_size=4", "probe.holdout=0.2", "data.source=builtin"),
         tmp_path,
         silent(),
         resume=False,
@@ -729,9 +746,23 @@ def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
     ]
     assert list((outcome.folder / "tensorboard").glob("events.out.tfevents.*"))
     first, second = map(json.loads, (outcome.folder / "metrics.jsonl").read_text().splitlines())
-    for name in ("loss", "nll", "residual", "movable", "predictive", "agreement", "beta"):
+    for name in (
+        "loss",
+        "nll",
+        "residual",
+        "reducible_residual",
+        "predictive",
+        "positive_cosine",
+        "beta",
+    ):
         assert isinstance(first[name], float), name
-    assert {"lr", "health", "images_per_second", "wait_share", "spread"} <= first.keys()
+    assert {
+        "lr",
+        "health",
+        "images_per_second",
+        "data_wait_fraction",
+        "embedding_std",
+    } <= first.keys()
     assert outcome.accuracy is not None
     assert second == {
         "step": 2,
@@ -755,7 +786,7 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
     whole = (images / "005.png").read_bytes()
     (images / "005.png").write_bytes(whole[: len(whole) // 2])
     for resident in ("yes", "no"):
-        config = tiny(f"data.source={images}", f"data.resident={resident}", "train.steps=3")
+        config = tiny(f"data.source={images}", f"data.cache_on_device={resident}", "train.steps=3")
         out = tmp_path / resident
         outcome = pretrain(config, out, display=(display := Written()))
         assert outcome.step == 3
@@ -859,7 +890,7 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
     gradients: 1 % of the way alone. Only the first process speaks.
     """
     one, two = tmp_path / "one", tmp_path / "two"
-    config = tiny("method=simclr", "train.steps=3", "train.batch=16", "views.size=32")
+    config = tiny("method=simclr", "train.steps=3", "train.batch_size=16", "views.size=32")
     pretrain(config, one, display=silent())
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
@@ -929,7 +960,7 @@ def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
     classes = f" in 2 classes ({held} held out, to watch)" if labeled else ""
     assert display.said[1] == (
         f"{config.method} on {count} images{classes}: {config.network.name}, views of "
-        f"{config.views.size} pixels, batch {config.train.batch}, 1 steps, cpu, float32"
+        f"{config.views.size} pixels, batch {config.train.batch_size}, 1 steps, cpu, float32"
     )
 
 
@@ -938,7 +969,7 @@ def test_a_speed_is_in_images_whatever_the_portions(
 ) -> None:
     """3 steps of 8 images in a second, in two portions each."""
     monkeypatch.setattr(Throughput, "tick", lambda self, *_: setattr(self, "steps_per_second", 3.0))
-    pretrain(tiny("method=byol", "train.accumulate=2"), tmp_path, display=silent())
+    pretrain(tiny("method=byol", "train.grad_accum_steps=2"), tmp_path, display=silent())
     text = (tmp_path / "metrics.jsonl").read_text()
     assert '"images_per_second": 24.0' in text
 
@@ -958,14 +989,14 @@ def test_the_line_of_progress_has_each_number_under_its_name(tmp_path: Path) -> 
     display = Seen()
     run = started(tiny(), tmp_path, display=display)
     run.accuracy = Accuracy(probe=0.25, neighbors=0.75, count=8)
-    run.pace.wait_share = 0.125
-    means = {"loss": 1.5, "movable": 2.25, "residual": 180.0}
+    run.pace.data_wait_fraction = 0.125
+    means = {"loss": 1.5, "reducible_residual": 2.25, "residual": 180.0}
     run._show(Reading(1, means), 1234.0, HealthStatus("ok", ""))
     assert display.readings == {
         "": "1,234 img/s",
         "loss": "1.50",
         "kNN": "75.0%",
-        "movable": "2.25",
+        "reducible_residual": "2.25",
         "residual": "180.0",
         "wait": "12%",
     }
@@ -1019,7 +1050,7 @@ def test_there_are_about_ten_looks_in_an_epoch() -> None:
     """Batches of 8; not more than one in a step, and not less than one in 50."""
     steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
     for count, every in steps.items():
-        assert Schedule(tiny("train.batch=8", "train.log_every=0"), count).look_every == every
+        assert Schedule(tiny("train.batch_size=8", "train.log_every=0"), count).look_every == every
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -1034,7 +1065,7 @@ def test_a_limited_set_is_drawn_by_the_seed(seed: int) -> None:
 def test_beta_is_steered_within_a_fiftieth_of_the_run(
     steps: int, horizon: int, tmp_path: Path
 ) -> None:
-    config = tiny("method=c-simclr", "bottleneck.target_rate=0.5", f"train.steps={steps}")
+    config = tiny("method=c-simclr", "bottleneck.target_residual=0.5", f"train.steps={steps}")
     run = started(config, tmp_path)
     assert run.controller is not None
     assert run.controller._horizon == horizon
@@ -1100,22 +1131,27 @@ def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
 
     def seen(*args: Any, **more: Any) -> Any:
         step, probe_loss = gradients(*args, **more)
-        assert step.movable is not None
-        portions.append((step.loss.item(), step.movable.item()))
+        assert step.reducible_residual is not None
+        portions.append((step.loss.item(), step.reducible_residual.item()))
         return step, probe_loss
 
-    def told(self: Controller, movable: Tensor) -> None:
-        steered.append(movable.item())
-        update(self, movable)
+    def told(self: Controller, reducible_residual: Tensor) -> None:
+        steered.append(reducible_residual.item())
+        update(self, reducible_residual)
 
     monkeypatch.setattr(loop, "gradients", seen)
     monkeypatch.setattr(Controller, "update", told)
-    changes = ("train.batch=16", "train.accumulate=4", "train.steps=3", "train.log_every=1")
+    changes = (
+        "train.batch_size=16",
+        "train.grad_accum_steps=4",
+        "train.steps=3",
+        "train.log_every=1",
+    )
     pretrain(tiny(*STEERED, *changes), tmp_path, display=silent())
     means = np.array(portions).reshape(3, 4, 2).mean(1)
     assert np.ptp(np.array(portions).reshape(3, 4, 2), axis=1).min() > 0  # they differ
     lines = [line for line in journal(tmp_path) if "loss" in line]
-    found = [(line["loss"], line["movable"]) for line in lines]
+    found = [(line["loss"], line["reducible_residual"]) for line in lines]
     assert found == pytest.approx(means, rel=1e-6)  # float32 sums
     assert steered == pytest.approx(means[:, 1], rel=1e-6)
 

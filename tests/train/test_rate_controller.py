@@ -16,7 +16,7 @@ from compressive.objectives import csimclr_loss
 from compressive.rundir import checkpoint
 from compressive.train.rate_controller import LEAST, MOST, Controller
 
-# Movable nats at rest as a function of beta, the target, and the beta that belongs to it; the
+# Reducible nats at rest as a function of beta, the target, and the beta that belongs to it; the
 # elasticity d log nats / d log beta there is in the name.
 RESPONSES: dict[str, tuple[Callable[[float], float], float, float]] = {
     "hardly yields, 0.2": (lambda beta: 3 * beta**-0.2, 2.5, 2.49),
@@ -172,7 +172,7 @@ def test_a_controller_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def trained(controller: Controller | None, steps: int) -> list[float]:
-    """Movable nats of every step of C-SimCLR on pairs of noisy vectors, beta steered or 0."""
+    """Reducible nats of every step of C-SimCLR on pairs of noisy vectors, beta steered or 0."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
@@ -183,13 +183,13 @@ def trained(controller: Controller | None, steps: int) -> list[float]:
         x, y = (shared + 0.35 * torch.randn(128, 32) for _ in range(2))
         r_x, r_y = network(torch.cat([x, y])).chunk(2)
         beta: float | Tensor = 0.0 if controller is None else controller.beta
-        out = csimclr_loss(r_x, r_y, beta=beta, rate="closed")
+        out = csimclr_loss(r_x, r_y, beta=beta, residual_estimator="analytic")
         optimizer.zero_grad()
         out.loss.backward()
         optimizer.step()
         if controller is not None:
-            controller.update(out.movable.mean())
-        nats.append(out.movable.mean().item())
+            controller.update(out.reducible_residual.mean())
+        nats.append(out.reducible_residual.mean().item())
     return nats
 
 

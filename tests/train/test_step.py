@@ -146,10 +146,10 @@ def test_a_network_in_bfloat16_gets_views_in_bfloat16() -> None:
 def test_the_settings_of_views_arrive() -> None:
     x, y = view_pair(Views())
     assert (x.blur, y.blur, x.solarize, y.solarize) == (1.0, 0.1, 0.0, 0.2)
-    x, y = view_pair(Views(blur=False, crop_area_min=0.3, antialias=True))
+    x, y = view_pair(Views(blur=False, crop_scale_min=0.3, antialias=True))
     for view in (x, y):
-        assert (view.blur, view.crop_area_min, view.antialias) == (0.0, 0.3, True)
-    x, y = view_pair(Views(set="simclr", strength=0.5))
+        assert (view.blur, view.crop_scale_min, view.antialias) == (0.0, 0.3, True)
+    x, y = view_pair(Views(policy="simclr", strength=0.5))
     assert x == y
     assert x == View(
         log_aspect=False, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.5
@@ -190,7 +190,7 @@ def test_precision_and_compilation_follow_the_device() -> None:
 def test_the_optimizer_has_the_papers_groups(name: str, kind: type) -> None:
     """Weights decay; biases and batch norms do not, nor do they adapt; the target is in neither."""
     method = build(tiny("method=byol"))
-    settings = Optim(name=name, momentum=0.8, weight_decay=0.3, trust=0.02)  # pyright: ignore
+    settings = Optim(name=name, momentum=0.8, weight_decay=0.3, trust_coefficient=0.02)  # pyright: ignore
     found = optimizer(settings, method)
     assert type(found) is kind
     decayed, spared = found.param_groups
@@ -203,7 +203,11 @@ def test_the_optimizer_has_the_papers_groups(name: str, kind: type) -> None:
     if name != "adamw":
         assert decayed["momentum"] == 0.8
     if name == "lars":
-        assert (decayed["trust"], decayed["adapt"], spared["adapt"]) == (0.02, True, False)
+        assert (decayed["trust_coefficient"], decayed["adapt"], spared["adapt"]) == (
+            0.02,
+            True,
+            False,
+        )
 
 
 def views(count: int = 4) -> tuple[Tensor, Tensor]:

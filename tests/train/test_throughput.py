@@ -20,8 +20,8 @@ def test_what_is_waited_in_a_pause_is_no_waiting_for_training(
         now, waited = now + 0.3, waited + 0.3
     pace.update(10, waited)
     assert pace.steps_per_second == pytest.approx(100)
-    assert pace.wait_share == pytest.approx(0.2)
+    assert pace.data_wait_fraction == pytest.approx(0.2)
     now, waited = now + 0.5, waited + 0.05
     pace.update(11, waited)
     assert pace.steps_per_second == pytest.approx(2)
-    assert pace.wait_share == pytest.approx(0.1)
+    assert pace.data_wait_fraction == pytest.approx(0.1)

@@ -23,8 +23,8 @@ class View:
     """How one view is made; the defaults are the paper's t. Operations come in this order."""
 
     crop: bool = True  # False where workers have cropped already
-    crop_area_min: float = 0.08  # share of the image's area
-    crop_area_max: float = 1.0
+    crop_scale_min: float = 0.08  # share of the image's area
+    crop_scale_max: float = 1.0
     log_aspect: bool = True  # log(w/h) uniform on log 3/4 to log 4/3; False: w/h itself
     antialias: bool = False  # the official code has none, even where it shrinks
     flip: float = 0.5  # this one and jitter, gray, blur, solarize are probabilities
@@ -45,16 +45,16 @@ class View:
         for name, high in most.items():
             if not 0 <= (value := getattr(self, name)) <= high:
                 raise ValueError(f"view.{name} must be from 0 to {high}, got {value}")
-        for name, high in (("crop_area", 1.0), ("sigma", 1e6)):
+        for name, high in (("crop_scale", 1.0), ("sigma", 1e6)):
             low, top = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
             if not 0 < low <= top <= high:
                 rule = f"0 < view.{name}_min <= view.{name}_max <= {high:g}"
                 raise ValueError(f"{rule} must hold, got {low} and {top}")
 
 
-def paper_views(crop_area_min: float = 0.08) -> tuple[View, View]:
+def paper_views(crop_scale_min: float = 0.08) -> tuple[View, View]:
     """The paper's t and t' (BYOL's): only blur and solarization differ."""
-    t = View(crop_area_min=crop_area_min)
+    t = View(crop_scale_min=crop_scale_min)
     return t, replace(t, blur=0.1, solarize=0.2)
 
 
@@ -110,7 +110,7 @@ def crop_box(
     u = uniforms(keys, 4), and `augment` then a view with crop=False.
     """
     area, aspect, down, across = u.unbind(1)
-    area = _between(area, view.crop_area_min, view.crop_area_max) * height * width
+    area = _between(area, view.crop_scale_min, view.crop_scale_max) * height * width
     if view.log_aspect:
         aspect = _between(aspect, math.log(3 / 4), math.log(4 / 3)).exp()
     else:

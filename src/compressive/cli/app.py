@@ -74,15 +74,19 @@ def quickstart(
 
         table = Table(
             title="Built-in pictures, 12 classes",
-            caption="accuracy on test pictures; movable: nats that z keeps of its view alone",
+            caption="accuracy on test pictures; reducible_residual: nats of one view alone",
         )
-        for name in ("", "linear", "kNN", "10 % of labels", "movable"):
+        for name in ("", "linear", "kNN", "10 % of labels", "reducible_residual"):
             table.add_column(name, justify="right" if name else "left")
         last = None
         for row in rows(out, seed=seed):
             shares = (row.accuracy, row.neighbors, row.few_labels)
             cells = ["" if share is None else f"{share:.1%}" for share in shares]
-            table.add_row(row.name, *cells, "" if row.movable is None else f"{row.movable:.2f}")
+            table.add_row(
+                row.name,
+                *cells,
+                "" if row.reducible_residual is None else f"{row.reducible_residual:.2f}",
+            )
             last = row.outcome
         Console().print(table)
         if last is not None:

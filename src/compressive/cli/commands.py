@@ -26,10 +26,10 @@ def evaluate(
     suite: Annotated[
         str, typer.Option(help="quick, standard, or paper (with transfer and robustness).")
     ] = "standard",
-    only: Annotated[
+    tasks: Annotated[
         str, typer.Option(help="Some tasks, with commas: linear,few-label,...", metavar="TASKS")
     ] = "",
-    on: Annotated[
+    data: Annotated[
         str, typer.Option(help="Images with labels, as for pretrain; else the run's.")
     ] = "",
     out: Annotated[
@@ -43,7 +43,7 @@ def evaluate(
     size: Annotated[
         int, typer.Option(help="Pixels that it sees, for weights of others; 0: as trained.")
     ] = 0,
-    images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
+    max_images: Annotated[int, typer.Option(help="At most so many of a split; 0: all.")] = 0,
     epochs: Annotated[int, typer.Option(help="Of the linear evaluation; 0: to fit.")] = 0,
     held_out: Annotated[
         bool,
@@ -52,7 +52,7 @@ def evaluate(
             help="Judge by a fifth of the training images, to choose by; opens no test image.",
         ),
     ] = False,
-    sets: Annotated[
+    benchmark_root: Annotated[
         Path | None,
         typer.Option(help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."),
     ] = None,
@@ -71,7 +71,7 @@ def evaluate(
         from compressive.evaluation.suite import evaluate as judge
         from compressive.evaluation.tables import notes, results_table
 
-    tasks = [name.strip() for name in only.split(",")] if only else []
+    names = [name.strip() for name in tasks.split(",")] if tasks else []
     distributed.start()
     is_first = distributed.rank() == 0
     try:
@@ -79,17 +79,17 @@ def evaluate(
             results, place = judge(
                 encoder,
                 suite=suite,
-                only=tasks,
-                on=on,
+                tasks=names,
+                data=data,
                 out=out,
                 seed=seed,
                 device=device,
                 network=network,
                 size=size,
-                images=images,
+                max_images=max_images,
                 epochs=epochs,
                 held_out=held_out,
-                sets=sets,
+                benchmark_root=benchmark_root,
                 frost=frost,
             )
     finally:
@@ -250,8 +250,8 @@ def sweep(
         str,
         typer.Option(help="What is measured: quick, standard, paper; none opens no test image."),
     ] = "quick",
-    only: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
-    images: Annotated[
+    tasks: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
+    max_images: Annotated[
         int, typer.Option(help="At most so many of a split to evaluate on; 0: all.")
     ] = 0,
     held_out: Annotated[
@@ -286,8 +286,8 @@ def sweep(
             seeds=seeds,
             changes=changes or (),
             suite=suite,
-            only=only,
-            images=images,
+            tasks=tasks,
+            max_images=max_images,
             held_out=held_out,
             at_once=jobs,
         )

@@ -25,16 +25,20 @@ def meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int)
     for name in (
         "agreement\nmu_x.mu_y",
         "residual\nI(X;Z|Y)",
-        "movable\npart",
+        "reducible\npart",
         "predictive\nI(Y;Z)",
     ):
         table.add_column(name, justify="right")
     bound = 0.0
     for agreement in _AGREEMENTS:
         mu_x, mu_y = _views(batch, dim, agreement)
-        out = csimclr_loss(mu_x, mu_y, kappa_e=kappa_e, kappa_b=kappa_b, rate="closed")
+        out = csimclr_loss(
+            mu_x, mu_y, kappa_e=kappa_e, kappa_b=kappa_b, residual_estimator="analytic"
+        )
         bound = out.bound
-        means = (x.mean().item() for x in (out.residual_x, out.movable, out.predictive_x))
+        means = (
+            x.mean().item() for x in (out.residual_x, out.reducible_residual, out.predictive_x)
+        )
         table.add_row(f"{agreement:.2f}", *(f"{value:.2f}" for value in means))
     table.add_section()
     table.add_row("at most", "", "", f"log K = {bound:.2f}")

@@ -34,7 +34,7 @@ class Row(NamedTuple):
     accuracy: float | None  # of logistic regression, on the test pictures; None: interrupted
     neighbors: float | None
     few_labels: float | None  # with a tenth of them
-    movable: float | None  # nats that z keeps of its view alone, above the floor
+    reducible_residual: float | None  # nats that z keeps of its view alone, above the floor
     outcome: Outcome | None
 
 
@@ -56,14 +56,14 @@ def quickstart(out: Path, *, seed: int = 0, display: Display | None = None) -> I
             yield Row(method, None, None, None, None, outcome)
             return
         results, _ = evaluate(
-            str(outcome.folder), only=TASKS, seed=seed, display=display, more=QUICKER
+            str(outcome.folder), tasks=TASKS, seed=seed, display=display, more=QUICKER
         )
         yield Row(
             method,
             _value(results, "logistic", "top-1"),
             _value(results, "kNN 20", "top-1"),
             _value(results, "few labels 10%", "top-1"),
-            _value(results, "information", "movable"),
+            _value(results, "information", "reducible_residual"),
             outcome,
         )
 

@@ -71,8 +71,9 @@ def _too_much(text: str) -> str:
     asked = re.search(r"to allocate ([\d.]+ \w+)", text)
     return (
         f"not enough memory{f' for {asked[1]} more' if asked else ''}; pretrain needs less with a "
-        "smaller train.batch or views.size, and on a GPU with train.recompute=true or "
-        "data.resident=no; evaluate with --images"
+        "smaller train.batch_size or views.size, and on a GPU with "
+        "train.activation_checkpointing=true or "
+        "data.cache_on_device=no; evaluate with --max-images"
     )
 
 

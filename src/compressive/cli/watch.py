@@ -29,7 +29,15 @@ _CURVES = (
     ("residual", "residual", "{:.1f} nats"),
     ("predictive", "predictive", "{:.2f} nats"),
 )
-_READINGS = ("agreement", "nll", "movable", "beta", "spread", "participation", "lr")
+_READINGS = (
+    "positive_cosine",
+    "nll",
+    "reducible_residual",
+    "beta",
+    "embedding_std",
+    "participation_ratio",
+    "lr",
+)
 
 
 class _Standing(NamedTuple):
@@ -92,9 +100,9 @@ def _read(run: Path) -> _Standing:
         raise FileNotFoundError(f"{run} is no folder of a run: it has no config.json")
     try:
         config = json.loads(path.read_text())
-        batch = config["train"]["batch"]
+        batch = config["train"]["batch_size"]
         if type(batch) is not int or batch < 1:
-            raise ValueError(f"train.batch is {batch!r}")
+            raise ValueError(f"train.batch_size is {batch!r}")
         str(config["method"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
@@ -131,7 +139,7 @@ def _progress(standing: _Standing) -> RenderableType:
     if rates := _values(standing.lines, "images_per_second"):
         words.append(f"{rates[-1]:,.0f} images/s")
         if total is not None and step < total and rates[-1] > 0 and not standing.is_stopped:
-            left = (total - step) * standing.config["train"]["batch"] / rates[-1]
+            left = (total - step) * standing.config["train"]["batch_size"] / rates[-1]
             words.append(f"{_duration(left)} left")
     if standing.is_over:
         words.append("finished")

@@ -224,7 +224,7 @@ def open_loader(
     *,
     side: int,
     device: torch.device | str,
-    resident: Literal["auto", "yes", "no"] = "auto",
+    cache_on_device: Literal["auto", "yes", "no"] = "auto",
     workers: int = 0,
     prefetch: int = 4,
     progress: Callable[[int, int], None] | None = None,
@@ -232,14 +232,16 @@ def open_loader(
     """The set held on the device where it fits beside the network, else streamed."""
     device = torch.device(device)
     needed, free = len(source) * 3 * side**2, free_memory(device)
-    if resident == "yes" and needed > free:
+    if cache_on_device == "yes" and needed > free:
         raise ValueError(
-            f"data.resident=yes needs {needed / 1e9:.1f} GB for {len(source):,} images of {side} x "
-            f"{side} pixels, and {device} has {free / 1e9:.1f} GB free; set data.resident=no, or a "
-            "smaller data.side"
+            f"data.cache_on_device=yes needs {needed / 1e9:.1f} GB for {len(source):,} images of "
+            f"{side} x "
+            f"{side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
+            "data.cache_on_device=no, or a "
+            "smaller data.max_side"
         )
     share = _SHARE["cuda" if device.type == "cuda" else "cpu"]
-    if resident == "yes" or (resident == "auto" and needed <= share * free):
+    if cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free):
         return Resident(source, side=side, device=device, workers=workers, progress=progress)
     return Streaming(source, side=side, device=device, workers=workers, prefetch=prefetch)
 

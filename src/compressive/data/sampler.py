@@ -40,7 +40,8 @@ def batch_index_stream(
     """
     if batch % (portions * world):
         raise ValueError(
-            f"train.batch must be divisible by accumulate x processes, {portions} x {world}, "
+            f"train.batch_size must be divisible by grad_accum_steps x processes, {portions} x "
+            f"{world}, "
             f"got {batch}"
         )
     share = batch // portions // world

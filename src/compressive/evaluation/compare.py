@@ -32,9 +32,9 @@ _SAME = (folder.FREE - {"data.source"}) | {"seed"}
 # What two numbers must have in common to be compared.
 _ALIKE = (
     *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
-    *("left out", "table", "source", "value", "train images", "views", "norm"),
+    *("left_out", "table", "source", "value", "train_images", "views", "norm"),
 )
-_LATER = ("learned from",)  # likewise, but older results do not say it
+_LATER = ("learned_from",)  # likewise, but older results do not say it
 _FEW = 20  # paired images below which a bootstrap calls noise a gain in more than 5 % of cases
 
 

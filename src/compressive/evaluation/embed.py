@@ -59,7 +59,7 @@ def embed(
     source = open_source(images, split)
     with display or Display() as shown:
         fitted, side = subject.fitted(source)
-        with open_loader(fitted, side=side, device=where, resident="no") as loader:
+        with open_loader(fitted, side=side, device=where, cache_on_device="no") as loader:
             found = extract(
                 subject.network,
                 loader,

@@ -16,7 +16,7 @@ from compressive.data.loaders import canvas_side, most_needed
 from compressive.data.source import Source, shrunk
 from compressive.evaluation import pretrained
 from compressive.evaluation.features import Crop, fingerprint
-from compressive.methods import Bootstrap, Contrastive, build
+from compressive.methods import Method, build
 from compressive.rundir import checkpoint, files, folder
 
 _OTHER_WEIGHTS = (
@@ -36,7 +36,7 @@ class FrozenModel:
     antialias: bool = False
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
-    method: Contrastive | Bootstrap | None = None  # of a run of ours: its heads, too
+    method: Method | None = None  # of a run of ours: its heads, too
     why_no_method: str = ""  # of a run whose heads are not those of its encoder
     config: Config | None = None
     sha256: str = ""  # of its file; none where it is a name
@@ -55,7 +55,7 @@ class FrozenModel:
         """What is done to larger images first, as it is recorded with each number."""
         side = min(self.side or math.inf, most_needed(self.size))
         words = f"longer side to {side}, shorter not below {encoder.least(self.size)}"
-        return {"larger images": f"{words}, antialiased bicubic"}
+        return {"larger_images": f"{words}, antialiased bicubic"}
 
     def fitted(self, source: Source) -> tuple[Source, int]:
         """These images, shrunk as in training where that leaves what it sees; their canvases."""
@@ -116,9 +116,7 @@ def _of_run(path: Path, device: torch.device) -> FrozenModel:
     )
 
 
-def _method(
-    path: Path, config: Config, device: torch.device
-) -> tuple[Contrastive | Bootstrap | None, str]:
+def _method(path: Path, config: Config, device: torch.device) -> tuple[Method | None, str]:
     """The whole method of a run, as its last checkpoint has it; or why there is none."""
     try:
         found = checkpoint.latest(path / files.CHECKPOINTS)
@@ -127,7 +125,7 @@ def _method(
     if found is None:
         return None, ""
     _, state = found
-    if state.get("own method"):
+    if state.get("own_method"):
         return None, "the run's method was made by a program, and cannot be made anew"
     weights: dict[str, Any] = state["learner"]
     method = build(config).to(device)

@@ -121,7 +121,7 @@ class Results:
             "about": self.about,
             "records": [asdict(record) for record in self.records],
             "skipped": self.skipped,
-            "skipped in": self.skipped_in,
+            "skipped_in": self.skipped_in,
         }
         write_text(folder / RESULTS, json.dumps(content, indent=1) + "\n")
         return folder / RESULTS
@@ -146,7 +146,7 @@ def read(folder: str | Path) -> Results:
         found = Results(content["run"])
         found.records, found.skipped = records, content["skipped"]
         found.about = content.get("about", {})
-        found.skipped_in = dict(content.get("skipped in", {}))
+        found.skipped_in = dict(content.get("skipped_in", {}))
         for record in records:
             if not isinstance(record.value, int | float) or not isinstance(record.protocol, dict):
                 raise TypeError(f"{record.key} has no number or no protocol")

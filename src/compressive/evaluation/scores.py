@@ -47,7 +47,7 @@ def add_scores(
     p, log_y = log_p.exp(), log_p.gather(1, labels[:, None])[:, 0]
     known = torch.isin(labels, seen.cpu())
     if not known.all():
-        protocol = {**protocol, "left out of nll": int((~known).sum())}
+        protocol = {**protocol, "left_out_of_nll": int((~known).sum())}
     values = {
         "top-1": right,
         "mean per class": per_class(right, labels),
@@ -57,7 +57,7 @@ def add_scores(
     if logits.shape[1] > 5:
         values["top-5"] = hits(logits, labels, 5) & known
     for metric, value in values.items():
-        more = {"per class": recall(right, labels, classes)} if metric == "mean per class" else {}
+        more = {"per_class": recall(right, labels, classes)} if metric == "mean per class" else {}
         which = images if len(value) == len(labels) else ""
         results.add(task, dataset, metric, value, protocol={**protocol, **more}, images=which)
     bins = {**protocol, "bins": "15 of equal width", "reliability": reliability(p, right)}

@@ -41,7 +41,7 @@ SUITES = {
 }
 TASKS = SUITES["paper"]
 Task = Callable[[EvalContext], object]
-_SET = ("data", "train images", "test images", "classes")  # of the set in `about`
+_SET = ("data", "train_images", "test_images", "classes")  # of the set in `about`
 _UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
 
 
@@ -49,17 +49,17 @@ def evaluate(
     place: str,
     *,
     suite: str = "standard",
-    only: Sequence[str] = (),
-    on: str = "",
+    tasks: Sequence[str] = (),
+    data: str = "",
     out: Path | None = None,
     seed: int = 0,
     device: str = "auto",
     network: str = "",
     size: int = 0,
-    images: int = 0,
+    max_images: int = 0,
     epochs: int = 0,
     held_out: bool = False,
-    sets: Path | None = None,
+    benchmark_root: Path | None = None,
     frost: Path | None = None,
     display: Display | None = None,
     more: Mapping[str, Task] | None = None,
@@ -67,21 +67,28 @@ def evaluate(
     """Judge an encoder; the results, and the folder that they were written to.
 
     A task that cannot be done here is left out and listed, and the others go on. What is done is
-    written after every task. `more` are tasks of your own, after the suite's or named in `only`.
+    written after every task. `more` are tasks of your own, after the suite's or named in `tasks`.
     `held_out` judges by a fifth of the training images and opens no test image: to choose by.
     """
     more = more or {}
-    chosen = _chosen(suite, only, tuple(more))
-    for name, number in {"size": size, "images": images, "epochs": epochs, "seed": seed}.items():
+    chosen = _chosen(suite, tasks, tuple(more))
+    for name, number in {
+        "size": size,
+        "max-images": max_images,
+        "epochs": epochs,
+        "seed": seed,
+    }.items():
         if not 0 <= number < 2**32:
             raise ValueError(f"--{name} must be 0 or more and below 2**32, got {number}")
-    sets = None if sets is None else sets.expanduser()
-    if sets is not None and not sets.is_dir():
-        raise ValueError(f"--sets {sets} is no folder; give the one that has the sets' folders")
+    benchmark_root = None if benchmark_root is None else benchmark_root.expanduser()
+    if benchmark_root is not None and not benchmark_root.is_dir():
+        raise ValueError(
+            f"--benchmark-root {benchmark_root} is not a folder; give the folder that holds the datasets"
+        )
     photographs = None if frost is None else load_frost(frost)
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)
-    splits = open_splits(_place(subject, on), seed=seed, most=images, held_out=held_out)
+    splits = open_splits(_place(subject, data), seed=seed, most=max_images, held_out=held_out)
     splits = splits._replace(notes=(*splits.notes, *_seen_before(subject, splits.test)))
     out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
     ensure_writable(out)
@@ -101,7 +108,7 @@ def evaluate(
         results.about, results.set, results.of = _about(exam), splits.name, exam.content
         if (out / RESULTS).is_file():
             old = _of_the_same_kind(read(out), out, held_out)
-            _begin_with(old, exam, out, chosen, is_own=not on)
+            _begin_with(old, exam, out, chosen, is_own=not data)
         if world_size() > 1:
             # Several processes extract features; the rest is for one.
             for split in ("train", "test"):
@@ -111,23 +118,23 @@ def evaluate(
             if not is_first:
                 exam.close()
                 return results, out
-        tasks: dict[str, Callable[[], object]] = {
+        runners: dict[str, Callable[[], object]] = {
             "linear": lambda: classify.linear(exam, epochs=epochs),
             "logistic": lambda: classify.logistic_regression(exam),
             "knn": lambda: classify.knn(exam),
-            "few-label": lambda: classify.few_label(exam, None if held_out else sets),
+            "few-label": lambda: classify.few_label(exam, None if held_out else benchmark_root),
             "geometry": lambda: probing.geometry(exam),
             "corruptions": lambda: probing.corruptions(exam, frost=photographs, epochs=epochs),
             "smoothness": lambda: probing.smoothness(exam),
             "information": lambda: probing.information(exam),
             "gallery": lambda: gallery(exam, out),
-            "transfer": lambda: transfer(exam, sets),
-            "robustness": lambda: robustness(exam, sets, epochs=epochs),
+            "transfer": lambda: transfer(exam, benchmark_root),
+            "robustness": lambda: robustness(exam, benchmark_root, epochs=epochs),
             **{name: partial(task, exam) for name, task in more.items()},
         }
         try:
             for name in chosen:
-                _do(name, tasks[name], exam)
+                _do(name, runners[name], exam)
                 if content_of_weights(subject.network) != results.about["weights"]:
                     raise RuntimeError(f"weights or statistics of the network changed in {name}")
                 results.write(out)
@@ -170,7 +177,7 @@ def _begin_with(
         lost, why = len(old.records), "--size"
     else:
         results.begin_with(old)
-        lost, why = len(old.records) - len(results.records), "--images, --on or --seed"
+        lost, why = len(old.records) - len(results.records), "--max-images, --data or --seed"
     anew = {f"{task} on {exam.splits.name}" for task in chosen}
     for text, place in old.skipped_in.items():
         if place not in anew:
@@ -187,7 +194,7 @@ def _begin_with(
 def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
     """What is there already, if it may stand beside what is asked for."""
     # Older results say it by the name of their set alone.
-    was = old.about.get("held out", str(old.about.get("data", "")).endswith(STAND_IN))
+    was = old.about.get("held_out", str(old.about.get("data", "")).endswith(STAND_IN))
     if was != held_out:
         there, here = ("held-out", "test") if was else ("test", "held-out")
         raise ValueError(
@@ -204,7 +211,7 @@ def _do(name: str, task: Callable[[], object], exam: EvalContext) -> None:
         return
     if exam.classes < 2 and name in TASKS and name not in _UNLABELED:
         exam.skip(
-            f"{name}, which needs labels of two classes: {exam.splits.name} has none (--on DATA)"
+            f"{name}, which needs labels of two classes: {exam.splits.name} has none (--data DATA)"
         )
         return
     exam.display.say(f"{name} ...")
@@ -216,25 +223,25 @@ def _do(name: str, task: Callable[[], object], exam: EvalContext) -> None:
     exam.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
 
 
-def _chosen(suite: str, only: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
+def _chosen(suite: str, tasks: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
     if suite not in SUITES:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
     known = tuple(dict.fromkeys(TASKS + more))
-    unknown = [name for name in only if name not in known]
+    unknown = [name for name in tasks if name not in known]
     if unknown:
-        raise ValueError(f"--only takes some of {', '.join(known)}, got {unknown[0]!r}")
-    return tuple(name for name in known if name in (only or SUITES[suite] + more))
+        raise ValueError(f"--tasks takes some of {', '.join(known)}, got {unknown[0]!r}")
+    return tuple(name for name in known if name in (tasks or SUITES[suite] + more))
 
 
-def _place(subject: FrozenModel, on: str) -> str:
-    if on:
-        return on
+def _place(subject: FrozenModel, data: str) -> str:
+    if data:
+        return data
     if subject.config is None:
-        raise ValueError(f"say with --on which images {subject.name} is to be judged by")
+        raise ValueError(f"say with --data which images {subject.name} is to be judged by")
     source = subject.config.data.source
     if source.startswith(PYTHON) or (Path(source).is_absolute() and not Path(source).exists()):
         raise ValueError(
-            f"{subject.name} was trained on {source}, which is not here; say with --on which "
+            f"{subject.name} was trained on {source}, which is not here; say with --data which "
             "images it is to be judged by"
         )
     return source
@@ -267,12 +274,12 @@ def _about(exam: EvalContext) -> dict[str, object]:
     return {
         "encoder": exam.subject.name,
         "weights": content_of_weights(exam.subject.network),
-        "held out": exam.splits.held_out,
+        "held_out": exam.splits.held_out,
         "sha256": exam.subject.sha256,
         **exam.seen(),
         "data": exam.splits.name,
-        "train images": len(exam.source("train")),
-        "test images": len(exam.source("test")),
+        "train_images": len(exam.source("train")),
+        "test_images": len(exam.source("test")),
         "classes": exam.classes,
         "device": torch.cuda.get_device_name(exam.device) if gpu else "cpu",
         "torch": torch.__version__,

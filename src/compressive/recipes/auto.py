@@ -19,12 +19,12 @@ def auto_recipe(count: int, side: int, *, memory: float = 0.0, epochs: int | Non
     has_gpu = memory > 0
     size = _view_size(side, has_gpu)
     views = view_settings(size, has_gpu)
-    stem = views["network.small_stem"][0]
+    stem = views["network.stem"][0] == "cifar"
     network, epochs = _network(count, size, stem, memory), epochs or _epochs(count, has_gpu)
     have = f"{count:,} images of {side} pixels and " + (f"{memory:g} GiB" if has_gpu else "no GPU")
     layer: SettingSources = {
         "network.name": (network, f"ours, for {have}"),
-        "train.batch": (_batch(count, network, size, stem, memory), f"ours, for {have}"),
+        "train.batch_size": (_batch(count, network, size, stem, memory), f"ours, for {have}"),
         "train.epochs": (epochs, f"ours, for {have}"),
         "optim.warmup_epochs": (min(10.0, epochs / 10), "official code; at most a tenth of a run"),
         "probe.neighbors": (min(20, max(1, count // 10)), "default; at most a tenth of the images"),

@@ -44,13 +44,13 @@ _CONTRADICTIONS: dict[Run, str] = {
 }
 _SWEEPS: dict[Run, dict[str, tuple[int, dict[float, float]]]] = {  # table, {value: top-1}
     ("simclr", "r50", 300): {
-        "views.crop_area_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4}),
+        "views.crop_scale_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4}),
     },
     ("c-simclr", "r50", 300): {
         "bottleneck.beta": (5, {0: 69.7, 0.01: 69.7, 0.1: 70.1, 1.5: 69.7}),
         "bottleneck.kappa_e": (11, {256: 69.8, 512: 69.8, 2048: 69.8, 4096: 69.6, 8192: 69.6}),
         "bottleneck.kappa_b": (13, {1: 65.0, 3: 68.5, 15: 69.1, 20: 68.6}),
-        "views.crop_area_min": (15, {0.16: 70.0, 0.25: 68.9, 0.5: 64.3}),
+        "views.crop_scale_min": (15, {0.16: 70.0, 0.25: 68.9, 0.5: 64.3}),
     },
     ("byol", "r50", 300): {"decoder.kappa_d": (7, {2: 72.5})},
     ("byol", "r50", 1000): {"decoder.kappa_d": (8, {2: 74.2, 10: 74.2})},
@@ -61,7 +61,12 @@ _SWEEPS: dict[Run, dict[str, tuple[int, dict[float, float]]]] = {  # table, {val
     },
 }
 _ORIGINAL_SIMCLR = (  # secs. A.1, A.2 and A.4 list the differences
-    *("views.set=simclr", "network.hidden=2048", "network.out=128", "network.head_last_norm=true"),
+    *(
+        "views.policy=simclr",
+        "network.hidden_dim=2048",
+        "network.projection_dim=128",
+        "network.head_last_norm=true",
+    ),
     *("optim.lr=0.3", "optim.weight_decay=1e-6"),
 )
 # Table 7 does not say with which learning rate BYOL had C-BYOL's head; BYOL's own is assumed.
@@ -71,7 +76,7 @@ _COMPARED: dict[Run, list[Variant]] = {  # what the paper compares by more than 
     ("simclr", "r50x2", 1000): [Variant(_ORIGINAL_SIMCLR, "Table 3: the original SimCLR", 74.2)],
     ("c-simclr", "r50", 300): [Variant(("bottleneck.beta=2",), "collapsed, sec. 3.4")],
     ("c-byol", "r50", 300): [
-        Variant((*_BYOL_WITH_LAYER, "bottleneck.sample=false"), "Table 7: linear, norm", 72.8),
+        Variant((*_BYOL_WITH_LAYER, "bottleneck.stochastic=false"), "Table 7: linear, norm", 72.8),
         Variant(_BYOL_WITH_LAYER, "Table 7: linear, norm, sampling", 72.8),
     ],
 }
@@ -79,34 +84,31 @@ _COMPARED: dict[Run, list[Variant]] = {  # what the paper compares by more than 
 _ALWAYS: SettingSources = {
     "data.source": ("torchvision:ImageNet", "ours; a path on the command line takes its place"),
     "data.split": ("train", "paper, sec. 3.1"),
-    "data.side": (0, "ours; the official code crops from the whole file"),
+    "data.max_side": (0, "ours; the official code crops from the whole file"),
     "data.limit": (0, "paper, sec. 3.1"),
     "views.size": (224, "paper, sec. A.1"),
-    "views.set": ("paper", "paper, Table 6"),
-    "views.crop_area_min": (0.08, "paper, sec. A.1"),
+    "views.policy": ("byol", "paper, Table 6"),
+    "views.crop_scale_min": (0.08, "paper, sec. A.1"),
     "views.blur": (True, "paper, Table 6; one sigma for each image, row 19"),
     "views.antialias": (False, "official code, row 22"),
-    "network.small_stem": (False, "official code"),
-    "network.same_pool": (True, "official code, row 23"),
-    "network.first_shortcut": (True, "official code, row 23; only ResNet-18 and -34 change"),
-    "network.paper_init": (True, "official code, row 23"),
+    "network.stem": ("imagenet", "official code"),
+    "network.variant": ("official", "official code, row 23; but for the running variance, row 16"),
     "network.zero_init_last": (True, "official code, row 23"),
-    "network.biased_variance": (False, "ours, row 16; nothing is learned from it"),
-    "network.hidden": (4096, "paper, sec. A.2"),
-    "network.out": (256, "paper, sec. A.2"),
+    "network.hidden_dim": (4096, "paper, sec. A.2"),
+    "network.projection_dim": (256, "paper, sec. A.2"),
     "network.head_layers": (2, "paper, sec. A.2"),
     "network.head_last_norm": (False, "paper, sec. A.2"),
     "bottleneck.schedule": ("constant", "paper, row 26"),
-    "bottleneck.target_rate": (None, "ours: off"),
-    "bottleneck.sample": (True, "paper, secs. 2.2 and 2.3"),
-    "bottleneck.b_sees": ("own", "paper, sec. 2.4, and official code: row 7"),
-    "bottleneck.rate": ("sample", "official code"),
-    "decoder.own_view_negatives": (True, "official code, row 6"),
+    "bottleneck.target_residual": (None, "ours: off"),
+    "bottleneck.stochastic": (True, "paper, secs. 2.2 and 2.3"),
+    "bottleneck.backward_view": ("own", "paper, sec. 2.4, and official code: row 7"),
+    "bottleneck.residual_estimator": ("sampled", "official code"),
+    "decoder.same_view_negatives": (True, "official code, row 6"),
     "target.independent": (True, "official code, row 17"),
     "optim.name": ("lars", "paper, sec. A.4; in the form of the official code, row 15"),
     "optim.momentum": (0.9, "official code"),
-    "optim.trust": (0.001, "official code, row 15"),
-    "train.batch": (4096, "paper, sec. 3.1"),
+    "optim.trust_coefficient": (0.001, "official code, row 15"),
+    "train.batch_size": (4096, "paper, sec. 3.1"),
     "train.precision": ("auto", "ours; the official code has no mixed precision"),
 }
 LOSS: dict[str, SettingSources] = {
@@ -159,7 +161,7 @@ def _schedule(run: Run) -> SettingSources:
         weight = 5 if short else 2
         kappa_d = (2.0 * weight, f"paper, sec. A.6: twice the weight {weight}{unsaid}")
         rate = (0.99 if short else 0.996, f"paper, sec. A.4{unsaid}")
-        layer |= {"decoder.kappa_d": kappa_d, "target.rate": rate}
+        layer |= {"decoder.kappa_d": kappa_d, "target.ema_decay": rate}
     return layer
 
 
@@ -190,15 +192,14 @@ def variants(run: Run) -> tuple[Variant, ...]:
     """The other readings of the paper, then the rows of its ablations that begin with this run."""
     method, _, epochs = run
     found = [
-        Variant(("network.same_pool=false",), "timm computes the same features then, row 23"),
-        Variant(("network.biased_variance=true",), "TensorFlow's running variance, row 16"),
+        Variant(("network.variant=timm",), "timm computes the same features then, row 23"),
         Variant(("views.antialias=true",), "anti-aliased crops, row 22"),
         Variant(("train.precision=float32",), "no bf16, like the official code"),
     ]
     if "byol" in method:
         found.append(Variant(("target.independent=false",), "the target starts as a copy, row 17"))
     else:
-        found.append(Variant(("decoder.own_view_negatives=false",), "the pseudo-code's, row 6"))
+        found.append(Variant(("decoder.same_view_negatives=false",), "the pseudo-code's, row 6"))
     if method.startswith("c-"):
         linear = ("bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
         found.append(Variant(linear, "beta rises for 10 epochs, row 26"))

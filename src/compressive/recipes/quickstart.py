@@ -10,10 +10,10 @@ def quickstart(method: str) -> Recipe:
     layer: SettingSources = {
         "data.source": ("builtin", why),
         "views.size": (32, "the pictures'"),
-        "views.crop_area_min": (0.5, "ours, by held-out labels: with 0.08 it takes twice as long"),
+        "views.crop_scale_min": (0.5, "ours, by held-out labels: with 0.08 it takes twice as long"),
         "views.blur": (False, "as for CIFAR-10"),
         "network.name": ("test_resnet", "ours: 0.4 million weights, timm's smallest ResNet"),
-        "network.hidden": (512, why),
+        "network.hidden_dim": (512, why),
         "bottleneck.kappa_b": (10.0, "paper, sec. A.5"),
         "bottleneck.schedule": ("linear", "ours: gains C-SimCLR 4 points in so short a run"),
         "bottleneck.warmup_epochs": (1.0, "ours: as long as the learning rate's"),
@@ -21,7 +21,7 @@ def quickstart(method: str) -> Recipe:
         "optim.lr": (0.032, "ours: the best of a few"),
         "optim.weight_decay": (0.01, "torch's"),
         "optim.warmup_epochs": (1.0, why),
-        "train.batch": (128, why),
+        "train.batch_size": (128, why),
         "train.epochs": (3, why),
         "probe.every_epochs": (1.0, why),
     }

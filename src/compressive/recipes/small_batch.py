@@ -5,11 +5,11 @@ from compressive.recipes.recipe import SettingSources
 # For a batch that one device holds. "The pilot" is 60 epochs of CIFAR-10 with ResNet-18 at batch
 # 512 on an H200, one seed, thrown away but for its numbers. dkobak is dkobak/simclr-cifar10.
 SMALL_BATCH: SettingSources = {
-    "views.set": ("paper", "paper, Table 6"),
-    "views.crop_area_min": (0.08, "paper, sec. A.1; solo-learn's for CIFAR-10"),
+    "views.policy": ("byol", "paper, Table 6"),
+    "views.crop_scale_min": (0.08, "paper, sec. A.1; solo-learn's for CIFAR-10"),
     "network.name": ("resnet18", "ours"),
-    "network.hidden": (2048, "solo-learn's SimCLR for CIFAR-10"),
-    "network.out": (256, "paper, sec. A.2: kappa_e has its meaning on that sphere"),
+    "network.hidden_dim": (2048, "solo-learn's SimCLR for CIFAR-10"),
+    "network.projection_dim": (256, "paper, sec. A.2: kappa_e has its meaning on that sphere"),
     "bottleneck.kappa_e": (1024.0, "paper, sec. A.5"),
     "bottleneck.kappa_b": (5.0, "temperature 0.2: solo-learn for CIFAR-10, simclr#166"),
     "bottleneck.beta": (0.1, "ours, not the paper's: in the pilot the best of 0, 0.1 and 1"),
@@ -32,5 +32,5 @@ def view_settings(size: int, has_gpu: bool) -> SettingSources:
     return {
         "views.size": (size, "about the images' own size"),
         "views.blur": (size > 32, blur),
-        "network.small_stem": (small, stem),
+        "network.stem": ("cifar" if small else "imagenet", stem),
     }

@@ -11,8 +11,16 @@ from compressive.rundir.reader import Run, number
 
 # Settings that do not change what is learned (seeds are averaged over), by their beginning.
 _ASIDE = (
-    *("recipe", "seed", "data.resident", "data.workers", "health.", "probe.", "train.compile"),
-    *("train.device", "train.log_every", "train.recompute", "train.save_every"),
+    *(
+        "recipe",
+        "seed",
+        "data.cache_on_device",
+        "data.workers",
+        "health.",
+        "probe.",
+        "train.compile",
+    ),
+    *("train.device", "train.log_every", "train.activation_checkpointing", "train.save_every"),
     "train.tensorboard",
 )
 _WORDS = {  # name of a figure: title, words at the axis
@@ -24,7 +32,7 @@ _WORDS = {  # name of a figure: title, words at the axis
     "kNN": ("Nearest neighbors", "top-1, %"),
     "corruptions": ("Corruptions, mean", "top-1, %"),
     "Brier": ("Brier score, lower is better", "Brier x 100"),
-    "movable": ("Information kept, its movable part", "movable (nats)"),
+    "reducible_residual": ("Information kept, its reducible part", "reducible residual (nats)"),
     "predictive": ("Information that is shared", "predictive (nats)"),
 }
 
@@ -163,7 +171,10 @@ def _rate(groups: Sequence[_Group], name: str) -> Picture | None:
     """A figure against the nats that were kept, from value to value of the setting."""
     lines, by = [], _scale(name)
     for group in groups:
-        found = [(v, group.spread(v, "movable"), group.spread(v, name)) for v in sorted(group.runs)]
+        found = [
+            (v, group.spread(v, "reducible_residual"), group.spread(v, name))
+            for v in sorted(group.runs)
+        ]
         there = [(v, kept.mean, one) for v, kept, one in found if kept and one]
         lines.append(
             Line(
@@ -178,7 +189,7 @@ def _rate(groups: Sequence[_Group], name: str) -> Picture | None:
     lines = [line for line in lines if line.points]
     if not any(len(line.points) > 1 for line in lines):
         return None
-    return Picture(_WORDS[name][0], chart(lines, "movable (nats)", _WORDS[name][1]))
+    return Picture(_WORDS[name][0], chart(lines, "reducible residual (nats)", _WORDS[name][1]))
 
 
 def _notes(groups: Sequence[_Group], values: Sequence[float], setting: str) -> list[str]:

@@ -134,7 +134,10 @@ def _curves(runs: Sequence[Run]) -> list[Picture]:
 
 def _plane(runs: Sequence[Run]) -> list[Picture]:
     pictures = []
-    for key, title in (("movable", "Movable part"), ("residual", "Residual, floor and all")):
+    for key, title in (
+        ("reducible_residual", "Reducible part"),
+        ("residual", "Residual, floor and all"),
+    ):
         if lines := _lines(runs, key, "predictive"):
             axes = (f"{key} (nats)", "predictive (nats)")
             pictures.append(_picture(title, lines, *axes, ends=True, clip=True))

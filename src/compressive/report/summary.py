@@ -16,15 +16,15 @@ FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
     "kNN": (("kNN 20",), "top-1"),
     "corruptions": (("corruptions",), "top-1"),
     "Brier": (("linear", "logistic"), "brier"),
-    "movable": (("information",), "movable"),
+    "reducible_residual": (("information",), "reducible_residual"),
     "predictive": (("information",), "predictive"),
 }
-NATS = ("movable", "predictive")
+NATS = ("reducible_residual", "predictive")
 # What a journal can tell: accuracies on labels held out of train, by which to choose; nats.
 _JOURNAL = {
     "held-out probe": "probe_accuracy",
     "held-out kNN": "knn_accuracy",
-    "movable": "movable",
+    "reducible_residual": "reducible_residual",
     "predictive": "predictive",
 }
 _ENDS = {"collapse": "collapsed", "nan": "diverged"}  # what the monitor said last: in one word

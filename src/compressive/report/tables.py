@@ -81,7 +81,7 @@ def tables(runs: Sequence[Run]) -> list[Table]:
     rows: dict[str, dict[tuple[str, str, str], list[Figure | None]]] = {}
     for place, run in enumerate(runs):
         for figure in run.figures:
-            if "by severity" in figure.protocol or figure.task.startswith("smoothness "):
+            if "by_severity" in figure.protocol or figure.task.startswith("smoothness "):
                 continue
             family = re.sub(r"\s+[\d.]+\s*%?$", "", figure.task)
             key = (figure.task, figure.dataset, figure.metric)
@@ -131,7 +131,7 @@ def heat(runs: Sequence[Run]) -> list[Table]:
     by: dict[tuple[str, int], tuple[str, str]] = {}  # which images, and which head
     for place, run in enumerate(runs):
         for figure in run.figures:
-            cells = numbers(figure.protocol.get("by severity"))
+            cells = numbers(figure.protocol.get("by_severity"))
             if cells and figure.metric == "top-1":
                 dataset, _, kind = figure.dataset.rpartition(" ")
                 grids.setdefault(dataset, {}).setdefault(place, {})[kind] = cells
@@ -157,7 +157,7 @@ def corruptions(runs: Sequence[Run]) -> list[str]:
     told: dict[str, dict[str, None]] = {}
     for run in runs:
         for figure in run.figures:
-            if figure.metric == "top-1" and "left out" in figure.protocol:
+            if figure.metric == "top-1" and "left_out" in figure.protocol:
                 for sentence in (_mean(figure, run), _judge(figure)):
                     told.setdefault(sentence, {})[run.name] = None
     every = {name for names in told.values() for name in names}
@@ -168,9 +168,9 @@ def corruptions(runs: Sequence[Run]) -> list[str]:
 
 
 def _mean(figure: Figure, run: Run) -> str:
-    left = figure.protocol["left out"]
+    left = figure.protocol["left_out"]
     left = list(map(str, left)) if isinstance(left, list) else []
-    shown = {f.dataset for f in run.figures if "by severity" in f.protocol}
+    shown = {f.dataset for f in run.figures if "by_severity" in f.protocol}
     extra = [kind for kind in EXTRAS if f"{figure.dataset} {kind}" in shown]
     count = f"{len(NAMES) - len(left)} types \N{MULTIPLICATION SIGN} 5 severities"
     words = f"The mean of {figure.dataset} is of {count}"

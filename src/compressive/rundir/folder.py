@@ -22,16 +22,16 @@ from compressive.rundir.lock import ensure_writable
 FREE = {
     "recipe",
     "data.source",
-    "data.resident",
+    "data.cache_on_device",
     "data.workers",
     "train.device",
     "train.save_every",
     "train.log_every",
     "train.tensorboard",
-    "health.tries",
-    "health.spike",
+    "health.max_restarts",
+    "health.spike_sigma",
     "health.collapse_std",
-    "health.min_rank",
+    "health.min_participation_ratio",
     "probe.every_epochs",
 }
 

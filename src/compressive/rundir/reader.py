@@ -229,7 +229,7 @@ def total_steps(run: Path, settings: Mapping[str, Any]) -> int | None:
     """Steps that a run is to make, as far as its files tell."""
     train = settings.get("train")
     train = train if isinstance(train, dict) else {}
-    steps, epochs, batch = (train.get(name) for name in ("steps", "epochs", "batch"))
+    steps, epochs, batch = (train.get(name) for name in ("steps", "epochs", "batch_size"))
     if isinstance(steps, int) and steps > 0:
         return steps
     count = _images(run / "checkpoints")
@@ -326,7 +326,7 @@ def _gallery(path: Path, missing: list[str]) -> tuple[dict[str, np.ndarray], dic
     if not path.is_file():
         missing.append(
             f"{path.name}: not there, so no views, neighbors and map; "
-            "`compressive evaluate RUN --only gallery` makes it"
+            "`compressive evaluate RUN --tasks gallery` makes it"
         )
         return {}, {}
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from compressive import recipes
-from compressive.config import Config, flat, is_contrastive, unused_settings, with_data
+from compressive.config import Config, flat, method_info, unused_settings, with_data
 
 PRESETS = ("beta", "kappa-e", "kappa-b", "crop-area", "loss-weight")
 
@@ -33,12 +33,12 @@ def ablation(name: str, config: Config) -> tuple[str, list[str]]:
     loss-weight: Tables 7 and 8, kappa_d being twice the weight.
     """
     wide = "256 512 1024 2048 4096 8192"
-    kappa_e = wide if is_contrastive(config) else "4096 8192 16384 32768"
+    kappa_e = wide if not method_info(config).decoder else "4096 8192 16384 32768"
     known = {
         "beta": ("bottleneck.beta", "0 0.01 0.1 1 1.5"),
         "kappa-e": ("bottleneck.kappa_e", kappa_e),
         "kappa-b": ("bottleneck.kappa_b", "1 3 10 15 20"),
-        "crop-area": ("views.crop_area_min", "0.08 0.16 0.25 0.5"),
+        "crop-area": ("views.crop_scale_min", "0.08 0.16 0.25 0.5"),
         "loss-weight": ("decoder.kappa_d", "2 4 10"),
     }
     if name not in known:

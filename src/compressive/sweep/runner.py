@@ -53,8 +53,8 @@ def sweep(
     seeds: str = "0",
     changes: Sequence[str] = (),
     suite: str = "quick",
-    only: str = "",
-    images: int = 0,
+    tasks: str = "",
+    max_images: int = 0,
     held_out: bool = False,
     at_once: int = 1,
     display: Display | None = None,
@@ -71,7 +71,7 @@ def sweep(
     ensure_writable(out)
     base = None
     if not (out / SWEEP).exists():  # later ones must be the same
-        _require_tasks(suite, only, images, held_out)
+        _require_tasks(suite, tasks, max_images, held_out)
         base = _begun_with(data, recipe, changes)
     words: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
     jobs = plan(data, recipe=recipe, base=base, **words)
@@ -81,13 +81,13 @@ def sweep(
         "set": list(changes),
         "varied": list(jobs[0].varied),
         "suite": suite,
-        "only": only,
-        "images": images,
-        "held out": held_out,
+        "tasks": tasks,
+        "max_images": max_images,
+        "held_out": held_out,
     }
     train = ["pretrain", data, "--recipe", recipe]
     train += [word for change in changes for word in ("--set", change)]
-    judge = ["evaluate", "--suite", suite, "--only", only, "--images", str(images)]
+    judge = ["evaluate", "--suite", suite, "--tasks", tasks, "--max-images", str(max_images)]
     judge = [] if suite == NONE else [*judge, *(["--held-out"] if held_out else [])]
     held = acquire_lock(out)
     try:
@@ -101,19 +101,21 @@ def sweep(
         os.close(held)
 
 
-def _require_tasks(suite: str, only: str, images: int, held_out: bool) -> None:
+def _require_tasks(suite: str, tasks: str, max_images: int, held_out: bool) -> None:
     """Refuse now what `evaluate` would refuse after the first run."""
     from compressive.evaluation.suite import SUITES, TASKS
 
     if suite not in (*SUITES, NONE):
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NONE}, got {suite!r}")
-    if suite == NONE and (only or images or held_out):
-        raise ValueError("--suite none measures nothing: leave out --only, --images and --held-out")
-    for name in only.split(",") if only else ():
+    if suite == NONE and (tasks or max_images or held_out):
+        raise ValueError(
+            "--suite none measures nothing: leave out --tasks, --max-images and --held-out"
+        )
+    for name in tasks.split(",") if tasks else ():
         if name.strip() not in TASKS:
-            raise ValueError(f"--only takes some of {', '.join(TASKS)}, got {name.strip()!r}")
-    if images < 0:
-        raise ValueError(f"--images must be 0 or more, got {images}")
+            raise ValueError(f"--tasks takes some of {', '.join(TASKS)}, got {name.strip()!r}")
+    if max_images < 0:
+        raise ValueError(f"--max-images must be 0 or more, got {max_images}")
 
 
 def _begun_with(data: str, recipe: str, changes: Sequence[str]) -> Config:
@@ -166,7 +168,7 @@ class _State:
 
     def judged(self, job: Job) -> Path:
         """Where `evaluate` puts its results."""
-        return self.out / job.name / (HELD_OUT if self.about["held out"] else EVALUATION)
+        return self.out / job.name / (HELD_OUT if self.about["held_out"] else EVALUATION)
 
     def note(self, job: Job, how: str) -> None:
         with self._one:
@@ -176,7 +178,7 @@ class _State:
     def write(self) -> list[Row]:
         """The file as it is now, the old one or the new one at any time; the table's lines."""
         done = {job.name for job in self.jobs if self.is_done(job)}
-        found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held out"])
+        found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held_out"])
         lines = [
             row._asdict() | {"figures": {k: v._asdict() for k, v in row.figures.items()}}
             for row in found

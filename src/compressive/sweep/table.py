@@ -15,18 +15,20 @@ from compressive.rundir.reader import read_runs
 from compressive.sweep.plan import Job
 
 LEGEND = (
-    "top-1 in %, held-out: on labels held out of train, to choose by; movable: nats kept beyond "
+    "top-1 in %, held-out: on labels held out of train, to choose by; reducible residual: nats "
+    "kept beyond "
     "what the other view tells; mean ± deviation over seeds; more figures are in the report"
 )
 # What a terminal of 80 has room for.
 _SHOWN = (
     *("held-out probe", "held-out kNN", "linear", "logistic", "1 % labels", "kNN"),
-    *("corruptions", "movable"),
+    *("corruptions", "reducible_residual"),
 )
 _BROKEN = {
     "held-out probe": "held-out\nprobe",
     "held-out kNN": "held-out\nkNN",
     "1 % labels": "1 %\nlabels",
+    "reducible_residual": "reducible\nresidual",
     "corruptions": "corrup-\ntions",
 }
 

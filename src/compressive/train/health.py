@@ -110,18 +110,20 @@ class EmbeddingStats(NamedTuple):
     batch-norms see to that); spread 0.15 to 0.68 and cosine 0.53 to 0.98 in evaluation mode.
     """
 
-    spread: Float[Tensor, ""]  # standard deviation of a coordinate: 1 if uniform, 0 if all agree
+    embedding_std: Float[
+        Tensor, ""
+    ]  # standard deviation of a coordinate: 1 if uniform, 0 if all agree
     cosine: Float[Tensor, ""]  # mean over pairs of different images: 0 if uniform, 1 if all agree
-    participation: Float[Tensor, ""]  # axes they vary along, from 1 to min(dim, batch - 1)
+    participation_ratio: Float[Tensor, ""]  # axes they vary along, from 1 to min(dim, batch - 1)
 
 
 @torch.no_grad()
 def embedding_stats(r: Float[Tensor, "batch dim"]) -> EmbeddingStats:
     """Whether projections collapse, without waiting for the device.
 
-    `participation` is (sum of v)^2 / sum of v^2 over the eigenvalues v of the covariance of the
-    directions: equal ones count fully, small ones little. It stands for the effective rank while
-    a run goes on: `metrics.effective_rank` needs the eigenvalues themselves, for which torch
+    `participation_ratio` is (sum of v)^2 / sum of v^2 over the eigenvalues v of the covariance of
+    the directions: equal ones count fully, small ones little. It stands for the effective rank in
+    a run: `metrics.effective_rank` needs the eigenvalues themselves, for which torch
     waits, and gives larger numbers. This one needs two traces.
     """
     batch, dim = r.shape
@@ -159,14 +161,18 @@ class Health:
     """
 
     def __init__(self, config: Config, *, warmup: int) -> None:
-        self._settings, self._dim, self._warmup = config.health, config.network.out, warmup
-        images = config.train.batch / config.train.accumulate / world_size()
+        self._settings, self._dim, self._warmup = (
+            config.health,
+            config.network.projection_dim,
+            warmup,
+        )
+        images = config.train.batch_size / config.train.grad_accum_steps / world_size()
         # So few images cannot vary along more axes, however well the run is.
-        self._min_rank = min(config.health.min_rank, (images - 1) / 4)
+        self._min_participation_ratio = min(config.health.min_participation_ratio, (images - 1) / 4)
         self._cure = "lower optim.lr or lengthen optim.warmup_epochs"
         if is_compressed(config):
-            steered = config.bottleneck.target_rate is not None
-            price = "raise bottleneck.target_rate" if steered else "lower bottleneck.beta"
+            steered = config.bottleneck.target_residual is not None
+            price = "raise bottleneck.target_residual" if steered else "lower bottleneck.beta"
             self._cure = f"{price}, {self._cure}"
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._was_wide = False
@@ -177,10 +183,10 @@ class Health:
         """Whether the last reading raised no suspicion of an illness: a good time to save."""
         return self._low == 0
 
-    def verdict(self, reading: Reading, wait_share: float = 0.0) -> HealthStatus:
+    def verdict(self, reading: Reading, data_wait_fraction: float = 0.0) -> HealthStatus:
         """Take in a reading and judge; the worst finding is the one reported.
 
-        `wait_share` is the share of the time spent waiting for images.
+        `data_wait_fraction` is the share of the time spent waiting for images.
         """
         means = {name: reading.means[name] for name in ("loss", *EmbeddingStats._fields)}
         if lost := [name for name, value in means.items() if not math.isfinite(value)]:
@@ -191,12 +197,12 @@ class Health:
         above = self._deviations_above(loss)
         if self._has_collapsed(reading.step, spread, axes):
             return HealthStatus("collapse", f"collapse: {where}; {self._cure}")
-        if above > self._settings.spike:
+        if above > self._settings.spike_sigma:
             text = f"spike: loss {loss:.4g}, {above:.1f} deviations above its recent mean"
             return HealthStatus("spike", text)
-        if wait_share > _STARVED:
-            cure = "raise data.workers or set data.resident=yes"
-            return HealthStatus("starved", f"data wait {wait_share:.0%}: {cure}")
+        if data_wait_fraction > _STARVED:
+            cure = "raise data.workers or set data.cache_on_device=yes"
+            return HealthStatus("starved", f"data wait {data_wait_fraction:.0%}: {cure}")
         return HealthStatus("ok", f"ok: {where}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,11 +223,14 @@ class Health:
         mean = statistics.fmean(recent)
         deviation = max(statistics.stdev(recent), _LEAST_DEVIATION * abs(mean), 1e-12)
         # A spike is remembered cut, else it would hide the next one behind its own deviation.
-        self._losses[-1] = min(loss, mean + self._settings.spike * deviation)
+        self._losses[-1] = min(loss, mean + self._settings.spike_sigma * deviation)
         return (loss - mean) / deviation
 
     def _has_collapsed(self, step: int, spread: float, axes: float) -> bool:
-        is_narrow, is_flat = spread < self._settings.collapse_std, axes < self._min_rank
+        is_narrow, is_flat = (
+            spread < self._settings.collapse_std,
+            axes < self._min_participation_ratio,
+        )
         self._was_wide |= not is_narrow
         is_late = step >= self._warmup
         is_low = (is_narrow and (is_late or self._was_wide)) or (is_flat and is_late)

@@ -73,7 +73,7 @@ def load_source(config: Config, source: Source | None = None) -> Source:
 
 def side(source: Source, config: Config) -> int:
     """Pixels of the longer side that images are brought down to."""
-    return canvas_side(source, config.views.size, config.data.side)
+    return canvas_side(source, config.views.size, config.data.max_side)
 
 
 def load(
@@ -87,7 +87,7 @@ def load(
         source,
         side=side(source, config),
         device=device,
-        resident=config.data.resident,
+        cache_on_device=config.data.cache_on_device,
         workers=config.data.workers,
         progress=progress,
     )

@@ -40,7 +40,7 @@ def pretrain(
 
     Goes on where a run in that folder stopped. Ctrl-C, SIGTERM and a closed terminal save and
     return early. A run that falls ill goes back to its last good checkpoint and on from there with
-    other random numbers; after `health.tries` such returns it ends with `Ill`.
+    other random numbers; after `health.max_restarts` such returns it ends with `Ill`.
 
     `source` takes the place of data.source, and `method` makes another one than config.method's.
     """
@@ -67,7 +67,7 @@ def _summary(run: Run) -> str:
     precision = str(run.dtype).removeprefix("torch.")
     return (
         f"{config.method} on {run.count:,} images{of}: {config.network.name}, views of "
-        f"{config.views.size} pixels, batch {config.train.batch}, {run.total:,} steps, "
+        f"{config.views.size} pixels, batch {config.train.batch_size}, {run.total:,} steps, "
         f"{run.device}, {precision}"
     )
 
@@ -78,7 +78,7 @@ def _train(run: Run, asked: list[int]) -> HealthStatus:
     while run.step < run.total:
         run.set_rates()
         seed_step(run.config.seed, run.attempt, run.step)
-        for batch in islice(batches, run.config.train.accumulate - 1):
+        for batch in islice(batches, run.config.train.grad_accum_steps - 1):
             run.note(*gradients(run, batch, is_last=False))
         step, probe_loss = gradients(run, next(batches), is_last=True)
         run.update(step, probe_loss)
@@ -92,10 +92,10 @@ def _train(run: Run, asked: list[int]) -> HealthStatus:
 
 def gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
     """Add the gradients of a portion to those that are there."""
-    x, y = run.views(batch)
+    views = run.views(batch)
     with autocast(run.device, run.dtype), run.synchronized(is_last), skip_value_checks():
-        step, probe_loss = run.learner(x, y, run.beta, run.visible[batch.index])
-        ((step.loss + probe_loss) / run.config.train.accumulate).backward()
+        step, probe_loss = run.learner(views, run.beta, run.visible[batch.index])
+        ((step.loss + probe_loss) / run.config.train.grad_accum_steps).backward()
     return step, probe_loss
 
 

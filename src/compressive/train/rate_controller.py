@@ -19,15 +19,15 @@ _AT_ONCE = 0.3
 
 
 class Controller:
-    """Raises beta while more movable nats pass than the target, lowers it while fewer do.
+    """Raises beta while more reducible nats pass than the target, lowers it while fewer do.
 
-    Proportional and integral control of log beta by the error log(movable / target), cut at a
-    factor of e: prices and nats both matter by their ratios. Integral, since the beta that
+    Proportional and integral control of log beta by the error log(reducible / target), cut at
+    a factor of e: prices and nats both matter by their ratios. Integral, since the beta that
     belongs to a target is unknown and drifts as the network learns; it stops at the ends of the
     range, so a target out of reach is not made up for later.
 
     `horizon` is the one gain, in steps: an error of a factor of e changes beta by a factor of e
-    in that time, and movable nats are averaged over a tenth of it. In simulations no swing is
+    in that time, and reducible nats are averaged over a tenth of it. In simulations no swing is
     left where a network follows beta within a quarter of the horizon and the elasticity of its
     nats, d log nats / d log beta, is at most 3.5. On a small C-SimCLR problem the first is 20
     steps, the second 0.05 at beta = 0.1, 0.3 at 2, 1 at 7 and 2.4 at 15, above which it collapses.
@@ -53,14 +53,14 @@ class Controller:
         self._weight = torch.zeros((), device=device)
 
     @torch.no_grad()
-    def update(self, movable: Float[Tensor, ""]) -> None:
-        """Take in the movable nats of a step, this process's mean over its images.
+    def update(self, reducible_residual: Float[Tensor, ""]) -> None:
+        """Take in the reducible nats of a step, this process's mean over its images.
 
         `beta` is a new tensor afterwards, so a backward pass still to come is not disturbed. A
         value that is not finite counts as on target; whether the run is ill is not judged here.
         """
         on_target = {name: self._target for name in ("nan", "posinf", "neginf")}
-        nats = mean_value(movable.detach().float()).nan_to_num(**on_target)
+        nats = mean_value(reducible_residual.detach().float()).nan_to_num(**on_target)
         share = min(1.0, 10 / self._horizon)
         self._sum = self._sum + share * (nats - self._sum)
         self._weight = self._weight + share * (1 - self._weight)  # else the first steps count less

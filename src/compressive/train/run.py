@@ -115,16 +115,17 @@ class Run:
         config, device = self.config, self.device
         self.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
-        if config.train.recompute and (not compiled or world_size() > 1):
+        if config.train.activation_checkpointing and (not compiled or world_size() > 1):
             raise ValueError(
-                "train.recompute=true needs steps that are compiled (train.compile=yes), in one "
+                "train.activation_checkpointing=true needs steps that are compiled "
+                "(train.compile=yes), in one "
                 "process"
             )
         torch.manual_seed(config.seed)  # the same weights in every process
         learner = Learner(method(config), classes)
         learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         require_size(learner.method.encoder, config.network.name, config.views.size)
-        synchronize(learner, biased_variance=config.network.biased_variance)
+        synchronize(learner)
         self.inner, self.method = learner, learner.method
         self.optimizer = optimizer(config.optim, learner.method)
         self.probe_optimizer = None
@@ -132,23 +133,23 @@ class Run:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
         self.learner = parallel(learner)
         self.views = view_maker(config, self.dtype, compiled=compiled)
-        if config.train.recompute:
+        if config.train.activation_checkpointing:
             recompute(learner.method.encoder)
         if compiled and world_size() == 1:
             # As CUDA graphs, since launching BYOL's kernels takes longer than running them
             # (ResNet-18, H200: 28 and 19 ms). Graphs overwrite gradients, so none may be added up.
-            graphs = device.type == "cuda" and config.train.accumulate == 1
+            graphs = device.type == "cuda" and config.train.grad_accum_steps == 1
             learner.compile(dynamic=False, mode="reduce-overhead" if graphs else "default")
         elif compiled:  # collectives stay outside of the graph
             learner.method.encoder.compile(dynamic=False)
         self._beta, self.controller = torch.zeros((), device=device), None
-        self._movable: list[Tensor] = []  # of the portions of a step
+        self._reducible_residual: list[Tensor] = []  # of the portions of a step
         bottleneck = config.bottleneck
-        if is_compressed(config) and bottleneck.target_rate is not None:
+        if is_compressed(config) and bottleneck.target_residual is not None:
             # A fiftieth of the run, so that even a short one comes to rest.
             horizon = max(10, min(200, self.total // 50))
             self.controller = Controller(
-                bottleneck.target_rate, beta=bottleneck.beta, horizon=horizon, device=device
+                bottleneck.target_residual, beta=bottleneck.beta, horizon=horizon, device=device
             )
 
     @property
@@ -162,11 +163,11 @@ class Run:
         return self.loader.batches(
             batch_index_stream(
                 self.count,
-                train.batch,
+                train.batch_size,
                 seed=self.config.seed,
                 attempt=self.attempt,
                 step=self.step,
-                portions=train.accumulate,
+                portions=train.grad_accum_steps,
                 rank=rank(),
                 world=world_size(),
             )
@@ -187,15 +188,15 @@ class Run:
 
     def note(self, step: Step, probe_loss: Tensor) -> None:
         """Count in what a portion of a step has shown."""
-        names = ("loss", "agreement", "nll", "residual", "movable", "predictive")
+        names = ("loss", "positive_cosine", "nll", "residual", "reducible_residual", "predictive")
         seen = {name: value for name in names if (value := getattr(step, name)) is not None}
         if is_compressed(self.config):
             seen["beta"] = self.beta
         if self.inner.probe is not None:
             seen["probe_loss"] = probe_loss
         self.readings.add(seen)
-        if self.controller is not None and step.movable is not None:
-            self._movable.append(step.movable.detach())
+        if self.controller is not None and step.reducible_residual is not None:
+            self._reducible_residual.append(step.reducible_residual.detach())
 
     def update(self, step: Step, probe_loss: Tensor) -> None:
         """Count in the last portion, and move the weights, the target and beta."""
@@ -204,10 +205,10 @@ class Run:
             if each is not None:
                 each.step()
                 each.zero_grad(set_to_none=True)
-        self.method.update_target(self.schedule.target_rate(self.step))
-        if self.controller is not None and self._movable:
-            self.controller.update(torch.stack(self._movable).mean())
-            self._movable.clear()
+        self.method.update_target(self.schedule.ema_decay(self.step))
+        if self.controller is not None and self._reducible_residual:
+            self.controller.update(torch.stack(self._reducible_residual).mean())
+            self._reducible_residual.clear()
         self.step += 1
 
     def is_time_to_look(self) -> bool:
@@ -245,9 +246,9 @@ class Run:
         """Write down and show every reading that has arrived, and judge by the last."""
         verdict = HealthStatus("ok", "")
         while (reading := self.readings.poll(wait=wait)) is not None:
-            verdict = self.health.verdict(reading, self.pace.wait_share)
-            rate = self.pace.steps_per_second * self.config.train.batch
-            extra = {"images_per_second": rate, "wait_share": self.pace.wait_share}
+            verdict = self.health.verdict(reading, self.pace.data_wait_fraction)
+            rate = self.pace.steps_per_second * self.config.train.batch_size
+            extra = {"images_per_second": rate, "data_wait_fraction": self.pace.data_wait_fraction}
             # A reading may arrive looks after its steps.
             extra["lr"] = self.schedule.lr(reading.step - 1)
             self.journal.write(reading.step, {**reading.means, **extra, "health": verdict.text})
@@ -262,11 +263,11 @@ class Run:
         shown["loss"] = f"{reading.means['loss']:.2f}"
         if self.accuracy is not None:
             shown["kNN"] = f"{self.accuracy.neighbors:.1%}"
-        if "movable" in reading.means:
-            shown["movable"] = f"{reading.means['movable']:.2f}"
+        if "reducible_residual" in reading.means:
+            shown["reducible_residual"] = f"{reading.means['reducible_residual']:.2f}"
         if "residual" in reading.means:
             shown["residual"] = f"{reading.means['residual']:.1f}"
-        shown["wait"] = f"{self.pace.wait_share:.0%}"
+        shown["wait"] = f"{self.pace.data_wait_fraction:.0%}"
         title = f"{self.config.method} epoch {self.schedule.epoch(reading.step):.1f}"
         self.display.progress(title, reading.step, self.total, shown)
         if verdict.state != "ok":
@@ -323,7 +324,7 @@ class Run:
                 "images": self.count,
                 "shades": self.shades,
                 "attempt": self.attempt,
-                "own method": self.is_own,
+                "own_method": self.is_own,
                 "accuracy": None if self.accuracy is None else tuple(self.accuracy),
                 **{name: part.state_dict() for name, part in self._parts()},
             }
@@ -414,10 +415,10 @@ class Run:
     def go_back(self, verdict: HealthStatus) -> None:
         """Back to the last good checkpoint with other random numbers, or out."""
         self.attempt += 1
-        if self.attempt > self.config.health.tries:
+        if self.attempt > self.config.health.max_restarts:
             self.journal.write(self.step, {STOPPED: verdict.text})
             raise TrainingFailed(
-                f"stopped after {self.config.health.tries} returns: {verdict.text}"
+                f"stopped after {self.config.health.max_restarts} returns: {verdict.text}"
             )
         self.display.say(f"step {self.step}: {verdict.text}; back to the last good checkpoint")
         self.journal.close()

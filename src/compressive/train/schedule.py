@@ -10,32 +10,35 @@ class Schedule:
 
     def __init__(self, config: Config, count: int) -> None:
         train = config.train
-        each = train.accumulate * world_size()
-        if train.batch % each or train.batch < 2 * each:
+        each = train.grad_accum_steps * world_size()
+        if train.batch_size % each or train.batch_size < 2 * each:
             raise ValueError(
-                "train.batch must be a multiple of accumulate x processes, and twice as large or "
-                f"more: {train.accumulate} x {world_size()}, got {train.batch}"
+                "train.batch_size must be a multiple of grad_accum_steps x processes, and twice as "
+                "large or "
+                f"more: {train.grad_accum_steps} x {world_size()}, got {train.batch_size}"
             )
         self.config, self.count, self.remarks = config, count, []
-        self.total = train.steps or optim.total_steps(count, train.epochs, train.batch)
+        self.total = train.steps or optim.total_steps(count, train.epochs, train.batch_size)
         self.warmup = self._steps("optim.warmup_epochs", "warm-up", config.optim.warmup_epochs)
         self.rise, rising = 0, "bottleneck.warmup_epochs"
         if rising not in unused_settings(config):
             self.rise = self._steps(rising, "rise of beta", config.bottleneck.warmup_epochs)
-        if train.batch > count:
+        if train.batch_size > count:
             self.remarks.append(
-                f"train.batch is {train.batch:,} and there are {count:,} images, so a batch has "
-                f"some twice; with --set train.batch={2 ** (count.bit_length() - 1)} it has not"
+                f"train.batch_size is {train.batch_size:,} and there are {count:,} images, so a "
+                "batch has "
+                f"some twice; with --set train.batch_size={2 ** (count.bit_length() - 1)} it has "
+                "not"
             )
-        per_epoch = max(1, count // train.batch)
+        per_epoch = max(1, count // train.batch_size)
         self.look_every = train.log_every or max(1, min(50, per_epoch // 10))
-        every = config.probe.every_epochs * count / train.batch or self.total / 20
+        every = config.probe.every_epochs * count / train.batch_size or self.total / 20
         self.judge_every = max(1, round(every))
 
     def _steps(self, setting: str, what: str, epochs: float) -> int:
         """Steps in which something rises; remarks on it where that is much of the run."""
         total = self.total
-        found = optim.warmup_steps(self.count, epochs, self.config.train.batch)
+        found = optim.warmup_steps(self.count, epochs, self.config.train.batch_size)
         if found >= total:
             found = total // 10
             self.remarks.append(f"{what} shortened to {found} steps, a tenth of the run")
@@ -46,16 +49,16 @@ class Schedule:
 
     def epoch(self, step: int) -> float:
         """How often each image has been seen by then."""
-        return step * self.config.train.batch / self.count
+        return step * self.config.train.batch_size / self.count
 
     def lr(self, step: int) -> float:
         """The learning rate of a step."""
-        peak = optim.scaled_lr(self.config.optim.lr, self.config.train.batch)
+        peak = optim.scaled_lr(self.config.optim.lr, self.config.train.batch_size)
         return optim.warmup_cosine(step, peak=peak, warmup=self.warmup, total=self.total)
 
-    def target_rate(self, step: int) -> float:
+    def ema_decay(self, step: int) -> float:
         """How much the target keeps of itself in a step."""
-        return optim.ema_rate(step, base=self.config.target.rate, total=self.total)
+        return optim.ema_decay(step, base=self.config.target.ema_decay, total=self.total)
 
     def beta(self, step: int) -> float:
         """The price of a nat at a step, where nothing steers it."""

@@ -1,7 +1,7 @@
 """What a training step is made of: a method with its probe, the views it sees, its optimizer."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,29 +19,28 @@ from compressive.augment.ops import augment_pair
 from compressive.augment.params import View, paper_views, simclr_views
 from compressive.config import Config, Optim, Views
 from compressive.data.loaders import Batch
-from compressive.methods import Bootstrap, Contrastive, Step
+from compressive.methods import Method, Step
 from compressive.networks import feature_dim
 from compressive.rng import image_keys
 from compressive.train.online_eval import OnlineProbe
 
-ViewMaker = Callable[[Batch], tuple[Tensor, Tensor]]
+ViewMaker = Callable[[Batch], Sequence[Tensor]]
 
 
 class Learner(nn.Module):
     """A method and, where images have labels, a probe that learns beside it."""
 
-    def __init__(self, method: Contrastive | Bootstrap, classes: int) -> None:
+    def __init__(self, method: Method, classes: int) -> None:
         super().__init__()
         self.method = method
         self.probe = OnlineProbe(feature_dim(method.encoder), classes) if classes else None
 
-    def forward(self, x: Tensor, y: Tensor, beta: Tensor, label: Tensor) -> tuple[Step, Tensor]:
-        """The method's step, and the loss of the probe over both views."""
-        step = self.method(x, y, beta)
+    def forward(self, views: Sequence[Tensor], beta: Tensor, label: Tensor) -> tuple[Step, Tensor]:
+        """Return the method's step, and the loss of the probe over all views."""
+        step = self.method(views, beta)
         if self.probe is None:
             return step, torch.zeros_like(step.loss)
-        feats = torch.cat([step.feats_x, step.feats_y])
-        return step, self.probe.loss(feats, torch.cat([label, label]))
+        return step, self.probe.loss(torch.cat(step.feats), torch.cat([label] * len(step.feats)))
 
 
 @torch.no_grad()
@@ -84,8 +83,8 @@ def _kept(context: Any, operation: Any, *args: Any, **options: Any) -> Checkpoin
 
 def view_pair(settings: Views) -> tuple[View, View]:
     """How the two views are made."""
-    pair = simclr_views(settings.strength) if settings.set == "simclr" else paper_views()
-    changes = {"crop_area_min": settings.crop_area_min, "antialias": settings.antialias}
+    pair = simclr_views(settings.strength) if settings.policy == "simclr" else paper_views()
+    changes = {"crop_scale_min": settings.crop_scale_min, "antialias": settings.antialias}
     if not settings.blur:
         changes["blur"] = 0.0
     x, y = (replace(view, **changes) for view in pair)
@@ -124,7 +123,9 @@ def optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the method's weights; its learning rate is set before every step."""
     groups = optim.parameter_groups(method, weight_decay=settings.weight_decay)
     if settings.name == "lars":
-        return optim.LARS(groups, 0.0, momentum=settings.momentum, trust=settings.trust)
+        return optim.LARS(
+            groups, 0.0, momentum=settings.momentum, trust_coefficient=settings.trust_coefficient
+        )
     if settings.name == "sgd":
         return torch.optim.SGD(groups, 0.0, momentum=settings.momentum)
     return torch.optim.AdamW(groups, 0.0)

@@ -9,7 +9,7 @@ class Throughput:
     """Steps per second, and the share of the time spent waiting for images, between two looks."""
 
     def __init__(self) -> None:
-        self.steps_per_second = self.wait_share = 0.0
+        self.steps_per_second = self.data_wait_fraction = 0.0
         self._last: tuple[float, int, float] | None = None
         self._paused = self._waited = 0.0
 
@@ -19,7 +19,7 @@ class Throughput:
         if self._last is not None and step > self._last[1]:
             seconds = max(now - self._last[0] - self._paused, 1e-9)
             self.steps_per_second = (step - self._last[1]) / seconds
-            self.wait_share = min(1.0, (waited - self._last[2] - self._waited) / seconds)
+            self.data_wait_fraction = min(1.0, (waited - self._last[2] - self._waited) / seconds)
         self._last, self._paused, self._waited = (now, step, waited), 0.0, 0.0
 
     @contextmanager

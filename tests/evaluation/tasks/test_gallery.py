@@ -51,7 +51,12 @@ def exam(tmp_path_factory: pytest.TempPathFactory) -> EvalContext:
     folder = tmp_path_factory.mktemp("gallery")
     paint(folder / "data" / "train", seed=0, each=20)
     paint(folder / "data" / "test", seed=1, each=12)
-    changes = ("views.size=20", "views.set=simclr", "views.strength=0.2", "views.crop_area_min=0.5")
+    changes = (
+        "views.size=20",
+        "views.policy=simclr",
+        "views.strength=0.2",
+        "views.crop_scale_min=0.5",
+    )
     pretrain(tiny(f"data.source={folder / 'data'}", *changes), folder / "run", display=silent())
     subject = open_subject(str(folder / "run"), torch.device("cpu"))
     splits = open_splits(str(folder / "data"), seed=0)

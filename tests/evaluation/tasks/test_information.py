@@ -88,12 +88,14 @@ def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> Non
             keys = image_keys(torch.arange(COUNT), seed=5, epoch=HELD - 1, view=2 * draw + number)
             z.append(keyed_sample(VonMisesFisher(F.normalize(each, dim=1), 1024.0), keys))
         zs = {"z_x": z[0], "z_y": z[1]}
-        loss = csimclr_loss(r[0], r[1], kappa_e=1024.0, kappa_b=10.0, rate="closed", **zs)
+        loss = csimclr_loss(
+            r[0], r[1], kappa_e=1024.0, kappa_b=10.0, residual_estimator="analytic", **zs
+        )
         expected.append(
             (
                 F.cosine_similarity(*r),
                 (loss.residual_x + loss.residual_y) / 2,
-                loss.movable,
+                loss.reducible_residual,
                 (loss.predictive_x + loss.predictive_y) / 2,
             )
         )
@@ -110,13 +112,17 @@ def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> Non
 def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
     """With z at its mode nothing is drawn: the step in evaluation mode says the same."""
     config = tiny(f"method={name}")
-    mode = ["bottleneck.sample=false", "bottleneck.rate=closed", f"bottleneck.b_sees={sees}"]
+    mode = [
+        "bottleneck.stochastic=false",
+        "bottleneck.residual_estimator=analytic",
+        f"bottleneck.backward_view={sees}",
+    ]
     method = made(name, *(mode if is_compressed(config) else []))
     found = of(method)
     with torch.no_grad():
         step = method.eval()(*views(held()))
     compared = {}
-    for field in ("agreement", "residual", "movable", "predictive"):
+    for field in ("positive_cosine", "residual", "reducible_residual", "predictive"):
         values, expected = getattr(found, field), getattr(step, field)
         assert (values is None) == (expected is None)
         if values is not None:
@@ -125,16 +131,16 @@ def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
             compared[field] = mean(values)
     assert found.means() == compared
     assert ("predictive" in compared) == is_contrastive(config)
-    assert ("residual" in compared) == ("movable" in compared) == is_compressed(config)
+    assert ("residual" in compared) == ("reducible_residual" in compared) == is_compressed(config)
     assert (found.bound is None) == (not is_contrastive(config))
 
 
 @pytest.mark.parametrize("name", ["c-simclr", "c-moco-v3", "c-byol", "c-simsiam"])
 def test_the_residual_is_the_expectation_over_z(name: str) -> None:
-    """What a step has at rate=closed, though the method samples in training."""
+    """What a step has at residual_estimator=analytic, though the method samples in training."""
     found = of(made(name))
     with torch.no_grad():
-        step = made(name, "bottleneck.rate=closed").eval()(*views(held()))
+        step = made(name, "bottleneck.residual_estimator=analytic").eval()(*views(held()))
     close(found.residual.mean(), step.residual)
 
 
@@ -151,7 +157,7 @@ def test_cbyol_is_the_written_out_divergence() -> None:
     assert method.target is not None
     assert method.backward_encoder is not None
     found = of(method)
-    residual, movable = [], []
+    residual, reducible_residual = [], []
     for view in views(held()):
         with torch.no_grad():
             e = F.normalize(method.predictor(method.projection(method.encoder(view))), dim=1)
@@ -160,10 +166,14 @@ def test_cbyol_is_the_written_out_divergence() -> None:
         a = ratio(8, 16384.0)
         floor = (16384 - 10) * a + log_constant(8, 16384.0) - log_constant(8, 10.0)
         residual.append(floor + 10 * a * (1 - cosine))
-        movable.append(10 * a * (1 - cosine))
+        reducible_residual.append(10 * a * (1 - cosine))
     # Steps of float32 near 20 nats, and cosines of float32.
     close(found.residual, torch.from_numpy(np.mean(residual, 0)).float(), atol=2e-5)
-    close(found.movable, torch.from_numpy(np.mean(movable, 0)).float(), atol=1e-5)
+    close(
+        found.reducible_residual,
+        torch.from_numpy(np.mean(reducible_residual, 0)).float(),
+        atol=1e-5,
+    )
 
 
 def test_predictive_cannot_exceed_its_bound_and_a_perfect_encoder_nearly_reaches_it() -> None:
@@ -177,7 +187,7 @@ def test_predictive_cannot_exceed_its_bound_and_a_perfect_encoder_nearly_reaches
     assert found.bound == pytest.approx(math.log(2 * COUNT - 1))
     expected = math.log(2 * COUNT - 1) - math.log1p((2 * COUNT - 2) * math.exp(-10))
     close(found.predictive, torch.full((COUNT,), expected))
-    close(found.agreement, torch.ones(COUNT))
+    close(found.positive_cosine, torch.ones(COUNT))
 
 
 # Batches and seeds
@@ -222,10 +232,10 @@ def test_one_seed_repeats_and_leaves_the_generator_alone() -> None:
 
 def test_how_the_views_were_made_is_recorded() -> None:
     """Nats of weaker augmentations are other nats."""
-    weaker = paper_views(crop_area_min=0.9)
+    weaker = paper_views(crop_scale_min=0.9)
     found = information(made("simclr"), [held()], weaker, size=SIZE)
     assert found.protocol["views"] == [asdict(view) for view in weaker]
-    assert [view["crop_area_min"] for view in of(made("simclr")).protocol["views"]] == [0.08, 0.08]
+    assert [view["crop_scale_min"] for view in of(made("simclr")).protocol["views"]] == [0.08, 0.08]
 
 
 def test_mean_and_standard_error_are_numpys() -> None:

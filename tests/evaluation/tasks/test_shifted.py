@@ -94,7 +94,7 @@ def test_corruptions_from_files_are_means_over_their_cells(
     for kind, hits in right.items():
         one = found[f"cifar10-c {kind}"]
         assert one.value == pytest.approx(hits.mean(), abs=1e-12)
-        assert one.protocol["by severity"] == pytest.approx(hits.mean(1).tolist(), abs=1e-12)
+        assert one.protocol["by_severity"] == pytest.approx(hits.mean(1).tolist(), abs=1e-12)
         assert one.protocol["notes"] == NOTES
         assert one.n == COUNT
     both = found["cifar10-c"]  # speckle noise is none of the 15
@@ -105,7 +105,7 @@ def test_corruptions_from_files_are_means_over_their_cells(
     assert both.low <= both.value <= both.high
     assert both.images
     assert both.protocol["notes"] == NOTES
-    assert len(both.protocol["left out"]) == 13
+    assert len(both.protocol["left_out"]) == 13
     assert any(
         text.startswith("no cifar10.1") or "cifar10" in text for text in exam.results.skipped
     )

@@ -61,15 +61,15 @@ def linear(exam: EvalContext, *, epochs: int = 0) -> Classifier:
         epochs=epochs,
         batch=batch,
         steps=steps,
-        chosen={"learning rate for 256": rates[best]},
-        **{"chosen on": f"{len(held):,} training images", "train images": len(fit)},
-        **{"accuracy there": dict(zip(map(str, rates), scores, strict=True))},
+        chosen={"learning_rate_for_256": rates[best]},
+        **{"chosen_on": f"{len(held):,} training images", "train_images": len(fit)},
+        **{"accuracy_there": dict(zip(map(str, rates), scores, strict=True))},
         **({"warning": "the best rate ends the grid"} if best in (0, len(scores) - 1) else {}),
     )
     exam.head = {
         "head": f"linear, {epochs} epochs",
         "chosen": protocol["chosen"],
-        "learned from": exam.images("train", train.index[fit]),
+        "learned_from": exam.images("train", train.index[fit]),
     }
     _score(exam, "linear", exam.classifier, protocol)
     return exam.classifier
@@ -91,7 +91,7 @@ def logistic_regression(exam: EvalContext) -> None:
         classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
         augmentation="none",
         chosen={"l2": found.penalty},
-        **{"chosen on": f"{len(held):,} training images by {how}, then fitted on all"},
+        **{"chosen_on": f"{len(held):,} training images by {how}, then fitted on all"},
         converged=f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
         **({"warning": found.warning} if found.warning else {}),
     )
@@ -128,10 +128,10 @@ def few_label(exam: EvalContext, lists: Path | None = None) -> None:
             augmentation="none",
             labels=sizes,
             chosen={"l2": penalties},
-            **{"chosen on": how},
+            **{"chosen_on": how},
             **({"warnings": warnings} if warnings else {}),
             draws=each,
-            **({"deviation over draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
+            **({"deviation_over_draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
         )
         figures = {"top-1": right, **({"top-5": top_5} if exam.classes > 5 else {})}
         images = exam.images("test", test.index)

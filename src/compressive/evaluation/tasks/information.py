@@ -10,24 +10,21 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from compressive.augment.ops import augment_pair
 from compressive.augment.params import View
-from compressive.checks import autocast, promote_to_float32
+from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
 from compressive.evaluation.tasks.smoothness import keyed_sample
-from compressive.info_nce import log_candidates
-from compressive.methods import Bootstrap, Contrastive
-from compressive.objectives import info_nce, residual_terms
+from compressive.methods import Method
+from compressive.objectives import residual_terms
 from compressive.rng import image_keys
 
 _VIEWS, _Z = 2**32 - 1, 2**32 - 2  # epochs that no run reaches: new views, and a z for each
 
-Method = Contrastive | Bootstrap
 PerImage = Float[Tensor, " count"]
 
 
@@ -42,9 +39,9 @@ class Information(NamedTuple):
     """What the views of held-out images tell, in nats; per image, mean of both directions."""
 
     index: Int[Tensor, " count"]  # places of the images
-    agreement: PerImage  # cosine of the projections of X and Y
+    positive_cosine: PerImage  # cosine of the projections of X and Y
     residual: PerImage | None  # I(X;Z|Y); compressed methods only
-    movable: PerImage | None  # its part above the floor at equal means
+    reducible_residual: PerImage | None  # its part above the floor at equal means
     predictive: PerImage | None  # I(Y;Z), contrastive methods only: log K - nll
     bound: float | None  # log K of the batches, the most that predictive can show
     dropped: int  # images of batches with another K than the first
@@ -59,9 +56,9 @@ class Information(NamedTuple):
 class _Meter(NamedTuple):
     """The per-image fields of Information."""
 
-    agreement: Tensor
+    positive_cosine: Tensor
     residual: Tensor | None
-    movable: Tensor | None
+    reducible_residual: Tensor | None
     predictive: Tensor | None
 
 
@@ -75,16 +72,16 @@ def mean(values: PerImage) -> Mean:
 
 
 def direction_of(method: Method) -> Callable[[Tensor], Tensor]:
-    """mu(x) of normalized images in evaluation mode: where e(z|x) points, or would.
+    """Return mu(x) of normalized images in evaluation mode: the mean direction of e(z|x).
 
-    That is the projection in SimCLR, and the prediction where there is a predictor (MoCo v3, BYOL,
-    SimSiam); the plain methods have the same place without the noise.
+    It is the projection in SimCLR, and the prediction where there is a predictor (MoCo v3, BYOL,
+    SimSiam). Plain methods use the same point without the noise.
     """
 
     @torch.no_grad()
     def direction(images: Tensor) -> Tensor:
         with _evaluating(method):
-            return _predicted(method, method.projection(method.encoder(images)))
+            return method.embeddings(images).mu
 
     return direction
 
@@ -113,7 +110,7 @@ def information(
     with _evaluating(method), _unchanged(method):
         for batch in batches:
             length = length or len(batch.index)
-            if isinstance(method, Contrastive) and len(batch.index) != length:
+            if method.bound(length) is not None and len(batch.index) != length:
                 dropped += len(batch.index)
                 continue
             index.append(batch.index)
@@ -121,7 +118,7 @@ def information(
             meters.append(_joined(lambda parts: torch.stack(parts).mean(0), made))
     if not index:
         raise ValueError("batches must hold one image or more for a meter, got none")
-    bound = _bound(method, length) if isinstance(method, Contrastive) else None
+    bound = method.bound(length)
     protocol = {
         "residual": "KL[e(z|x) || b(z|y)], closed form",
         "z": "sample" if _is_sampled(method) else "mode",
@@ -145,8 +142,10 @@ def _joined(join: Callable[[list[Tensor]], Tensor], meters: list[_Meter]) -> _Me
         parts = [part for meter in meters if (part := getattr(meter, name)) is not None]
         return join(parts) if parts else None
 
-    agreement = join([meter.agreement for meter in meters])
-    return _Meter(agreement, joined("residual"), joined("movable"), joined("predictive"))
+    positive_cosine = join([meter.positive_cosine for meter in meters])
+    return _Meter(
+        positive_cosine, joined("residual"), joined("reducible_residual"), joined("predictive")
+    )
 
 
 def _meter(
@@ -165,60 +164,27 @@ def _meter(
     views = augment_pair(batch.images, keys, pair, size, height=batch.height, width=batch.width)
     images = torch.cat(views)
     with autocast(images.device, precision):
-        r = method.projection(method.encoder(images))
-        mu = _predicted(method, r)
-        target = _direction(r if method.target is None else method.target(images))
-        mu_b = None
-        if isinstance(method, Contrastive):
-            mu_b = _exchanged(target)
-        elif method.backward_encoder is not None:
-            seen = target if method.b_sees == "own" else _exchanged(target)
-            mu_b = _direction(method.backward_encoder(seen))
-    r_x, r_y = _direction(r).chunk(2)
-    z, residual, movable = mu, None, None
-    if method.kappa_e is not None and mu_b is not None:
-        e, b = VonMisesFisher(mu, method.kappa_e), VonMisesFisher(mu_b, method.kappa_b)
+        found = method.embeddings(images)
+    r_x, r_y = found.r.chunk(2)
+    z, residual, reducible_residual = found.mu, None, None
+    if method.channel is not None and found.mu_b is not None:
+        e = VonMisesFisher(found.mu, method.channel.kappa_e)
+        b = VonMisesFisher(found.mu_b, method.channel.kappa_b)
         at = image_keys(twice, seed=seed, epoch=_Z, view=view)
-        z = keyed_sample(e, at) if _is_sampled(method) else method.sample(e)
-        kept = residual_terms(z, e, b, "closed", drawn=False)
-        residual, movable = _both(kept.residual), _both(kept.movable)
-    predictive = _predictive(method, z, target) if isinstance(method, Contrastive) else None
-    return _Meter((r_x * r_y).sum(1), residual, movable, predictive)
-
-
-def _exchanged(rows: Tensor) -> Tensor:
-    """The rows of Y, then those of X."""
-    return torch.cat(rows.chunk(2)[::-1])
+        z = keyed_sample(e, at) if _is_sampled(method) else method.channel.sample(e)
+        terms = residual_terms(z, e, b, "analytic", reparameterized=False)
+        residual, reducible_residual = _both(terms.residual), _both(terms.reducible)
+    predictive = None if found.target is None else method.predictive(z, found.target)
+    return _Meter((r_x * r_y).sum(1), residual, reducible_residual, predictive)
 
 
 def _both(directions: Tensor) -> Tensor:
-    """One value per image: the mean of X told by Y and of Y told by X."""
+    """Return one value per image: the mean of both directions."""
     return directions.view(2, -1).mean(0)
 
 
-def _predictive(method: Contrastive, z: Tensor, target: Tensor) -> Tensor:
-    """log K less the nats that finding the other view among the candidates takes, per image."""
-    (z_x, z_y), (t_x, t_y) = z.chunk(2), target.chunk(2)
-    own = method.own_view_negatives
-    nll_x = info_nce(z_x, t_y, method.kappa_b, own=t_x if own else None)
-    nll_y = info_nce(z_y, t_x, method.kappa_b, own=t_y if own else None)
-    return _bound(method, len(z_x)) - 0.5 * (nll_x + nll_y)
-
-
-def _bound(method: Contrastive, length: int) -> float:
-    return log_candidates(length, method.own_view_negatives)
-
-
 def _is_sampled(method: Method) -> bool:
-    return method.sample is VonMisesFisher.rsample
-
-
-def _predicted(method: Method, r: Tensor) -> Tensor:
-    return _direction(r if method.predictor is None else method.predictor(r))
-
-
-def _direction(r: Tensor) -> Tensor:
-    return F.normalize(promote_to_float32("a projection", r), dim=1)
+    return method.channel is None or method.channel.is_reparameterized
 
 
 @contextmanager

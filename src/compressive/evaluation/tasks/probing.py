@@ -111,9 +111,9 @@ def smoothness(exam: EvalContext, *, most: int = 0) -> None:
             images = exam.images(split, local.index)
             protocol = {
                 **found.protocol,
-                "unchanged images": local.dropped,
-                "mean in normalized units": float(local.normalized.mean()),
-                "histogram": {**shape, "share beyond": bins.first_beyond},
+                "unchanged_images": local.dropped,
+                "mean_in_normalized_units": float(local.normalized.mean()),
+                "histogram": {**shape, "share_beyond": bins.first_beyond},
             }
             add = exam.results.add
             task, bound = f"smoothness {name}", {**found.protocol, "largest": local.bound**2}
@@ -141,9 +141,9 @@ def information(exam: EvalContext) -> None:
         seed=exam.seed,
         precision=exam.dtype,
     )
-    protocol = {**found.protocol, "bound": found.bound, "images left out": found.dropped}
+    protocol = {**found.protocol, "bound": found.bound, "images_left_out": found.dropped}
     protocol["candidates"] = "at random"
-    for metric in ("residual", "movable", "predictive", "agreement"):
+    for metric in ("residual", "reducible_residual", "predictive", "positive_cosine"):
         values = getattr(found, metric)
         if values is not None:
             images = exam.images("test", found.index)
@@ -165,13 +165,13 @@ def _record_corruptions(
     cells = [right[name, severity] for name in official for severity in SEVERITIES]
     left_out = sorted(set(NAMES) - set(official))
     name = f"{exam.splits.name}-C"
-    words = {"types": len(official), "left out": left_out}
+    words = {"types": len(official), "left_out": left_out}
     mean = torch.stack(cells).mean(0)
     record = {**protocol, **words}
     exam.results.add("corruptions", name, "top-1", mean, protocol=record, images=images)
     for kind in names:
         each = [right[kind, severity] for severity in SEVERITIES]
-        by_severity = {"by severity": [float(values.mean()) for values in each]}
+        by_severity = {"by_severity": [float(values.mean()) for values in each]}
         values = torch.stack(each).mean(0)
         task = "corruption" if kind in NAMES else "extra corruption"
         record = {**protocol, **by_severity}

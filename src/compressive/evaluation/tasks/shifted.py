@@ -46,7 +46,7 @@ _CIFAR10 = (
 def transfer(exam: EvalContext, root: Path | None) -> None:
     """Logistic regression on each of the paper's eleven datasets that is there."""
     if root is None:
-        exam.skip("transfer, which needs the folder of its datasets (--sets DIR)")
+        exam.skip("transfer, which needs the folder of its datasets (--benchmark-root DIR)")
         return
     for name in DATASETS:
         try:
@@ -58,7 +58,7 @@ def transfer(exam: EvalContext, root: Path | None) -> None:
 def robustness(exam: EvalContext, root: Path | None, *, epochs: int = 0) -> None:
     """Shifted test sets on disk that have the classes of this one."""
     if root is None:
-        exam.skip("robustness, which needs the folder of its sets (--sets DIR)")
+        exam.skip("robustness, which needs the folder of its sets (--benchmark-root DIR)")
         return
     if not any(_has_classes(exam, name) for name in SHIFTS):
         exam.skip(f"robustness: no shifted set has the classes of {exam.splits.name}")
@@ -98,8 +98,8 @@ def _transfer(exam: EvalContext, name: str, split: Split) -> None:
         "classifier": "multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
         "augmentation": "none",
         "chosen": {"l2": found.penalty},
-        "chosen on": f"{len(val.feats):,} validation images by {split.metric}, then all fitted",
-        "the paper's metric": split.metric,
+        "chosen_on": f"{len(val.feats):,} validation images by {split.metric}, then all fitted",
+        "paper_metric": split.metric,
         "converged": f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
         "notes": list(split.notes),
         **({"held": split.held.tolist()} if split.held is not None else {}),
@@ -139,13 +139,13 @@ def _corrupted(exam: EvalContext, name: str, root: Path, wnids: Sequence[str] | 
                 raise ValueError(f"{name}: {kind} {severity} has {len(logits)}, not {count} images")
             images = named(cell.source, range(len(logits)), None, some_pixels(cell.source))
         right[kind] = torch.stack(hits).double()
-        words = {**protocol, "by severity": right[kind].mean(1).tolist()}
+        words = {**protocol, "by_severity": right[kind].mean(1).tolist()}
         values, dataset = right[kind].mean(0), f"{name} {kind}"
         exam.results.add("robustness", dataset, "top-1", values, protocol=words, images=images)
         exam.tell(name, number + 1, len(kinds))
     accuracy = {kind: hits.mean(1).tolist() for kind, hits in right.items()}
     error = mean_corruption_error(accuracy)
-    words = {**protocol, "left out": list(error.left_out)}
+    words = {**protocol, "left_out": list(error.left_out)}
     # Each cell has the same images, in the same order: one value for each is their mean.
     values = torch.stack([hits.mean(0) for kind, hits in right.items() if kind in NAMES]).mean(0)
     exam.results.add("robustness", name, "top-1", values, protocol=words, images=images)

@@ -1,0 +1,111 @@
+"""The interface of a method: views in, a `Step` with the loss and its statistics out."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from compressive.checks import promote_to_float32
+from compressive.methods.bottleneck import Channel
+from compressive.objectives import ResidualTerms
+
+
+class Step(NamedTuple):
+    """The loss of a batch and statistics of it; only the loss has a gradient.
+
+    Under torch.distributed the loss covers all processes, the rest only this process's images.
+    """
+
+    loss: Float[Tensor, ""]
+    feats: tuple[Float[Tensor, "batch feat"], ...]  # backbone features of each view
+    r: Float[Tensor, "batch dim"]  # normalized projection of the first view
+    positive_cosine: Float[Tensor, ""]  # mean cosine between the projections of the two views
+    nll: Float[Tensor, ""]  # mean over images and directions, as all below
+    residual: Float[Tensor, ""] | None = None  # nats; compressed methods only
+    reducible_residual: Float[Tensor, ""] | None = None  # the part above the floor at equal means
+    predictive: Float[Tensor, ""] | None = None  # nats, log K - nll; InfoNCE methods only
+
+
+class Embeddings(NamedTuple):
+    """What a method makes of pairs of views in evaluation mode; rows of X, then rows of Y."""
+
+    r: Float[Tensor, "twice dim"]  # normalized projections
+    mu: Float[Tensor, "twice dim"]  # mean direction of e(z|x), or the point that stands for it
+    mu_b: Float[Tensor, "twice dim"] | None = None  # mean direction of b(z|y), if there is one
+    target: Float[Tensor, "twice dim"] | None = None  # InfoNCE methods: the candidates
+
+
+class Method(nn.Module):
+    """What the training loop needs from a method.
+
+    A base class rather than a Protocol, because torch must register it as a module. It holds no
+    code to share: methods share functions, not inheritance.
+    """
+
+    encoder: nn.Module  # the backbone, which is what a run saves
+    channel: Channel | None = None  # the bottleneck of a compressed method
+
+    def forward(
+        self,
+        views: Sequence[Float[Tensor, "batch channels h w"]],
+        beta: float | Float[Tensor, ""] = 1.0,
+    ) -> Step:
+        """Return the loss of the views. Pass a changing `beta` as a tensor, else it recompiles."""
+        raise NotImplementedError
+
+    def update_target(self, decay: float) -> None:
+        """Move the target network, if there is one, after the optimizer's step."""
+
+    def embeddings(self, images: Float[Tensor, "twice channels h w"]) -> Embeddings:
+        """Return the embeddings of views X, then Y; call it in evaluation mode."""
+        raise NotImplementedError
+
+    def bound(self, batch: int) -> float | None:
+        """Return log K, the most predictive information a batch can show, or None."""
+        return None
+
+    def predictive(
+        self, z: Float[Tensor, "twice dim"], target: Float[Tensor, "twice dim"]
+    ) -> Float[Tensor, " batch"] | None:
+        """Return the predictive information of z per image in nats, or None."""
+        return None
+
+
+def make_step(
+    loss: Tensor,
+    feats: Sequence[Tensor],
+    r: Sequence[Tensor],
+    nll: Sequence[Tensor],
+    residuals: Sequence[ResidualTerms] = (),
+    bound: float | None = None,
+) -> Step:
+    """Build a `Step` from per-image values, one sequence entry per view or direction."""
+    mu_x, mu_y = (direction(each.detach()) for each in r)
+    nll_mean = _mean(nll)
+    return Step(
+        loss=loss,
+        feats=tuple(each.detach() for each in feats),
+        r=mu_x,
+        positive_cosine=(mu_x * mu_y).sum(-1).mean(),
+        nll=nll_mean,
+        residual=_mean([each.residual for each in residuals]) if residuals else None,
+        reducible_residual=_mean([each.reducible for each in residuals]) if residuals else None,
+        predictive=None if bound is None else bound - nll_mean,
+    )
+
+
+def direction(r: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+    """Normalize projections in float32 or wider."""
+    return F.normalize(promote_to_float32("a projection", r), dim=-1)
+
+
+def _mean(directions: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tuple(directions)).detach().mean()
+
+
+def exchange(rows: Float[Tensor, "twice dim"]) -> Float[Tensor, "twice dim"]:
+    """Return the rows of Y, then those of X."""
+    return torch.cat(rows.chunk(2)[::-1])
