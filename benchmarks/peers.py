@@ -4,13 +4,13 @@
     python benchmarks/peers.py photos --steps 30                      # ResNet-50, 224 px, from JPEG
     python benchmarks/peers.py cifar --data builtin --small --epochs 1   # anywhere: does it run?
 
-Prints one JSON line. Each contestant runs in a process of its own, one after the other: ours is
-what `pretrain` does, logging and online probe included, without and with
-train.activation_checkpointing; theirs is lightly's transform, projection head, loss and data
-loader in the loop of its documentation, with our network, in bfloat16 and channels last, once as they write it and once with the network
-compiled. Seconds are of an epoch after the first, memory is the most that tensors held, and
-accuracy is kNN on test images (k = 20) by one function for all. lightly must be installed; for 224
-pixels it reads the files that we read.
+Prints one JSON line. Each contestant runs in its own process, one after the other. Ours is what
+`pretrain` does, logging and online probe included, without and with
+train.activation_checkpointing. Theirs is lightly's transform, projection head, loss and data
+loader in the loop of its documentation, with our network, in bfloat16 and channels last, once as
+they write it and once with the network compiled. Seconds are of an epoch after the first, memory
+is the most that tensors held, and accuracy is kNN on test images (k = 20) by one function for all.
+lightly must be installed; for 224 pixels it reads the files that we read.
 """
 
 import argparse

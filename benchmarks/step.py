@@ -30,7 +30,8 @@ from timing import environment
 from compressive import networks, recipes
 from compressive.config import Config, override
 from compressive.progress import Display
-from compressive.train.loop import gradients, seed_step
+from compressive.train.log import log
+from compressive.train.loop import train_step
 from compressive.train.run import Run
 
 METHODS = ("simclr", "c-simclr", "byol", "c-byol")
@@ -48,12 +49,9 @@ def stepper(run: Run) -> Callable[[], None]:
     batches = run.batches()
 
     def step() -> None:
-        run.set_rates()
-        seed_step(run.config.seed, run.attempt, run.step)
-        found, probe_loss = gradients(run, next(batches), is_last=True)
-        run.update(found, probe_loss)
-        if run.is_time_to_look():
-            run.look(found)
+        found = train_step(run, batches)
+        if run.schedule.is_time_to_log(run.step):
+            log(run, found)
 
     return step
 

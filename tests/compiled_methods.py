@@ -22,7 +22,7 @@ def tiny(name: str, *changes: str) -> Any:
     torch.manual_seed(0)
     method: Any = build(override(TINY, f"method={name}", *changes))
     method.encoder = _encoder()
-    if method.target is not None:
+    if getattr(method, "target", None) is not None:
         method.target.network[0] = _encoder().requires_grad_(False)
     return method
 
@@ -33,12 +33,13 @@ def results(step: Any, method: nn.Module, beta: Tensor) -> list[Tensor]:
     method.zero_grad()
     torch.manual_seed(2)
     with torch.autocast("cpu", torch.bfloat16):
-        found = step(x, y, beta)
-    assert found.feats_x.dtype == torch.bfloat16
+        found = step((x, y), beta)
+    assert found.feats[0].dtype == torch.bfloat16
     assert found.loss.dtype == found.r.dtype == torch.float32
     found.loss.backward()
     grads = [p.grad.flatten() for p in method.parameters() if p.grad is not None]
-    return [each.detach().float() for each in (*found, torch.cat(grads)) if each is not None]
+    returned = (found.loss, *found.feats, *found[2:], torch.cat(grads))
+    return [each.detach().float() for each in returned if each is not None]
 
 
 def main(names: list[str]) -> None:

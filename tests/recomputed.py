@@ -7,7 +7,7 @@ import torch
 from compiled_methods import tiny
 from torch import Tensor, nn
 
-from compressive.train.step import recompute
+from compressive.train.step import checkpoint_activations
 
 
 def encoder() -> nn.Module:
@@ -27,7 +27,7 @@ def results(device: str, backend: str, *, is_recomputed: bool) -> tuple[list[Ten
     method.double().to(device)
     step = method
     if is_recomputed:
-        recompute(method.encoder)
+        checkpoint_activations(method.encoder)
         step = torch.compile(method, fullgraph=True, backend=backend)
     x, y = torch.randn(2, 8, 3, 12, 12, dtype=torch.float64).to(device)
     kept: list[int] = []
@@ -38,7 +38,7 @@ def results(device: str, backend: str, *, is_recomputed: bool) -> tuple[list[Ten
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
         torch.manual_seed(2)
-        loss = step(x, y, torch.ones((), dtype=torch.float64, device=device)).loss
+        loss = step((x, y), torch.ones((), dtype=torch.float64, device=device)).loss
     loss.backward()
     return [*(p.grad for p in method.parameters()), *method.buffers()], sum(kept)
 

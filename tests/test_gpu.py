@@ -16,7 +16,7 @@ from torch.distributions import kl_divergence
 from compressive import VonMisesFisher
 from compressive.distributions import special
 from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
-from compressive.train.loop import gradients
+from compressive.train.loop import apply_gradients, compute_gradients
 from compressive.train.run import Run
 
 pytestmark = [
@@ -165,15 +165,14 @@ def test_the_weights_of_a_resumed_run_move_without_waiting(name: str, tmp_path: 
         run.restore()
         assert run.step == first
         for _ in range(2):
-            run.set_rates()
-            step, probe_loss = gradients(run, next(run.batches()), is_last=True)
+            _, residual = compute_gradients(run, run.batches())
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error" if run.step % 2 else "default")
             try:
-                run.update(step, probe_loss)
+                apply_gradients(run, residual)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        found = tensors({name: part.state_dict() for name, part in run._parts()})
+        found = tensors({name: part.state_dict() for name, part in run._parts().items()})
         kinds = {n: leaf.device.type for n, leaf in found.items() if isinstance(leaf, torch.Tensor)}
         assert all(n.endswith(".step") for n, kind in kinds.items() if kind == "cpu")
         run.save()

@@ -32,8 +32,8 @@ from compressive.cli.terminal import note, one_line_errors
 from compressive.config import flat
 from compressive.evaluation.results import Results
 from compressive.rundir.folder import read_config
+from compressive.train.loop import Outcome
 from compressive.train.online_eval import Accuracy
-from compressive.train.run import Outcome
 
 RUN = CliRunner()
 

@@ -22,7 +22,6 @@ from compressive.config import (
     Network,
     Views,
     is_compressed,
-    is_contrastive,
     override,
 )
 from compressive.distributions.vmf import VonMisesFisher
@@ -54,7 +53,7 @@ class OfficialSample:
         return s - 2 * (s * u).sum(-1, keepdim=True) * u
 
 
-def official_method(case: dict[str, Any]) -> Contrastive | Bootstrap:
+def official_method(case: dict[str, Any]) -> Any:
     flags, name = case["flags"], case["name"]
     methods: Any = {"simclr": "simclr", "csimclr": "c-simclr", "byol": "byol", "cbyol": "c-byol"}
     network = Network(
@@ -74,7 +73,8 @@ def official_method(case: dict[str, Any]) -> Contrastive | Bootstrap:
         method = build(config, biased_variance=True).double()
     method.to_empty(device="cpu")
     if is_compressed(config):
-        method.sample = OfficialSample(name)
+        assert method.channel is not None
+        method.channel = method.channel._replace(sample=OfficialSample(name))
     return method
 
 
@@ -152,7 +152,7 @@ def test_a_step_is_the_official_one(case: dict[str, Any]) -> None:
     method.projection.register_forward_hook(lambda *seen: projections.append(seen[-1]))
 
     x, y = (ARRAYS[key].permute(0, 3, 1, 2).double() for key in ("x1", "x2"))
-    step = method(x, y, flags["ceb_beta"])
+    step = method((x, y), flags["ceb_beta"])
     labels = ARRAYS["labels"].repeat(len(projections[0]) // len(x))
     probe_loss = F.cross_entropy(supervised(projections[0].detach()), labels)
     decay = flags["weight_decay"] / 2 * supervised.weight.square().sum()
@@ -182,9 +182,10 @@ def tiny(name: str, *changes: str) -> Any:
     return compiled_methods.tiny(name, *changes).double()
 
 
-def views() -> Tensor:
+def views() -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)
+    both = torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)
+    return both.unbind()
 
 
 def gradient(loss: Tensor, module: nn.Module) -> Tensor:
@@ -201,7 +202,7 @@ def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
     """The paper's, those of `Config` too."""
     made = Contrastive(nn.Identity(), nn.Identity())
     built: Any = build(Config(method="simclr", network=Network(name="test_resnet")))
-    for name in ("own_view_negatives", "kappa_b", "kappa_e", "residual_estimator"):
+    for name in ("own_view_negatives", "kappa_b", "channel"):
         assert getattr(made, name) == getattr(built, name)
 
 
@@ -209,7 +210,7 @@ def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
 def test_free_compression_at_the_mode_is_the_plain_method(plain: str, candidates: int) -> None:
     free = ("bottleneck.stochastic=false", "bottleneck.beta=0", "bottleneck.kappa_b=7")
     method, compressed = tiny(plain, "bottleneck.kappa_b=7"), tiny(f"c-{plain}", *free)
-    step, priced = method(*views()), compressed(*views(), 0.0)
+    step, priced = method(views()), compressed(views(), 0.0)
     assert priced.loss.item() == pytest.approx(step.loss.item() - 2 * math.log(candidates))
     assert_same(gradient(priced.loss, compressed), gradient(step.loss, method))
     assert priced.nll.item() == pytest.approx(step.nll.item(), rel=1e-13)
@@ -229,7 +230,7 @@ def test_free_compression_with_nothing_to_decode_is_the_plain_bootstrap(plain: s
         kappa_e=100.0,
         sample=lambda e: e.mode,
     )
-    step, priced = method(*views()), compressed(*views(), 0.0)
+    step, priced = method(views()), compressed(views(), 0.0)
     assert priced.loss.item() == pytest.approx(step.loss.item(), rel=1e-13)
     assert_same(gradient(priced.loss, method), gradient(step.loss, method))
 
@@ -263,9 +264,9 @@ def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str) -> 
         name, *kappas, f"bottleneck.residual_estimator={rate}", f"bottleneck.backward_view={sees}"
     )
     torch.manual_seed(5)
-    step = method(*views(), 0.7)
+    step = method(views(), 0.7)
     torch.manual_seed(5)
-    by_hand = cbyol_by_hand(method, views(), rate, 0.7, sees)
+    by_hand = cbyol_by_hand(method, torch.stack(views()), rate, 0.7, sees)
     assert step.loss.item() == pytest.approx(by_hand.item(), rel=1e-13)
     assert_same(gradient(step.loss, method), gradient(by_hand, method), 1e-11)
 
@@ -281,7 +282,7 @@ def test_compressed_moco_is_a_naive_loop(rate: str) -> None:
     method = tiny("c-moco-v3", *kappas)
     x, y = views()
     torch.manual_seed(5)
-    step = method(x, y, 0.7)
+    step = method((x, y), 0.7)
     torch.manual_seed(5)
     total, online = (
         torch.zeros((), dtype=torch.float64),
@@ -312,7 +313,7 @@ def test_the_target_of_simsiam_gets_no_gradient() -> None:
         q_x, q_y = method.predictor(online(x)), method.predictor(online(y))
         return byol_loss(q_x, t_y).loss + byol_loss(q_y, t_x).loss
 
-    ours = gradient(method(x, y).loss, method)
+    ours = gradient(method((x, y)).loss, method)
     assert_same(ours, gradient(loss(fixed_x, fixed_y), method))
     followed = gradient(loss(online(x), online(y)), method)
     assert float((ours - followed).norm()) > 0.01 * float(ours.norm()), "it would show"
@@ -322,16 +323,18 @@ def test_the_target_of_simsiam_gets_no_gradient() -> None:
 def test_what_a_step_reports(name: str) -> None:
     config, method = override(Config(), f"method={name}"), tiny(name)
     x, y = views()
-    step = method(x, y, torch.tensor(0.3, dtype=torch.float64))
-    assert [f for f, v in step._asdict().items() if v is not None and v.requires_grad] == ["loss"]
-    assert (step.predictive is not None) == is_contrastive(config)
+    step = method((x, y), torch.tensor(0.3, dtype=torch.float64))
+    others = [*step.feats, *step[2:]]
+    assert step.loss.requires_grad
+    assert not any(each.requires_grad for each in others if each is not None)
+    assert (step.predictive is not None) == (name.removeprefix("c-") in ("simclr", "moco-v3"))
     assert (
         (step.residual is not None)
         == (step.reducible_residual is not None)
         == is_compressed(config)
     )
-    both = method.eval().projection(method.features(torch.cat([x, y])))
-    step = method(x, y, 0.3)
+    both = method.eval().projection(method.encoder(torch.cat([x, y])))
+    step = method((x, y), 0.3)
     r_x, r_y = (both / both.norm(dim=-1, keepdim=True)).chunk(2)
     torch.testing.assert_close(step.r, r_x)
     torch.testing.assert_close(step.positive_cosine, (r_x * r_y).sum(-1).mean())
@@ -349,7 +352,7 @@ def test_what_a_step_reports(name: str) -> None:
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
     """With the closed rate: KL[e||b] less KL at equal means, which is a number."""
-    step = tiny(name, "bottleneck.residual_estimator=analytic")(*views())
+    step = tiny(name, "bottleneck.residual_estimator=analytic")(views())
     mu = F.one_hot(torch.tensor(3), 16).double()
     e, b = VonMisesFisher(mu, 1024.0), VonMisesFisher(mu, 10.0)
     floor = torch.distributions.kl_divergence(e, b)
@@ -360,12 +363,12 @@ def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
 def test_features_are_the_backbones_without_noise(name: str) -> None:
     method = tiny(name).eval()
     x, y = views()
-    first, second = method(x, y), method(x, y)
-    assert torch.equal(first.feats_x, second.feats_x)
-    assert torch.equal(first.feats_y, second.feats_y)
-    torch.testing.assert_close(first.feats_x, method.features(x))
-    torch.testing.assert_close(first.feats_y, method.encoder(y))
-    assert first.feats_x.shape == (BATCH, 96)
+    first, second = method((x, y)), method((x, y))
+    assert torch.equal(first.feats[0], second.feats[0])
+    assert torch.equal(first.feats[1], second.feats[1])
+    torch.testing.assert_close(first.feats[0], method.encoder(x))
+    torch.testing.assert_close(first.feats[1], method.encoder(y))
+    assert first.feats[0].shape == (BATCH, 96)
     assert torch.equal(first.loss, second.loss) != (name in COMPRESSED), "z is drawn anew"
 
 
@@ -374,7 +377,7 @@ def test_who_sees_which_batch_and_who_moves(name: str) -> None:
     """SimCLR's norms see both views at once; a slow target keeps its own statistics."""
     slow = "byol" in name or "moco" in name
     method = tiny(name)
-    method(*views())
+    method(views())
     assert int(method.encoder[1].num_batches_tracked) == (1 if "simclr" in name else 2)
     assert (method.target is not None) == slow
     method.update_target(0.5)
@@ -420,25 +423,30 @@ def test_the_settings_arrive() -> None:
     assert isinstance(method.projection[-1], nn.BatchNorm1d)
     for head in (method.predictor, method.backward_encoder):
         assert [p.shape[0] for p in head.parameters()] == [4096, 4096, 4096, 256]
-    assert (method.kappa_e, method.kappa_b, method.weight, method.residual_estimator) == (
+    assert (
+        method.channel.kappa_e,
+        method.channel.kappa_b,
+        method.weight,
+        method.channel.residual_estimator,
+    ) == (
         9,
         8,
         3,
         "analytic",
     )
     e = VonMisesFisher(torch.eye(4), 3.0)
-    assert torch.equal(method.sample(e), e.mode)
-    assert moco.sample is VonMisesFisher.rsample
+    assert torch.equal(method.channel.sample(e), e.mode)
+    assert moco.channel is None
     assert not moco.own_view_negatives
     assert not alone.own_view_negatives
-    assert alone.kappa_e is None
+    assert alone.channel is None
 
 
 def test_a_network_of_fixed_input_is_built_for_the_views() -> None:
     network = Network(name="vit_tiny_patch16_224", hidden_dim=32, projection_dim=16)
     method = build(Config(method="simclr", network=network, views=Views(size=48)))
-    step = method(*torch.randn(2, 2, 3, 48, 48))
-    assert step.feats_x.shape == (2, 192)
+    step = method(torch.randn(2, 2, 3, 48, 48).unbind())
+    assert step.feats[0].shape == (2, 192)
     assert method.encoder.patch_embed.img_size == (48, 48)  # pyright: ignore
 
 

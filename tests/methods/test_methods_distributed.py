@@ -37,12 +37,13 @@ def outcome(name: str, mine: slice, parallel: bool) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)[:, mine]
     method = tiny(name.partition(" ")[0]).double()
-    method.sample = NoiseOfImages(mine)
+    if method.channel is not None:
+        method.channel = method.channel._replace(sample=NoiseOfImages(mine))
     step: Any = method
     if parallel:
         step = method if name == APART else synchronize(method)
         step = DistributedDataParallel(step)
-    loss = step(x, y, 0.5).loss
+    loss = step((x, y), 0.5).loss
     loss.backward()
     method.update_target(0.9)
     grads = {key: p.grad for key, p in method.named_parameters() if p.grad is not None}

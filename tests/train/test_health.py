@@ -135,7 +135,7 @@ def test_readings_go_on_from_a_checkpoint(tmp_path: Path) -> None:
             before.add({"other": value})
             once.add({"other": value})
             checkpoint.save(tmp_path / "a.safetensors", {"readings": before.state_dict()})
-            after.load_state_dict(checkpoint.load(tmp_path / "a.safetensors")["readings"])
+            after.load_state_dict(checkpoint.load(tmp_path / "a.safetensors")["metrics"])
     once.flush(6)
     after.flush(6)
     assert after.poll() == once.poll() is not None
@@ -175,20 +175,20 @@ FLAT = {**WELL, "participation_ratio": 1.1}
 
 def verdicts(health: Health, *points: dict[str, float], start: int = 0) -> list[str]:
     """States at steps 10 apart."""
-    return [health.verdict(Reading(start + 10 * i, p)).state for i, p in enumerate(points)]
+    return [health.check(Reading(start + 10 * i, p)).state for i, p in enumerate(points)]
 
 
 def test_a_loss_that_is_not_finite_is_an_illness() -> None:
     health = Health(config.Config(method="byol"), warmup=100)
     for value in (math.nan, math.inf, -math.inf):
-        found = health.verdict(Reading(1, {**WELL, "loss": value}))
+        found = health.check(Reading(1, {**WELL, "loss": value}))
         assert found.is_failed
         assert not health.is_well
         assert found.text == (
             "nan: loss not finite; lower optim.lr or lengthen optim.warmup_epochs"
         )
-    assert health.verdict(Reading(2, {**WELL, "embedding_std": math.nan})).state == "nan"
-    assert health.verdict(Reading(3, WELL)) == HealthStatus(
+    assert health.check(Reading(2, {**WELL, "embedding_std": math.nan})).state == "nan"
+    assert health.check(Reading(3, WELL)) == HealthStatus(
         "ok", "ok: directions spread 0.90 of uniform, rank 40.0 of 256"
     )
     assert health.is_well
@@ -198,7 +198,7 @@ def test_a_collapse_must_last_for_three_log_points() -> None:
     health = Health(config.Config(), warmup=0)
     assert verdicts(health, WELL, NARROW, NARROW, WELL, NARROW, NARROW) == ["ok"] * 6
     assert not health.is_well, "suspicion is no time to save"
-    found = health.verdict(Reading(60, NARROW))
+    found = health.check(Reading(60, NARROW))
     assert found == HealthStatus(
         "collapse",
         "collapse: directions spread 0.02 of uniform, rank 30.0 of 256; lower bottleneck.beta, "
@@ -232,7 +232,7 @@ def test_the_limits_are_the_settings() -> None:
     steered = config.override(config.Config(), "bottleneck.target_residual=0.5")
     health = Health(steered, warmup=0)
     verdicts(health, NARROW, NARROW)
-    text = health.verdict(Reading(9, NARROW)).text
+    text = health.check(Reading(9, NARROW)).text
     assert "raise bottleneck.target_residual, lower optim.lr" in text
 
 
@@ -263,7 +263,7 @@ def test_spikes_are_found_and_do_not_hide_one_another() -> None:
 def test_a_spike_is_worth_a_word_and_no_more() -> None:
     health = Health(config.Config(), warmup=0)
     verdicts(health, *[{**WELL, "loss": x} for x in (5.0, 5.2, 5.1, 4.9, 5.0)])
-    found = health.verdict(Reading(60, {**WELL, "loss": 6.0}))
+    found = health.check(Reading(60, {**WELL, "loss": 6.0}))
     # mean 5.04, deviation 0.11402: (6 - 5.04) / 0.11402 = 8.42
     assert found == HealthStatus("spike", "spike: loss 6, 8.4 deviations above its recent mean")
     assert not found.is_failed
@@ -279,8 +279,8 @@ def test_an_even_loss_may_rise_a_little() -> None:
 
 def test_waiting_for_images_is_said_and_no_illness() -> None:
     health = Health(config.Config(), warmup=0)
-    assert health.verdict(Reading(0, WELL), data_wait_fraction=0.09).state == "ok"
-    found = health.verdict(Reading(1, WELL), data_wait_fraction=0.43)
+    assert health.check(Reading(0, WELL), data_wait_fraction=0.09).state == "ok"
+    found = health.check(Reading(1, WELL), data_wait_fraction=0.43)
     assert found == HealthStatus(
         "starved", "data wait 43%: raise data.workers or set data.cache_on_device=yes"
     )
@@ -326,7 +326,7 @@ def trained(beta: float, steps: int) -> list[HealthStatus]:
             readings.flush(step)
             reading = readings.poll(wait=True)
             assert reading is not None
-            found.append(health.verdict(reading))
+            found.append(health.check(reading))
     return found
 
 

@@ -21,17 +21,17 @@ from compressive.data.loaders import Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource
 from compressive.knn import nearest_neighbors
-from compressive.train import run
+from compressive.train import log
 from compressive.train.images import _typical_side
 from compressive.train.loop import pretrain
 from compressive.train.online_eval import (
     Accuracy,
     OnlineProbe,
     _some,
-    accuracy,
     evenly_spaced_indices,
     features,
-    held_out,
+    held_out_labels,
+    online_accuracy,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,16 +82,16 @@ def test_votes_are_sklearns() -> None:
 def test_the_share_held_out_is_as_asked() -> None:
     """Within four deviations of a binomial share."""
     for share in (0.0, 0.1, 0.5):
-        found = held_out(20_000, share, seed=3).double().mean().item()
+        found = held_out_labels(20_000, share, seed=3).double().mean().item()
         assert abs(found - share) <= 4 * math.sqrt(share * (1 - share) / 20_000)
 
 
 def test_who_is_held_out_depends_on_place_and_seed_alone() -> None:
-    held = held_out(500, 0.3, seed=7)
-    assert torch.equal(held, held_out(500, 0.3, seed=7))
-    assert torch.equal(held[:100], held_out(100, 0.3, seed=7))
-    assert not torch.equal(held, held_out(500, 0.3, seed=8))
-    assert (held <= held_out(500, 0.6, seed=7)).all()  # more are held out, none come back
+    held = held_out_labels(500, 0.3, seed=7)
+    assert torch.equal(held, held_out_labels(500, 0.3, seed=7))
+    assert torch.equal(held[:100], held_out_labels(100, 0.3, seed=7))
+    assert not torch.equal(held, held_out_labels(500, 0.3, seed=8))
+    assert (held <= held_out_labels(500, 0.6, seed=7)).all()  # more are held out, none come back
 
 
 # The probe
@@ -222,7 +222,7 @@ def judged(
     source: Shades, held: Tensor, *, probe: OnlineProbe, most: int = 100, encoder: Any = None
 ) -> Accuracy | None:
     with Streaming(source, side=SIZE, device="cpu", workers=2) as loader:
-        return accuracy(
+        return online_accuracy(
             encoder or Moody(),
             probe,
             loader.batches,
@@ -271,7 +271,7 @@ LABELS = [int(7 * i % 11 > 4) for i in range(36)]
 
 def test_accuracy_is_that_of_a_loop_over_images() -> None:
     source = Shades(LABELS)
-    held, probe = held_out(36, 0.4, seed=0), fitted(source)
+    held, probe = held_out_labels(36, 0.4, seed=0), fitted(source)
     found = judged(source, held, probe=probe)
     assert found == pytest.approx(by_hand(source, held, probe))
     assert found is not None
@@ -286,7 +286,7 @@ def test_a_substitute_answers_for_nobody_else() -> None:
     source = Shades(labels, bad=(3, 19))
     probe = fitted(source)
     for seed in range(4):
-        held = held_out(36, 0.4, seed=seed)
+        held = held_out_labels(36, 0.4, seed=seed)
         held[3], held[4] = True, False
         found = judged(source, held, probe=probe)
         assert found == pytest.approx(by_hand(source, held, probe))
@@ -303,7 +303,7 @@ def test_where_nothing_can_be_asked_nothing_is_said(bad: tuple[int, ...]) -> Non
 def test_asking_changes_nothing() -> None:
     """Encoder and probe are asked in evaluation mode, and return to the mode that they had."""
     source, encoder = Shades(LABELS), Moody()
-    held, probe = held_out(36, 0.4, seed=0), fitted(source)
+    held, probe = held_out_labels(36, 0.4, seed=0), fitted(source)
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (encoder, probe)]
     for training in (True, False):
         encoder.train(training)
@@ -390,8 +390,8 @@ def test_a_run_asks_as_it_trains(
 
     def ask(*given: Any, **words: Any) -> Accuracy | None:
         asked.append(words["antialias"])
-        return accuracy(*given, **words)
+        return online_accuracy(*given, **words)
 
-    monkeypatch.setattr(run, "accuracy", ask)
+    monkeypatch.setattr(log, "online_accuracy", ask)
     pretrain(tiny(f"views.antialias={antialias}"), tmp_path, display=silent())
     assert set(asked) == {antialias}

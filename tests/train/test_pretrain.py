@@ -31,22 +31,22 @@ from compressive.config import METHODS, Config, override
 from compressive.data.loaders import Resident, canvas_side
 from compressive.data.sampler import batch_index_stream
 from compressive.data.source import ImageSource
-from compressive.methods import Bootstrap, Contrastive, build
+from compressive.methods import Method, Step, build
 from compressive.progress import Display
 from compressive.rundir import checkpoint
 from compressive.rundir.folder import read_config
 from compressive.rundir.metrics_log import MetricsLogger
 from compressive.rundir.reader import unfinished
-from compressive.train import images, loop, online_eval
-from compressive.train import run as runs
+from compressive.train import images, log, loop, online_eval
+from compressive.train import step as step_module
 from compressive.train.health import AsyncMetrics, HealthStatus, Reading
 from compressive.train.images import load_source
-from compressive.train.loop import gradients, pretrain, requests_to_stop, seed_step
-from compressive.train.online_eval import Accuracy, held_out
+from compressive.train.loop import TrainingFailed, pretrain, seed_step, stop_requests, train_step
+from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
-from compressive.train.run import Run, TrainingFailed
+from compressive.train.run import Run
 from compressive.train.schedule import Schedule
-from compressive.train.step import Learner, optimizer, require_size, view_maker
+from compressive.train.step import Learner, build_optimizer, check_view_size, view_maker
 from compressive.train.throughput import Throughput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,12 +62,7 @@ def started(config: Config, out: Path, *, display: Display | None = None) -> Run
 
 
 def one_step(run: Run) -> Any:
-    """What `_train` does in a step, of one portion."""
-    run.set_rates()
-    seed_step(run.config.seed, run.attempt, run.step)
-    step, probe_loss = gradients(run, next(run.batches()), is_last=True)
-    run.update(step, probe_loss)
-    return step
+    return train_step(run, run.batches())
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +170,9 @@ def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) 
     pretrain(config, tmp_path / "whole", display=silent())
     run = started(config, tmp_path / "run")
     for step in range(1, 5):  # one who asks is heard after a step
-        loop._train(run, [signal.SIGTERM])
+        loop.train(run, [signal.SIGTERM])
         assert run.step == step
-    assert run.finish().step == 4
+    assert loop.finish(run).step == 4
     run.close()
     pretrain(config, tmp_path / "run", display=silent())
     assert differences(last(tmp_path / "run"), last(tmp_path / "whole")) == []
@@ -235,7 +230,7 @@ def test_where_an_illness_is_suspected_what_was_saved_is_older(tmp_path: Path) -
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with requests_to_stop() as asked:
+    with stop_requests() as asked:
         os.kill(os.getpid(), signal.SIGINT)
         assert asked == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
@@ -247,7 +242,7 @@ def test_a_thread_leaves_signals_alone() -> None:
     seen = []
 
     def inside() -> None:
-        with requests_to_stop() as asked:
+        with stop_requests() as asked:
             seen.append((asked, signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=inside)
@@ -265,7 +260,7 @@ def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_p
     assert all(t.isfinite().all() for t in numbers if t.is_floating_point())
     assert all(math.isfinite(line["loss"]) for line in journal(tmp_path) if "loss" in line)
     run = started(config, tmp_path)
-    for name, part in run._parts():
+    for name, part in run._parts().items():
         assert differences(part.state_dict(), state[name]) == [], name
     assert (run.step, run.attempt, run.accuracy) == (2, 0, state["accuracy"])
     run.save()
@@ -312,15 +307,15 @@ def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
     run = started(tiny("method=c-byol", *changes, "train.steps=6"), tmp_path)
     one_step(run)
     run.save()
-    run.device, probe = torch.device("meta"), run.inner.to("meta").probe
-    run.optimizer = optimizer(run.config.optim, run.method)
+    run.device, probe = torch.device("meta"), run.learner.to("meta").probe
+    run.optimizer = build_optimizer(run.config.optim, run.method)
     assert probe is not None
     assert run.controller is not None
     run.probe_optimizer = torch.optim.AdamW(probe.parameters())
     run.controller.beta = run.controller.beta.to("meta")
-    run.journal.close()
+    run.logger.close()
     run.restore()
-    found = tensors({name: part.state_dict() for name, part in run._parts()})
+    found = tensors({name: part.state_dict() for name, part in run._parts().items()})
     kinds = {name: leaf.device.type for name, leaf in found.items() if isinstance(leaf, Tensor)}
     counts = {name for name in kinds if name.endswith(".step")}
     assert {name for name, kind in kinds.items() if kind == "cpu"} == counts
@@ -336,7 +331,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
     """
     source = load_source(config)
     assert source.labels is not None
-    held = held_out(len(source), config.probe.holdout, config.seed)
+    held = held_out_labels(len(source), config.probe.holdout, config.seed)
     visible = source.labels.masked_fill(held, -1)
     side = canvas_side(source, config.views.size)
     loader = Resident(source, side=side, device="cpu")
@@ -357,7 +352,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
         grads = {name: torch.zeros_like(p) for name, p in weights.items()}
         for _ in range(parts):
             batch = next(batches)
-            shown, probe_loss = learner(*views(batch), torch.zeros(()), visible[batch.index])
+            shown, probe_loss = learner(views(batch), torch.zeros(()), visible[batch.index])
             found = torch.autograd.grad(shown.loss + probe_loss, list(weights.values()))
             for name, grad in zip(weights, found, strict=True):
                 grads[name] += grad / parts
@@ -449,7 +444,7 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
 def test_nothing_is_made_again_without_compiling_or_in_several_processes(
     compile: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "world_size", lambda: processes)
+    monkeypatch.setattr(step_module, "world_size", lambda: processes)
     config = tiny(
         "train.activation_checkpointing=true", f"train.compile={compile}", "train.device=cpu"
     )
@@ -472,7 +467,7 @@ def test_only_what_learns_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
             "train.device=cpu",
         )
         run = Run(tiny("method=byol", *changes), tmp_path / setting, silent(), resume=True)
-        changed = [name for name, part in run.inner.named_modules() if "forward" in vars(part)]
+        changed = [name for name, part in run.learner.named_modules() if "forward" in vars(part)]
         assert changed == ["method.encoder"] * (setting == "true")
         run.close()
 
@@ -512,7 +507,7 @@ def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
     def late(self: AsyncMetrics, *, wait: bool = False) -> Reading | None:
         return collect(self, wait=wait) if wait or len(self._sent) > 1 else None
 
-    monkeypatch.setattr(AsyncMetrics, "collect", late)
+    monkeypatch.setattr(AsyncMetrics, "poll", late)
     pretrain(config, tmp_path / "late", display=silent())
     rates = [[line.get("lr") for line in journal(tmp_path / out)] for out in ("at once", "late")]
     assert rates[0] == rates[1]
@@ -633,7 +628,7 @@ def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
     run = started(tiny("method=simclr", *changes), tmp_path / "b")
     loss = one_step(run).loss
     assert loss.isfinite()
-    assert run.finish().step == 1
+    assert loop.finish(run).step == 1
     run.close()
     assert last(tmp_path / "b")["step"] == 0
 
@@ -666,10 +661,10 @@ def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) 
     state, order = last(tmp_path), next(run.batches()).index
     for _ in range(2):
         one_step(run)
-    assert differences(run.inner.state_dict(), state["learner"])
-    run.go_back(HealthStatus("nan", "nan: for a test"))
+    assert differences(run.learner.state_dict(), state["learner"])
+    loop.restart(run, HealthStatus("nan", "nan: for a test"))
     assert (run.step, run.attempt) == (2, 1)
-    for name, part in run._parts():
+    for name, part in run._parts().items():
         assert differences(part.state_dict(), state[name]) == [], name
     assert not torch.equal(next(run.batches()).index, order)
     one_step(run)
@@ -699,9 +694,9 @@ class Gray:
 
 
 def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
-    built: list[Contrastive | Bootstrap] = []
+    built: list[Method] = []
 
-    def method(config: Config) -> Contrastive | Bootstrap:
+    def method(config: Config) -> Method:
         built.append(build(replace(config, method="byol")))
         return built[-1]
 
@@ -715,7 +710,7 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
     )
     run.restore()
     assert run.method is built[0]
-    assert run.inner.probe is not None
+    assert run.learner.probe is not None
     assert read_config(tmp_path).data.source == "python:gray"
     batch = next(run.batches())
     levels = batch.images.flatten(1).float().mean(1)
@@ -865,9 +860,9 @@ def test_labels_held_out_never_reach_the_probe(tmp_path: Path) -> None:
     """A tenth of the labels is invisible to the probe, whose every other label is the true one."""
     run = started(tiny("data.limit=200"), tmp_path)
     assert run.labels is not None
-    assert 5 <= int(run.held.sum()) <= 40
-    assert (run.visible[run.held] == -1).all()
-    assert torch.equal(run.visible[~run.held], run.labels[~run.held])
+    assert 5 <= int(run.held_out.sum()) <= 40
+    assert (run.visible_labels[run.held_out] == -1).all()
+    assert torch.equal(run.visible_labels[~run.held_out], run.labels[~run.held_out])
     run.close()
 
 
@@ -956,7 +951,7 @@ def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
     display, count = Written(), 48 if labeled else 24
     config = tiny(f"data.source={tmp_path / 'photos'}", "train.steps=1")
     pretrain(config, tmp_path / "run", display=display)
-    held = int(held_out(count, config.probe.holdout, config.seed).sum())
+    held = int(held_out_labels(count, config.probe.holdout, config.seed).sum())
     classes = f" in 2 classes ({held} held out, to watch)" if labeled else ""
     assert display.said[1] == (
         f"{config.method} on {count} images{classes}: {config.network.name}, views of "
@@ -968,7 +963,9 @@ def test_a_speed_is_in_images_whatever_the_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3 steps of 8 images in a second, in two portions each."""
-    monkeypatch.setattr(Throughput, "tick", lambda self, *_: setattr(self, "steps_per_second", 3.0))
+    monkeypatch.setattr(
+        Throughput, "update", lambda self, *_: setattr(self, "steps_per_second", 3.0)
+    )
     pretrain(tiny("method=byol", "train.grad_accum_steps=2"), tmp_path, display=silent())
     text = (tmp_path / "metrics.jsonl").read_text()
     assert '"images_per_second": 24.0' in text
@@ -989,9 +986,9 @@ def test_the_line_of_progress_has_each_number_under_its_name(tmp_path: Path) -> 
     display = Seen()
     run = started(tiny(), tmp_path, display=display)
     run.accuracy = Accuracy(probe=0.25, neighbors=0.75, count=8)
-    run.pace.data_wait_fraction = 0.125
+    run.throughput.data_wait_fraction = 0.125
     means = {"loss": 1.5, "reducible_residual": 2.25, "residual": 180.0}
-    run._show(Reading(1, means), 1234.0, HealthStatus("ok", ""))
+    log._show(run, Reading(1, means), 1234.0, HealthStatus("ok", ""))
     assert display.readings == {
         "": "1,234 img/s",
         "loss": "1.50",
@@ -1012,7 +1009,7 @@ def test_probe_and_neighbors_are_asked_with_the_settings(
         asked.update(more)
         return Accuracy(probe=0.25, neighbors=0.75, count=8)
 
-    monkeypatch.setattr(runs, "accuracy", accuracy)
+    monkeypatch.setattr(log, "online_accuracy", accuracy)
     changes = ("probe.neighbors=3", "probe.bank=17", "views.antialias=true")
     outcome = pretrain(tiny(*changes), tmp_path, display=silent())
     assert outcome.accuracy == (0.25, 0.75, 8)
@@ -1127,19 +1124,18 @@ def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
     """Steps of 16 images in 4 portions: each line has their mean, and beta follows it."""
     portions: list[tuple[float, float]] = []
     steered: list[float] = []
-    gradients, update = loop.gradients, Controller.update
+    add_metrics, update = loop.add_metrics, Controller.update
 
-    def seen(*args: Any, **more: Any) -> Any:
-        step, probe_loss = gradients(*args, **more)
+    def seen(run: Run, step: Step, probe_loss: Tensor) -> None:
         assert step.reducible_residual is not None
         portions.append((step.loss.item(), step.reducible_residual.item()))
-        return step, probe_loss
+        add_metrics(run, step, probe_loss)
 
     def told(self: Controller, reducible_residual: Tensor) -> None:
         steered.append(reducible_residual.item())
         update(self, reducible_residual)
 
-    monkeypatch.setattr(loop, "gradients", seen)
+    monkeypatch.setattr(loop, "add_metrics", seen)
     monkeypatch.setattr(Controller, "update", told)
     changes = (
         "train.batch_size=16",
@@ -1160,13 +1156,14 @@ def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path)
     """10 epochs of 5 steps, and the run has 40: else it would end at 0.8 of beta."""
     rising = ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
     short = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=40"), 40)
-    assert short.remarks == ["rise of beta shortened to 4 steps, a tenth of the run"]
+    assert len(short.notes) == 1
+    assert "4 steps" in short.notes[0]
     assert [short.beta(step) for step in (0, 2, 4, 39)] == [0.0, 0.5, 1.0, 1.0]
     half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=100"), 40)
-    assert half.remarks == ["rise of beta is 50% of the run; --set bottleneck.warmup_epochs=2: 10%"]
+    assert half.notes == ["rise of beta is 50% of the run; --set bottleneck.warmup_epochs=2: 10%"]
     assert half.beta(25) == 0.5
     for steps, said in ((149, 1), (150, 0)):  # more than a third is much
-        assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).remarks) == said
+        assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).notes) == said
 
 
 def test_no_images_of_a_program_are_none(tmp_path: Path) -> None:
@@ -1195,7 +1192,7 @@ def test_a_size_that_a_network_cannot_take_is_one_line_and_leaves_nothing(
 def test_a_size_is_tried_without_a_trace() -> None:
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    require_size(network, "a", 8)
+    check_view_size(network, "a", 8)
     assert network.training
     assert differences(before, dict(network.state_dict())) == []
 

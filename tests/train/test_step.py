@@ -19,7 +19,13 @@ from compressive.data.loaders import Batch
 from compressive.device import is_compiled, pick_device, precision
 from compressive.methods import build
 from compressive.rng import image_keys
-from compressive.train.step import Learner, _kept, optimizer, view_maker, view_pair
+from compressive.train.step import (
+    Learner,
+    _checkpoint_policy,
+    build_optimizer,
+    view_maker,
+    view_pair,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -128,8 +134,8 @@ def test_products_and_noise_are_kept() -> None:
     kept += aten._scaled_dot_product_flash_attention.default, aten.bernoulli.p
     kept += aten.native_dropout.default, aten.rand_like.default
     again = aten.native_batch_norm.default, aten.relu_.default, aten.add.Tensor, aten.gelu.default
-    assert {_kept(None, each) for each in kept} == {CheckpointPolicy.MUST_SAVE}
-    assert {_kept(None, each) for each in again} == {CheckpointPolicy.PREFER_RECOMPUTE}
+    assert {_checkpoint_policy(None, each) for each in kept} == {CheckpointPolicy.MUST_SAVE}
+    assert {_checkpoint_policy(None, each) for each in again} == {CheckpointPolicy.PREFER_RECOMPUTE}
 
 
 def test_a_network_in_bfloat16_gets_views_in_bfloat16() -> None:
@@ -191,7 +197,7 @@ def test_the_optimizer_has_the_papers_groups(name: str, kind: type) -> None:
     """Weights decay; biases and batch norms do not, nor do they adapt; the target is in neither."""
     method = build(tiny("method=byol"))
     settings = Optim(name=name, momentum=0.8, weight_decay=0.3, trust_coefficient=0.02)  # pyright: ignore
-    found = optimizer(settings, method)
+    found = build_optimizer(settings, method)
     assert type(found) is kind
     decayed, spared = found.param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
@@ -223,13 +229,13 @@ def test_the_probe_learns_beside_the_method_and_changes_nothing_in_it() -> None:
         torch.manual_seed(0)
         learner = Learner(build(tiny("method=simclr")), classes)
         torch.manual_seed(1)
-        step, probe_loss = learner(x, y, torch.zeros(()), label)
+        step, probe_loss = learner((x, y), torch.zeros(()), label)
         (step.loss + probe_loss).backward()
         grads.append([p.grad for p in learner.method.parameters()])
         if learner.probe is None:
             assert probe_loss == 0
         else:
-            both = torch.cat([step.feats_x, step.feats_y])
+            both = torch.cat(step.feats)
             again = learner.probe.loss(both, torch.cat([label, label]))
             assert probe_loss.item() == pytest.approx(again.item())
             weight = learner.probe.linear.weight
@@ -244,8 +250,8 @@ def test_the_probe_learns_from_both_views() -> None:
     assert learner.probe is not None
     nn.init.normal_(learner.probe.linear.weight)
     label = torch.tensor([0, 2, -1, 1])
-    step, loss = learner(*views(), torch.zeros(()), label)
-    feats = torch.cat([step.feats_x, step.feats_y]).double()
+    step, loss = learner(views(), torch.zeros(()), label)
+    feats = torch.cat(step.feats).double()
     standard = (feats - feats.mean(0)) / (feats.var(0, unbiased=False) + 1e-5).sqrt()
     logits = standard @ learner.probe.linear.weight.double().T
     expected = F.cross_entropy(logits, torch.cat([label, label]), ignore_index=-1)
@@ -253,7 +259,7 @@ def test_the_probe_learns_from_both_views() -> None:
 
 
 def test_adamw_has_torchs_own_moments() -> None:
-    found = optimizer(Optim(name="adamw"), nn.Linear(2, 2))
+    found = build_optimizer(Optim(name="adamw"), nn.Linear(2, 2))
     theirs = torch.optim.AdamW(nn.Linear(2, 2).parameters())
     for group in found.param_groups:
         assert (group["betas"], group["eps"]) == (theirs.defaults["betas"], theirs.defaults["eps"])

@@ -18,7 +18,7 @@ from compressive.progress import BrokenPipeSafe
 from compressive.rundir.files import ENCODER
 
 if TYPE_CHECKING:
-    from compressive.train.run import Outcome
+    from compressive.train.loop import Outcome
 
 app = typer.Typer(
     cls=AtHome,

@@ -18,8 +18,7 @@ from compressive.evaluation.results import Results
 from compressive.evaluation.suite import evaluate
 from compressive.evaluation.tasks.probing import smoothness
 from compressive.progress import Display
-from compressive.train.loop import pretrain
-from compressive.train.run import Outcome
+from compressive.train.loop import Outcome, pretrain
 
 METHODS = ("simclr", "c-simclr")
 # What there is time for on a CPU, and what a report has pictures of.

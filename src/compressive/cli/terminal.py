@@ -51,7 +51,7 @@ def one_line_errors() -> Iterator[None]:
         print_error(str(error) if isinstance(error, ValueError) else _words(error))
         raise typer.Exit(2) from None
     except (RuntimeError, MemoryError) as error:
-        from compressive.train.run import TrainingFailed
+        from compressive.train.loop import TrainingFailed
 
         text = str(error) or ("out of memory" if isinstance(error, MemoryError) else "")
         words = text if isinstance(error, TrainingFailed) else _too_much(text)

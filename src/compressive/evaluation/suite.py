@@ -82,9 +82,7 @@ def evaluate(
             raise ValueError(f"--{name} must be 0 or more and below 2**32, got {number}")
     benchmark_root = None if benchmark_root is None else benchmark_root.expanduser()
     if benchmark_root is not None and not benchmark_root.is_dir():
-        raise ValueError(
-            f"--benchmark-root {benchmark_root} is not a folder; give the folder that holds the datasets"
-        )
+        raise ValueError(f"--benchmark-root {benchmark_root} is not a folder")
     photographs = None if frost is None else load_frost(frost)
     where = pick_device(device, called="--device")
     subject = open_subject(place, where, network=network, size=size)

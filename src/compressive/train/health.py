@@ -183,7 +183,7 @@ class Health:
         """Whether the last reading raised no suspicion of an illness: a good time to save."""
         return self._low == 0
 
-    def verdict(self, reading: Reading, data_wait_fraction: float = 0.0) -> HealthStatus:
+    def check(self, reading: Reading, data_wait_fraction: float = 0.0) -> HealthStatus:
         """Take in a reading and judge; the worst finding is the one reported.
 
         `data_wait_fraction` is the share of the time spent waiting for images.

@@ -1,30 +1,49 @@
 """Pretraining: one loop from images to an encoder, readable top to bottom.
 
-All that is random is a function of the seed and the step: the order of images (`data.plan`), their
-views (`views.image_keys`) and the noise of a step (`seed_step`). A run that goes on from a
-checkpoint therefore does what it would have done without the break, to the last bit.
+All randomness is a function of the seed and the step: the order of images (`data.sampler`), their
+views (`rng.image_keys`) and the noise of a step (`seed_step`). A resumed run therefore does what
+it would have done without the break, bit for bit.
 """
 
 import hashlib
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from compressive.checks import autocast, skip_value_checks
 from compressive.config import Config
 from compressive.data.loaders import Batch
 from compressive.data.source import Source
-from compressive.distributed import rank
+from compressive.distributed import any_process, rank, world_size
 from compressive.methods import Builder, Step, build
 from compressive.progress import Display
+from compressive.rundir.metrics_log import STOPPED
 from compressive.train.health import HealthStatus
-from compressive.train.run import Outcome, Run
+from compressive.train.log import add_metrics, log, write_arrived_metrics
+from compressive.train.online_eval import Accuracy
+from compressive.train.run import Run
 from compressive.train.signals import handle_stop_signals
+
+
+class Outcome(NamedTuple):
+    """The result of a run."""
+
+    folder: Path
+    step: int
+    saved: int  # the step of the last checkpoint
+    total: int
+    accuracy: Accuracy | None  # on held-out labels, as last measured
+
+
+class TrainingFailed(RuntimeError):
+    """A run that diverged or collapsed more often than health.max_restarts allows."""
 
 
 def pretrain(
@@ -36,84 +55,145 @@ def pretrain(
     source: Source | None = None,
     method: Builder = build,
 ) -> Outcome:
-    """Train as the config says; leave encoder, checkpoints and readings in a folder.
+    """Train as the config says; write encoder, checkpoints and metrics to a folder.
 
-    Goes on where a run in that folder stopped. Ctrl-C, SIGTERM and a closed terminal save and
-    return early. A run that falls ill goes back to its last good checkpoint and on from there with
-    other random numbers; after `health.max_restarts` such returns it ends with `Ill`.
+    Resume if the folder holds an unfinished run with the same settings. Ctrl-C, SIGTERM and a
+    closed terminal save and return early. A run that diverges or collapses restarts from its last
+    good checkpoint with other random numbers; after `health.max_restarts` restarts it raises
+    `TrainingFailed`.
 
-    `source` takes the place of data.source, and `method` makes another one than config.method's.
+    `source` replaces data.source, and `method` builds another method than config.method.
     """
     with display or Display(quiet=rank() > 0) as shown:
         run = Run(config, Path(out), shown, resume=resume, source=source, method=method)
         shown.say(_summary(run))
         try:
-            with requests_to_stop() as asked:  # not before: there is nothing to save yet
+            with stop_requests() as requests:  # not earlier: there is nothing to save yet
                 run.restore()
-                while (verdict := _train(run, asked)).is_failed:
-                    run.go_back(verdict)
-                return run.finish()
+                while (status := train(run, requests)).is_failed:
+                    restart(run, status)
+                return finish(run)
         finally:
             run.close()
 
 
-def _summary(run: Run) -> str:
-    """What a run is made of, in a line."""
-    config = run.config
-    of = ""
-    if run.labels is not None:
-        classes, held = len(run.labels[run.labels >= 0].unique()), int(run.held.sum())
-        of = f" in {classes:,} classes ({held:,} held out, to watch)"
-    precision = str(run.dtype).removeprefix("torch.")
-    return (
-        f"{config.method} on {run.count:,} images{of}: {config.network.name}, views of "
-        f"{config.views.size} pixels, batch {config.train.batch_size}, {run.total:,} steps, "
-        f"{run.device}, {precision}"
-    )
-
-
-def _train(run: Run, asked: list[int]) -> HealthStatus:
-    """Steps until the end, an illness or a request to stop, and the last verdict."""
-    batches, verdict = run.batches(), HealthStatus("ok", "")
+def train(run: Run, requests: list[int]) -> HealthStatus:
+    """Train until the end, a failure or a request to stop; return the last health status."""
+    batches, status = run.batches(), HealthStatus("ok", "")
     while run.step < run.total:
-        run.set_rates()
-        seed_step(run.config.seed, run.attempt, run.step)
-        for batch in islice(batches, run.config.train.grad_accum_steps - 1):
-            run.note(*gradients(run, batch, is_last=False))
-        step, probe_loss = gradients(run, next(batches), is_last=True)
-        run.update(step, probe_loss)
-        if run.is_time_to_look():
-            verdict = run.look(step)
-        if verdict.is_failed or run.must_stop(asked):
+        step = train_step(run, batches)
+        is_time_to_log = run.schedule.is_time_to_log(run.step)
+        if is_time_to_log:
+            status = log(run, step)
+        if status.is_failed or _should_stop(run, requests, is_time_to_log):
             break
     batches.close()
-    return verdict
+    return status
 
 
-def gradients(run: Run, batch: Batch, *, is_last: bool) -> tuple[Step, Tensor]:
-    """Add the gradients of a portion to those that are there."""
-    views = run.views(batch)
-    with autocast(run.device, run.dtype), run.synchronized(is_last), skip_value_checks():
-        step, probe_loss = run.learner(views, run.beta, run.visible[batch.index])
-        ((step.loss + probe_loss) / run.config.train.grad_accum_steps).backward()
-    return step, probe_loss
+def train_step(run: Run, batches: Iterator[Batch]) -> Step:
+    """Make one optimizer step; return the last micro-batch's `Step`. Never waits for the device."""
+    for group in run.optimizer.param_groups:
+        group["lr"] = run.schedule.lr(run.step)
+    if run.controller is None:
+        run.scheduled_beta.fill_(run.schedule.beta(run.step))
+    seed_step(run.config.seed, run.attempt, run.step)
+    step, residual = compute_gradients(run, batches)
+    apply_gradients(run, residual)
+    return step
+
+
+def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor | None]:
+    """Accumulate the gradients of a step; return its last `Step` and mean reducible residual."""
+    count, residuals = run.config.train.grad_accum_steps, []
+    for i, batch in enumerate(islice(batches, count), start=1):
+        views, labels = run.make_views(batch), run.visible_labels[batch.index]
+        synchronize = _average_gradients(run.parallel_learner, is_last=i == count)
+        with autocast(run.device, run.dtype), synchronize, skip_value_checks():
+            step, probe_loss = run.parallel_learner(views, run.beta, labels)
+            ((step.loss + probe_loss) / count).backward()
+        add_metrics(run, step, probe_loss)
+        residuals.append(step.reducible_residual)
+    return step, None if step.reducible_residual is None else torch.stack(residuals).detach().mean()
+
+
+def apply_gradients(run: Run, residual: Tensor | None) -> None:
+    """Update the weights, the target network and a controlled beta."""
+    for optimizer in run.optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    run.method.update_target(run.schedule.ema_decay(run.step))
+    if run.controller is not None and residual is not None:
+        run.controller.update(residual)
+    run.step += 1
+
+
+def restart(run: Run, status: HealthStatus) -> None:
+    """Return to the last good checkpoint with other random numbers, or give up."""
+    run.attempt += 1
+    if run.attempt > run.config.health.max_restarts:
+        run.logger.write(run.step, {STOPPED: status.text})
+        raise TrainingFailed(
+            f"training failed after {run.config.health.max_restarts} restarts: {status.text}"
+        )
+    run.display.say(f"step {run.step}: {status.text}; restarting from the last good checkpoint")
+    run.logger.close()
+    run.restore()
+
+
+def finish(run: Run) -> Outcome:
+    """Save, unless a failure is suspected: the checkpoint before is then the better one."""
+    write_arrived_metrics(run, wait=True)
+    if run.health.is_well or run.step == run.total:
+        run.save()
+    if run.step < run.total:
+        run.logger.write(run.step, {STOPPED: "requested"})
+    return Outcome(run.out, run.step, run.saved_step, run.total, run.accuracy)
 
 
 def seed_step(seed: int, attempt: int, step: int) -> None:
-    """Make the noise of a step its own: of this run, this attempt, this step and this process."""
-    words = f"{seed}/{attempt}/{step}/{rank()}".encode()
-    torch.manual_seed(int.from_bytes(hashlib.blake2b(words, digest_size=8).digest()) >> 1)
+    """Seed torch for one step of one attempt in this process."""
+    key = f"{seed}/{attempt}/{step}/{rank()}".encode()
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1)
 
 
 @contextmanager
-def requests_to_stop() -> Iterator[list[int]]:
-    """A list that fills when someone asks to stop; a second Ctrl-C stops at once."""
-    asked: list[int] = []
+def stop_requests() -> Iterator[list[int]]:
+    """Collect stop signals in a list; a second Ctrl-C interrupts at once."""
+    requests: list[int] = []
 
-    def ask(number: int) -> None:
-        if asked and number == signal.SIGINT:
+    def add(number: int) -> None:
+        if requests and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.append(number)
+        requests.append(number)
 
-    with handle_stop_signals(ask):
-        yield asked
+    with handle_stop_signals(add):
+        yield requests
+
+
+def _average_gradients(learner: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+    """Average gradients over processes once per step, in the backward pass of the last batch."""
+    if is_last or not isinstance(learner, DistributedDataParallel):
+        return nullcontext()
+    return learner.no_sync()
+
+
+def _should_stop(run: Run, requests: list[int], is_time_to_log: bool) -> bool:
+    """Whether to stop; several processes agree on it when they log."""
+    if world_size() == 1:
+        return bool(requests)
+    return is_time_to_log and any_process(bool(requests), run.device)
+
+
+def _summary(run: Run) -> str:
+    """Describe a run in one line."""
+    config, labels = run.config, ""
+    if run.labels is not None:
+        classes, held_out = len(run.labels[run.labels >= 0].unique()), int(run.held_out.sum())
+        labels = f" in {classes:,} classes ({held_out:,} labels held out)"
+    precision = str(run.dtype).removeprefix("torch.")
+    return (
+        f"{config.method} on {run.count:,} images{labels}: {config.network.name}, "
+        f"{config.views.size}-pixel views, batch {config.train.batch_size}, {run.total:,} steps, "
+        f"{run.device}, {precision}"
+    )

@@ -31,7 +31,7 @@ class Accuracy(NamedTuple):
     count: int
 
 
-def held_out(count: int, share: float, seed: int) -> Bool[Tensor, " count"]:
+def held_out_labels(count: int, share: float, seed: int) -> Bool[Tensor, " count"]:
     """Which labels are kept for testing: each with this probability, by its place alone."""
     keys = image_keys(torch.arange(count), seed=seed, epoch=_HELD, view=_HELD)
     return uniforms(keys, 1)[:, 0] < share
@@ -93,7 +93,7 @@ def features(
 
 
 @torch.no_grad()
-def accuracy(
+def online_accuracy(
     encoder: nn.Module,
     probe: OnlineProbe,
     batches: Callable[[Iterator[BatchIndices]], Iterable[Batch]],

@@ -1,4 +1,4 @@
-"""What a training step is made of: a method with its probe, the views it sees, its optimizer."""
+"""The parts of a training step: a method with its online probe, its views and its optimizer."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -19,16 +19,18 @@ from compressive.augment.ops import augment_pair
 from compressive.augment.params import View, paper_views, simclr_views
 from compressive.config import Config, Optim, Views
 from compressive.data.loaders import Batch
-from compressive.methods import Method, Step
+from compressive.distributed import world_size
+from compressive.methods import Builder, Method, Step
 from compressive.networks import feature_dim
 from compressive.rng import image_keys
+from compressive.sync_batchnorm import synchronize
 from compressive.train.online_eval import OnlineProbe
 
 ViewMaker = Callable[[Batch], Sequence[Tensor]]
 
 
 class Learner(nn.Module):
-    """A method and, where images have labels, a probe that learns beside it."""
+    """A method and, if images have labels, a linear probe trained on its detached features."""
 
     def __init__(self, method: Method, classes: int) -> None:
         super().__init__()
@@ -43,9 +45,39 @@ class Learner(nn.Module):
         return step, self.probe.loss(torch.cat(step.feats), torch.cat([label] * len(step.feats)))
 
 
+def build_learner(
+    config: Config, method: Builder, classes: int, device: torch.device, *, compiled: bool
+) -> Learner:
+    """Build the method and its probe on a device, with the same weights in every process."""
+    if config.train.activation_checkpointing and (not compiled or world_size() > 1):
+        raise ValueError(
+            "train.activation_checkpointing=true needs compiled steps (train.compile=yes) and a "
+            "single process"
+        )
+    torch.manual_seed(config.seed)
+    learner = Learner(method(config), classes)
+    learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    check_view_size(learner.method.encoder, config.network.name, config.views.size)
+    synchronize(learner)
+    return learner
+
+
+def compile_learner(learner: Learner, config: Config, device: torch.device) -> None:
+    """Compile the step, or in several processes the backbone: collectives stay outside."""
+    if config.train.activation_checkpointing:
+        checkpoint_activations(learner.method.encoder)
+    if world_size() > 1:
+        learner.method.encoder.compile(dynamic=False)
+        return
+    # CUDA graphs, because launching BYOL's kernels takes longer than running them (ResNet-18,
+    # H200: 28 and 19 ms). Graphs overwrite gradients, so they cannot be accumulated.
+    graphs = device.type == "cuda" and config.train.grad_accum_steps == 1
+    learner.compile(dynamic=False, mode="reduce-overhead" if graphs else "default")
+
+
 @torch.no_grad()
-def require_size(network: nn.Module, name: str, size: int) -> None:
-    """Refuse a size of images that a network cannot take: some are cut into patches."""
+def check_view_size(network: nn.Module, name: str, size: int) -> None:
+    """Raise ValueError if a network cannot take images of this size, such as a patch-based one."""
     weight = next(network.parameters())
     was = network.training
     try:
@@ -55,25 +87,27 @@ def require_size(network: nn.Module, name: str, size: int) -> None:
             raise
         why = str(error).partition("\n")[0]
         raise ValueError(
-            f"{name} takes no images of {size} pixels: {why}; choose another views.size"
+            f"{name} does not accept images of {size} pixels: {why}; choose another views.size"
         ) from None
     finally:
         network.train(was)
 
 
-def recompute(network: nn.Module) -> None:
-    """Let a compiled step keep this network's products alone; the rest is made again backward.
+def checkpoint_activations(network: nn.Module) -> None:
+    """Keep only this network's matrix products and recompute the rest in the backward pass.
 
-    Not for a step that is not compiled: its batch norms would count every batch twice.
+    Only for compiled steps: otherwise batch norms would count every batch twice.
     """
-    contexts = partial(create_selective_checkpoint_contexts, _kept)
-    # Its only warning is of operations in place, which a compiled step has none of by then.
+    contexts = partial(create_selective_checkpoint_contexts, _checkpoint_policy)
+    # Its only warning is about in-place operations, which a compiled step no longer has.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
     network.forward = partial(checkpoint, network.forward, use_reentrant=False, context_fn=contexts)
 
 
-def _kept(context: Any, operation: Any, *args: Any, **options: Any) -> CheckpointPolicy:
-    """Products, which take long to make again, and random numbers, which would be others."""
+def _checkpoint_policy(
+    context: Any, operation: Any, *args: Any, **options: Any
+) -> CheckpointPolicy:
+    """Save products, which are slow to recompute, and random numbers, which would differ."""
     name = operation.name().removeprefix("aten::").partition(".")[0]
     is_product = name in {"convolution", "mm", "addmm", "bmm"} or "dot_product" in name
     if is_product or torch.Tag.nondeterministic_seeded in operation.tags:
@@ -82,7 +116,7 @@ def _kept(context: Any, operation: Any, *args: Any, **options: Any) -> Checkpoin
 
 
 def view_pair(settings: Views) -> tuple[View, View]:
-    """How the two views are made."""
+    """Return the augmentation parameters of the two views."""
     pair = simclr_views(settings.strength) if settings.policy == "simclr" else paper_views()
     changes = {"crop_scale_min": settings.crop_scale_min, "antialias": settings.antialias}
     if not settings.blur:
@@ -92,10 +126,10 @@ def view_pair(settings: Views) -> tuple[View, View]:
 
 
 def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMaker:
-    """Two views of every image of a batch, on its device.
+    """Return a function that makes two views of every image of a batch, on its device.
 
-    With a network in bfloat16 the resizing products are in float16: three more bits than the
-    network sees.
+    With a bfloat16 network the resizing products are float16: three more bits than the network
+    sees.
     """
     pair, size, seed = view_pair(config.views), config.views.size, config.seed
     products = torch.float32 if dtype == torch.float32 else torch.float16
@@ -119,8 +153,8 @@ def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMak
     return make
 
 
-def optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the method's weights; its learning rate is set before every step."""
+def build_optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer of the method's weights; the loop sets its learning rate."""
     groups = optim.parameter_groups(method, weight_decay=settings.weight_decay)
     if settings.name == "lars":
         return optim.LARS(
