@@ -346,7 +346,8 @@ def test_what_a_step_reports(name: str) -> None:
     if step.residual is not None:
         expected = 2 * (step.nll if step.predictive is None else -step.predictive)
         expected = expected + 2 * 0.3 * step.residual
-    torch.testing.assert_close(step.loss, expected)
+    if name != "vicreg":  # whose other terms have no value per image
+        torch.testing.assert_close(step.loss, expected)
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
@@ -378,8 +379,10 @@ def test_who_sees_which_batch_and_who_moves(name: str) -> None:
     slow = "byol" in name or "moco" in name
     method = tiny(name)
     method(views())
-    assert int(method.encoder[1].num_batches_tracked) == (1 if "simclr" in name else 2)
-    assert (method.target is not None) == slow
+    assert int(method.encoder[1].num_batches_tracked) == (
+        1 if "simclr" in name or name == "dcl" else 2
+    )
+    assert (getattr(method, "target", None) is not None) == slow
     method.update_target(0.5)
     if slow:
         network = method.target.network
