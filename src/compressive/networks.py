@@ -86,7 +86,9 @@ def backbone(
         project = nn.Sequential(_conv(channels, channels, 1, stride=1), norm(channels))
         network.layer1[0].downsample = project
     if is_official:
-        network.apply(lambda m: _draw(m.weight) if isinstance(m, nn.Conv2d) else None)
+        network.apply(
+            lambda m: _init_truncated_normal(m.weight) if isinstance(m, nn.Conv2d) else None
+        )
     return network
 
 
@@ -155,7 +157,7 @@ def mlp(
 def linear(in_dim: int, out_dim: int) -> nn.Linear:
     """A linear map without bias, with the paper's initializer: l of C-BYOL is one of 256 to 256."""
     layer = nn.Linear(in_dim, out_dim, bias=False)
-    _draw(layer.weight)
+    _init_truncated_normal(layer.weight)
     return layer
 
 
@@ -263,7 +265,7 @@ def _conv(in_dim: int, out_dim: int, kernel: int, stride: int) -> nn.Conv2d:
     return conv
 
 
-def _draw(weight: Tensor) -> None:
+def _init_truncated_normal(weight: Tensor) -> None:
     """Keras' VarianceScaling: normal, cut at two sigma, of variance 1 / fan-in after the cut."""
     sigma = math.sqrt(1 / weight[0].numel()) / _CUT_STD
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)

@@ -10,7 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import Unreadable, shrink
-from compressive.data.prefetch import Clock, DeviceBatch, Picture, Prefetcher
+from compressive.data.prefetch import Clock, DecodedImage, DeviceBatch, Prefetcher
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, pixels
 
@@ -72,10 +72,10 @@ class Resident:
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the host never waits for the device."""
-        for portion in _checked(plan, self.images.shape[0]):
+        for portion in _check_indices(plan, self.images.shape[0]):
             yield self._batch(portion)
 
-    def _batch(self, portion: BatchIndices) -> Batch:
+    def _to_batch(self, portion: BatchIndices) -> Batch:
         wanted = torch.stack(tuple(portion))
         if self.device.type == "cuda":
             wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
@@ -133,7 +133,7 @@ class Streaming:
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the threads end with it, or when it is dropped."""
         flow = Prefetcher(
-            _checked(plan, len(self._reader.labels)),
+            _check_indices(plan, len(self._reader.labels)),
             self._reader.read,
             side=self._reader.side,
             device=self.device,
@@ -144,7 +144,7 @@ class Streaming:
         self._flows.add(flow)
         try:
             while flow.has_next():
-                yield _batch(flow.next())
+                yield _to_batch(flow.next())
         finally:
             self._flows.discard(flow)
             flow.close()
@@ -169,7 +169,7 @@ class _Reader:
         self.bad: dict[int, str] = {}  # why, by number: none is tried again
         self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
 
-    def read(self, wanted: int) -> Picture:
+    def read(self, wanted: int) -> DecodedImage:
         count = len(self.labels)
         for index in range(wanted, wanted + count):
             index %= count
@@ -179,7 +179,7 @@ class _Reader:
                 continue
             try:
                 image = shrink(pixels(self.source, index), self.side)
-                return Picture(image.numpy(), index, self.labels[index])
+                return DecodedImage(image.numpy(), index, self.labels[index])
             except Unreadable as problem:
                 self.bad[index] = str(problem)
         raise ValueError(
@@ -268,11 +268,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _batch(arrival: DeviceBatch) -> Batch:
+def _to_batch(arrival: DeviceBatch) -> Batch:
     return Batch(arrival.images, *arrival.numbers.unbind())
 
 
-def _checked(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
+def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
     """The plan; a GPU would only say that some index is wrong, and nothing after that."""
     for portion in plan:
         index = portion.index

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-HEIGHT, WIDTH, INDEX, EPOCH, LABEL = range(5)  # rows of a batch's numbers
+INDEX, EPOCH, LABEL = 2, 3, 4  # rows of `DeviceBatch.numbers`; rows 0 and 1 are height and width
 
 
-class Picture(NamedTuple):
+class DecodedImage(NamedTuple):
     """A decoded image and which one it is."""
 
     pixels: UInt8[np.ndarray, "3 h w"]
@@ -66,7 +66,7 @@ class PinnedBuffer:
         self.numbers[EPOCH] = epoch
         self.table = self.numbers.numpy()
 
-    def draw(self, place: int, index: int, read: Callable[[int], Picture]) -> None:
+    def draw(self, place: int, index: int, read: Callable[[int], DecodedImage]) -> None:
         """Decode into this place; what goes wrong is kept for the consumer."""
         try:
             if self.error is None:
@@ -78,7 +78,7 @@ class PinnedBuffer:
             if self.missing == 0:
                 self.done.set()
 
-    def _put(self, place: int, picture: Picture) -> None:
+    def _put(self, place: int, picture: DecodedImage) -> None:
         # numpy, as torch would start a team of threads of its own in each of ours.
         canvas, (_, height, width) = self.pixels[place], picture.pixels.shape
         old_height, old_width = self.used[place]
@@ -107,7 +107,7 @@ class Prefetcher:
     def __init__(
         self,
         plan: Iterator[tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]],
-        read: Callable[[int], Picture],
+        read: Callable[[int], DecodedImage],
         *,
         side: int,
         device: torch.device,

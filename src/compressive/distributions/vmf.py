@@ -82,7 +82,9 @@ class VonMisesFisher(Distribution):
         self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
         self._fixed = None
         if isinstance(concentration, Tensor):
-            batch, mean_direction, self._kappa = _joined(mean_direction, concentration)
+            batch, mean_direction, self._kappa = _broadcast_parameters(
+                mean_direction, concentration
+            )
         else:
             if not 0 <= concentration <= _LARGEST:
                 raise ValueError(
@@ -359,7 +361,9 @@ def _transport(n: int, kappa: float, log_height: float) -> vmf_sampler.Transport
     return vmf_sampler.transport(n, kappa, log_height)
 
 
-def _joined(mean_direction: Tensor, concentration: Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+def _broadcast_parameters(
+    mean_direction: Tensor, concentration: Tensor
+) -> tuple[torch.Size, Tensor, Tensor]:
     """The batch shape of the two, and both in one dtype."""
     concentration = promote_to_float32("concentration", concentration)
     check_same_device("mean_direction", mean_direction, "concentration", concentration)
