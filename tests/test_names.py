@@ -29,13 +29,59 @@ SAME_CONCEPT = {
 
 # Different concepts that still share a name. Only shorten this list.
 TO_RENAME = set(
-    """
-    Box Crop IMAGENET Loader METHODS MOST Metric Row Run TASKS _CURVES _FEW _HELD _LEFT _about
-    _both _bytes _check _cifar _content _corrupted _default_out _drawn _epochs _figures _first
-    _gradient _kept _lines _logits _mean _place _portions _read _seeds _some _summary _views
-    _within _wnids _words corruptions find flat information linear nearest per_class read
-    smoothness total_steps
-    """.split()
+    [
+        "Box",
+        "Crop",
+        "IMAGENET",
+        "Loader",
+        "METHODS",
+        "MOST",
+        "Metric",
+        "Row",
+        "Run",
+        "TASKS",
+        "_CURVES",
+        "_FEW",
+        "_HELD",
+        "_LEFT",
+        "_about",
+        "_both",
+        "_bytes",
+        "_check",
+        "_cifar",
+        "_content",
+        "_corrupted",
+        "_default_out",
+        "_drawn",
+        "_epochs",
+        "_figures",
+        "_first",
+        "_gradient",
+        "_kept",
+        "_lines",
+        "_logits",
+        "_mean",
+        "_place",
+        "_portions",
+        "_read",
+        "_seeds",
+        "_some",
+        "_summary",
+        "_views",
+        "_within",
+        "_wnids",
+        "_words",
+        "corruptions",
+        "find",
+        "flat",
+        "information",
+        "linear",
+        "nearest",
+        "per_class",
+        "read",
+        "smoothness",
+        "total_steps",
+    ]
 )
 
 

@@ -23,6 +23,8 @@ from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.files import ENCODER, write_bytes
 
+__all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
+
 _FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
 ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]

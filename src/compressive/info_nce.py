@@ -17,6 +17,8 @@ from compressive.checks import (
 )
 from compressive.distributed import gather, rank, world_size
 
+__all__ = ["candidate_logits", "candidate_nll", "info_nce", "log_candidates"]
+
 # Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
 # float32. Below the first, keeping them is faster; above it they are what fills the memory.
 _KEEP = 2**26

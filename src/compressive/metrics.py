@@ -14,6 +14,21 @@ from torch import Tensor
 
 from compressive.checks import validates_inputs
 
+__all__ = [
+    "Interval",
+    "alignment",
+    "bootstrap_interval",
+    "brier",
+    "confidence_bin",
+    "ece",
+    "effective_rank",
+    "hits",
+    "mean_per_class_accuracy",
+    "nll",
+    "top_k_accuracy",
+    "uniformity",
+]
+
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
 Scalar = Float[Tensor, ""]

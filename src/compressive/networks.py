@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from compressive.checks import check_one_of, validates_inputs
 from compressive.config import Network, ResNetVariant, Stem
 
+__all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
+
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 STEMS: tuple[Stem, ...] = get_args(Stem)
 VARIANTS: tuple[ResNetVariant, ...] = get_args(ResNetVariant)
@@ -174,7 +176,7 @@ class Ema(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network.requires_grad_(False)
+        self.network: nn.Module = network.requires_grad_(False)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:

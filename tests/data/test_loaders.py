@@ -341,7 +341,7 @@ def test_threads_end_however_the_consumer_ends(ending: str) -> None:
         batches.close()  # pyright: ignore
     elif ending == "drop":
         del batches
-        gc.poll()
+        gc.collect()
     elif ending == "loader":
         loader.close()
         with pytest.raises(RuntimeError, match="was closed"):

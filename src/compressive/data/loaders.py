@@ -46,9 +46,12 @@ class Resident:
         workers: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        count, self.device = len(source), torch.device(device)
-        self.images = torch.empty(count, 3, side, side, dtype=torch.uint8, device=self.device)
-        self.numbers = torch.empty(5, count, dtype=torch.int64, device=self.device)
+        count = len(source)
+        self.device: torch.device = torch.device(device)
+        self.images: Tensor = torch.empty(
+            count, 3, side, side, dtype=torch.uint8, device=self.device
+        )
+        self.numbers: Tensor = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
         plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
         with Streaming(source, side=side, device=device, workers=workers) as stream:
@@ -60,7 +63,7 @@ class Resident:
                 done = part.stop
                 if progress is not None:
                     progress(done, count)
-            self.unreadable = stream.unreadable
+            self.unreadable: list[tuple[str, str]] = stream.unreadable
         # CUDA's index_select moves one element per thread: eight bytes at once where rows allow it.
         rows = self.images.flatten(1)
         self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
@@ -75,7 +78,7 @@ class Resident:
         for portion in _check_indices(plan, self.images.shape[0]):
             yield self._batch(portion)
 
-    def _to_batch(self, portion: BatchIndices) -> Batch:
+    def _batch(self, portion: BatchIndices) -> Batch:
         wanted = torch.stack(tuple(portion))
         if self.device.type == "cuda":
             wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
@@ -114,8 +117,10 @@ class Streaming:
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
-        self.device, self._clock = torch.device(device), Clock()
-        self.workers, self.prefetch = workers or _cores(), prefetch
+        self.device: torch.device = torch.device(device)
+        self._clock = Clock()
+        self.workers: int = workers or _cores()
+        self.prefetch: int = prefetch
         self._reader = _Reader(source, side)
         self._flows: set[Prefetcher] = set()
 
