@@ -1,4 +1,4 @@
-"""Golden files and unit vectors for all tests. A missing golden file fails: nothing skips."""
+"""Fixtures and golden files for all tests. A missing golden file fails; it does not skip."""
 
 import json
 import os
@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from marker_summary import pytest_deselected as pytest_deselected
+from marker_summary import pytest_sessionfinish as pytest_sessionfinish
+from marker_summary import pytest_terminal_summary as pytest_terminal_summary
+from marker_summary import pytest_testnodedown as pytest_testnodedown
 from torch import Tensor
 
-# The same examples every time: a new one is looked for on purpose, not when something must land.
+# Use the same examples in every run: a new failure must come from the change under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -35,12 +39,12 @@ def unit_vectors(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64)
     return torch.nn.functional.normalize(noise, dim=-1).to(dtype)
 
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes that share the cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores
     torch.set_num_threads(1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # those that it starts
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 
 
-# A shell that starts the tests in the background, or nohup, leaves these ignored for all below it.
+# nohup, or a shell that starts the tests in the background, lets child processes ignore these.
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
@@ -50,7 +54,7 @@ for _number, _usual in (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quick start first: it takes minutes, which nobody should wait for at the end."""
+    """Start with the quick start: it takes minutes and would otherwise end last."""
     items.sort(key=lambda item: "quickstart" not in item.name)
 
 
@@ -61,7 +65,7 @@ def _seed() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Bits agree only where as many threads share a sum, and small sums are quicker on one."""
+    """Use one thread: sums are bitwise equal only for equal thread counts."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

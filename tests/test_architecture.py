@@ -1,9 +1,11 @@
-"""The house: imports point down, the documents tell the truth, the import is quick."""
+"""Check the layers, file sizes and import cost of the package, and docs/architecture.md."""
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,84 +13,68 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "compressive"
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-
-# A module imports only from floors below its own, never from its own.
-FLOORS = [
-    "inputs special radial distributed views config paper files display pace lock signals "
-    "shipped data.answers data.builtin data.decode data.flow data.labelmaps "
-    "corruptions.tables report.figures",
-    "vmf contrast optim metrics augment networks syncbn controller recipes folder newton journal "
-    "checkpoint data.layouts data.pictures data.plan data.videos corruptions.filters "
-    "evaluation.robustness evaluation.tsne report.reading settings",
-    "ablations objectives uniform monitor schedule encoder logistic data.loaders data.shards "
-    "data.shifts data.splits data.torchvision_sets corruptions.noise corruptions.blur "
-    "corruptions.digital corruptions.jpeg evaluation.linear evaluation.published "
-    "report.gallery report.tables report.outcome watch",
-    "methods online probes meter tally data.sources data.transfer_files corruptions.weather "
-    "corruptions.spatter evaluation.results evaluation.features evaluation.smoothness "
-    "report.ablation",
-    "learner images data.transfer corruptions.catalog evaluation.information evaluation.subject "
-    "evaluation.scores evaluation.compare evaluation.opening report.page",
-    "run embed evaluation.exam evaluation.tables",
-    "train terminal evaluation.classify",
-    "evaluation.gallery evaluation.probing evaluation.shifted",
-    "evaluation.suite",
-    "sweep quickstart",
-    "commands",
-    "cli",
-]
-FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
-SUBPACKAGES = {f"compressive.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
-DOORS = {"__init__", "__main__"}  # they only pass on what others hold
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in DOORS]
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def test_a_long_file_says_why_and_a_short_one_does_not() -> None:
+def test_at_most_18_modules_lie_at_the_root() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 18
+
+
+def test_a_file_of_more_than_300_lines_gives_the_reason() -> None:
     for path in MODULES:
         text = path.read_text()
         reason = "Longer than 300 lines" in (ast.get_docstring(ast.parse(text)) or "")
         assert reason == (len(text.splitlines()) > 300), path
 
 
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+def test_no_module_has_a_catch_all_name() -> None:
+    forbidden = {"utils", "helpers", "common", "misc", "base", "v2", "new"}
+    assert not forbidden & {path.stem for path in MODULES}
 
 
-def imports(source: str) -> set[str]:
-    """Modules of the package that a source text imports, wherever in the text."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            if node.module == "compressive" or node.module in SUBPACKAGES:
-                inside = node.module.removeprefix("compressive").lstrip(".")
-                found |= {".".join(filter(None, (inside, alias.name))) for alias in node.names}
-            elif node.module and node.module.startswith("compressive."):
-                found.add(node.module.removeprefix("compressive."))
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            found |= {n.removeprefix("compressive.") for n in names if n.startswith("compressive.")}
-    return found
+# --- layers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_point_down(path: Path) -> None:
-    name = module_name(path)
-    assert name in FLOOR_OF, f"give {name} a floor"
-    above = {other for other in imports(path.read_text()) if FLOOR_OF[other] >= FLOOR_OF[name]}
-    assert not above, f"{name} (floor {FLOOR_OF[name]}) may not import {sorted(above)}"
-
-
-def test_the_check_above_can_fail() -> None:
-    source = (
-        "from compressive import vmf\nimport compressive.cli\n"
-        "def f():\n    from compressive.optim import LARS"
+def lint_imports(source: Path) -> subprocess.CompletedProcess[str]:
+    """Run the contract of pyproject.toml on the package `compressive` in the folder `source`."""
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import importlinter.cli as cli; "
+    code += "cli.lint_imports_command()"
+    arguments = ["--no-cache", "--no-logo", "--config", str(ROOT / "pyproject.toml")]
+    return subprocess.run(
+        [sys.executable, "-c", code, str(source), *arguments],
+        cwd=source,
+        capture_output=True,
+        text=True,
     )
-    assert imports(source) == {"vmf", "cli", "optim"}
+
+
+def test_packages_import_only_from_lower_layers() -> None:
+    run = lint_imports(PACKAGE.parent)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "found"),
+    [
+        ("rundir/files.py", "import compressive.cli.app", "compressive.rundir.files"),
+        ("data/decode.py", "from compressive.corruptions import NAMES", "compressive.data.decode"),
+        ("new_module.py", "", "new_module"),
+    ],
+    ids=["upward import", "import within a layer", "module without a layer"],
+)
+def test_the_layers_contract_can_fail(tmp_path: Path, path: str, line: str, found: str) -> None:
+    shutil.copytree(
+        PACKAGE, tmp_path / "compressive", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    with (tmp_path / "compressive" / path).open("a") as file:
+        file.write(f"\n{line}\n")
+    run = lint_imports(tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert found in run.stdout
 
 
 def torch_distributed_in(source: str) -> bool:
-    """Whether a source text imports torch.distributed (torch.distributions is another thing)."""
+    """Return whether a source text imports torch.distributed."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -108,23 +94,80 @@ def test_only_distributed_imports_torch_distributed() -> None:
     assert not torch_distributed_in("from torch.distributions import Normal")
 
 
-def test_architecture_document_lists_the_modules() -> None:
-    listed = set(re.findall(r"^\| `([\w/]+)\.py` ", ARCHITECTURE, flags=re.MULTILINE))
-    assert {name.replace("/", ".") for name in listed} == {module_name(path) for path in MODULES}
-    floors = dict(re.findall(r"^\| `([\w/]+)\.py` \| (\d+) ", ARCHITECTURE, flags=re.MULTILINE))
-    assert {name.replace("/", "."): int(floor) for name, floor in floors.items()} == FLOOR_OF
+# --- docs/architecture.md -----------------------------------------------------------------------
 
 
-def test_no_module_has_a_name_that_invites_everything() -> None:
-    forbidden = {"utils", "helpers", "common", "misc", "base", "v2", "new"}
-    assert not forbidden & {path.stem for path in MODULES}
+def definitions(path: Path) -> set[str]:
+    """Return the top-level names of a module and `Class.method` for its methods."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inside = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+            found |= {f"{node.name}.{name}" for name in inside}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return found
 
+
+def named_in(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each file that a table row names, with the names that follow it in the row."""
+    for row in re.findall(r"^\|.*\|$", text, flags=re.MULTILINE):
+        parts = re.split(r"`([\w/]+\.(?:py|jinja|html\.jinja))`", row)
+        for file, rest in zip(parts[1::2], parts[2::2], strict=True):
+            yield file, re.findall(r"`([A-Za-z_][\w.]*)`", rest)
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def missing(text: str) -> list[str]:
+    """Return the files and names of a text that do not exist."""
+    found = []
+    for file, names in named_in(text):
+        path = PACKAGE / file
+        if not path.exists():
+            found.append(file)
+        elif path.suffix == ".py":
+            known = definitions(path)
+            found += [f"{file}: {name}" for name in names if name not in known]
+    return found
+
+
+def test_files_and_functions_in_the_architecture_document_exist() -> None:
+    assert missing(ARCHITECTURE) == []
+    assert missing("| `rng.py` | `threefry`, `nothing` |") == ["rng.py: nothing"]
+    assert missing("| x | `nothing.py` |") == ["nothing.py"]
+
+
+def test_the_training_path_has_at_most_20_files() -> None:
+    files = {file for file, _ in named_in(section("From an image to a loss to a checkpoint"))}
+    assert 10 <= len(files) <= 20
+
+
+def test_the_architecture_document_describes_every_package() -> None:
+    described = set(re.findall(r"^\*\*`([\w/]+)`\*\*", section("Packages"), flags=re.MULTILINE))
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert described == packages
+
+
+def test_the_architecture_document_names_every_root_module() -> None:
+    table = {file for file, _ in named_in(section("Modules at the root"))}
+    assert table == {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
+
+
+# --- imports ------------------------------------------------------------------------------------
 
 LIGHT = "import {}, sys; print([m for m in {} if m in sys.modules])"
 
 
 def test_imports_load_no_more_than_they_need() -> None:
-    """A help text waits for no torch; the objectives for no compiler, which takes six seconds."""
+    """The command line must not import torch; objectives must not import torch's compiler (6 s)."""
     heavy = ["scipy", "timm", "torch._dynamo", "torch._inductor", "matplotlib"]
 
     def loaded(modules: str, *more: str) -> str:
@@ -133,12 +176,12 @@ def test_imports_load_no_more_than_they_need() -> None:
         assert run.returncode == 0, run.stderr
         return run.stdout.strip()
 
-    assert loaded("compressive.cli", "torch") == "[]"
-    assert loaded("compressive.objectives, compressive.vmf", "typer", "rich") == "[]"
+    assert loaded("compressive.cli.app", "torch") == "[]"
+    assert loaded("compressive.objectives, compressive.distributions.vmf", "typer", "rich") == "[]"
     assert "typer" in loaded("compressive, typer", "typer"), "the check can fail"
 
 
-def test_the_package_hands_out_what_it_promises() -> None:
+def test_the_package_exports_its_public_names() -> None:
     import compressive
     from compressive.distributions.uniform import HypersphericalUniform
     from compressive.distributions.vmf import VonMisesFisher
@@ -148,5 +191,5 @@ def test_the_package_hands_out_what_it_promises() -> None:
     assert compressive.HypersphericalUniform is HypersphericalUniform
     assert compressive.VonMisesFisher is VonMisesFisher
     assert compressive.metrics.__name__ == "compressive.metrics"
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="nothing"):
         _ = compressive.nothing  # pyright: ignore[reportAttributeAccessIssue]

@@ -57,7 +57,7 @@ def gradients(batch: tuple[torch.Tensor, ...]) -> dict[str, tuple[torch.Tensor, 
 def worker(rank: int, ranks: int, folder: str, streamed: bool) -> None:
     torch.set_num_threads(1)
     if streamed:
-        info_nce_module._KEEP, info_nce_module._BLOCK = 0, 3 * 2 * ranks * PER_RANK
+        info_nce_module._KEEP, info_nce_module._LOGITS_PER_BLOCK = 0, 3 * 2 * ranks * PER_RANK
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
     *inputs, weight = data(ranks)
     mine = tuple(x[rank * PER_RANK : (rank + 1) * PER_RANK] for x in inputs)

@@ -18,7 +18,7 @@ def both_ways(
     results = []
     for keep, block in ((2**26, 2**24), (0, 5 * 74)):
         monkeypatch.setattr(info_nce, "_KEEP", keep)
-        monkeypatch.setattr(info_nce, "_BLOCK", block)
+        monkeypatch.setattr(info_nce, "_LOGITS_PER_BLOCK", block)
         nll = info_nce.info_nce(z, mu, 12.0, own=other if own else None)
         weights = torch.linspace(-1, 2, 37, dtype=dtype)
         inputs = (z, mu, other) if own else (z, mu)

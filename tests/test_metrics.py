@@ -246,7 +246,7 @@ def test_blocks_do_not_change_uniformity(entries: int, monkeypatch: pytest.Monke
     """One row at a time, two (with a rest), all but some, and all 61 at once."""
     u = torch.nn.functional.normalize(features(61))
     expected = torch.pdist(u).square().mul(-2).exp().mean().log().item()
-    monkeypatch.setattr(metrics, "_BLOCK", entries)
+    monkeypatch.setattr(metrics, "_MAX_ENTRIES", entries)
     close(uniformity(u), expected, **EXACT)
 
 
@@ -293,7 +293,7 @@ def test_bootstrap_repeats_by_seed_in_any_blocks(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(5)
     state = torch.get_rng_state()
     for entries in (1, 50 * 7):
-        monkeypatch.setattr(metrics, "_BLOCK", entries)
+        monkeypatch.setattr(metrics, "_MAX_ENTRIES", entries)
         assert bootstrap_interval(values, draws=100) == once  # the same draws, summed in rows
     assert torch.equal(torch.get_rng_state(), state)
 

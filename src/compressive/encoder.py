@@ -23,9 +23,11 @@ from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.files import ENCODER, write_bytes
 
+__all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
+
 _FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
-Picture = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
+ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
 
 class Encoder(nn.Module):
@@ -69,7 +71,7 @@ class Encoder(nn.Module):
 
     @validates_inputs
     def preprocess(
-        self, images: Picture | Sequence[Picture] | UInt8[Tensor, "batch 3 h w"]
+        self, images: ImageInput | Sequence[ImageInput] | UInt8[Tensor, "batch 3 h w"]
     ) -> Float[Tensor, "batch 3 size size"]:
         """Images as the encoder saw them in training: shrunk, centered, normalized, on its device.
 
@@ -85,7 +87,7 @@ class Encoder(nn.Module):
         if not many:
             raise ValueError("no images were given")
         # Bytes are shrunk on the host: torch has no antialiased resizing of them elsewhere.
-        small = [shrink(_pixels(one).cpu(), self.side, least(self.size)) for one in many]
+        small = [shrink(_decode_input(one).cpu(), self.side, least(self.size)) for one in many]
         return torch.cat([self._seen(one[None].to(device)) for one in small])
 
     def _seen(self, images: UInt8[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 size size"]:
@@ -223,7 +225,7 @@ def _rounded(value: Tensor, name: str) -> Tensor:
 
 
 @validates_inputs
-def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
+def _decode_input(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
     if isinstance(picture, Tensor):
         return planar(picture[None])[0]
     if not isinstance(picture, str | os.PathLike | Image.Image):
@@ -232,12 +234,12 @@ def _pixels(picture: Picture) -> UInt8[Tensor, "3 h w"]:
             f"got {type(picture).__name__}; PIL.Image.fromarray makes one of an array"
         )
     try:
-        return rgb(picture) if isinstance(picture, Image.Image) else decode(_bytes(picture))
+        return rgb(picture) if isinstance(picture, Image.Image) else decode(_read_file(picture))
     except Unreadable as problem:
         raise ValueError(f"{picture} cannot be read: {problem}") from None
 
 
-def _bytes(path: str | os.PathLike[str]) -> bytes:
+def _read_file(path: str | os.PathLike[str]) -> bytes:
     path = Path(path).expanduser()
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")

@@ -17,10 +17,12 @@ from compressive.checks import (
 )
 from compressive.distributed import gather, rank, world_size
 
+__all__ = ["candidate_logits", "candidate_nll", "info_nce", "log_candidates"]
+
 # Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
 # float32. Below the first, keeping them is faster; above it they are what fills the memory.
 _KEEP = 2**26
-_BLOCK = 2**24
+_LOGITS_PER_BLOCK = 2**24
 
 
 @validates_inputs
@@ -142,5 +144,5 @@ def _streamed_gradients(
 
 
 def _blocks(z: Tensor, candidates: Tensor) -> list[tuple[int, int]]:
-    rows = max(1, _BLOCK // len(candidates))
+    rows = max(1, _LOGITS_PER_BLOCK // len(candidates))
     return [(start, min(start + rows, len(z))) for start in range(0, len(z), rows)]

@@ -14,11 +14,26 @@ from torch import Tensor
 
 from compressive.checks import validates_inputs
 
+__all__ = [
+    "Interval",
+    "alignment",
+    "bootstrap_interval",
+    "brier",
+    "confidence_bin",
+    "ece",
+    "effective_rank",
+    "hits",
+    "mean_per_class_accuracy",
+    "nll",
+    "top_k_accuracy",
+    "uniformity",
+]
+
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
 Scalar = Float[Tensor, ""]
 
-_BLOCK = 2**23  # entries held at a time where all would be too many: 64 MiB of float64
+_MAX_ENTRIES = 2**23  # entries held at a time where all would be too many: 64 MiB of float64
 
 
 class Interval(NamedTuple):
@@ -35,7 +50,7 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
     Of equal logits the lower class comes first, as in argmax: a constant predictor names classes
     0 to k - 1 and is right as often as those occur, not always.
     """
-    logits, labels = _checked(logits, labels)
+    logits, labels = _check_logits(logits, labels)
     if not 1 <= k <= logits.shape[1]:
         raise ValueError(f"k must be from 1 to the number of classes, {logits.shape[1]}, got {k}")
     return hits(logits, labels, k).to(logits.dtype).mean()
@@ -52,7 +67,7 @@ def hits(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
 @validates_inputs
 def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
     """Top-1 accuracy with every class weighing the same: mean recall of those that occur."""
-    logits, labels = _checked(logits, labels)
+    logits, labels = _check_logits(logits, labels)
     zeros = labels.new_zeros(logits.shape[1])
     examples = zeros.index_add(0, labels, torch.ones_like(labels))
     found = zeros.index_add(0, labels, hits(logits, labels).long())
@@ -63,7 +78,7 @@ def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
 @validates_inputs
 def nll(logits: Logits, labels: Labels) -> Scalar:
     """Mean negative log likelihood of the labels, in nats; log(classes) for a uniform guess."""
-    logits, labels = _checked(logits, labels)
+    logits, labels = _check_logits(logits, labels)
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
 
@@ -73,7 +88,7 @@ def brier(logits: Logits, labels: Labels) -> Scalar:
 
     A sum over classes and a mean over examples (Brier 1950), not halved. Papers print it times 100.
     """
-    logits, labels = _checked(logits, labels)
+    logits, labels = _check_logits(logits, labels)
     target = torch.zeros_like(logits).scatter(1, labels[:, None], 1.0)
     return (logits.softmax(1) - target).square().sum(1).mean()
 
@@ -86,7 +101,7 @@ def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     confidence of exactly 1 has its own, as in torchmetrics; Guo's are closed above. That differs
     where a softmax saturates: float32 calls 1 - 2e-8 one. Biased upward when examples are few.
     """
-    logits, labels = _checked(logits, labels)
+    logits, labels = _check_logits(logits, labels)
     if bins < 1:
         raise ValueError(f"bins must be 1 or more, got {bins}")
     confidence, guess = logits.softmax(1).max(1)
@@ -115,7 +130,7 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     From the smaller Gram matrix in float64. Singular values below sqrt(2e-16 min(batch, feat)) of
     the largest, 7e-7 for 2048 and noise in float32 features, cannot be told from 0 and count as 0.
     """
-    matrix = _rows("features", features)
+    matrix = _check_rows("features", features)
     if center:
         matrix = matrix - matrix.mean(0)
     tall = matrix if matrix.shape[0] > matrix.shape[1] else matrix.T
@@ -156,7 +171,7 @@ def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
         raise ValueError(f"t must be positive, got {t}")
     unit = _unit("x", x, least=2)  # float64, which neither autocast nor TF32 touches
     n = len(unit)
-    rows = max(1, _BLOCK // n)
+    rows = max(1, _MAX_ENTRIES // n)
     blocks = []
     for start in range(0, n - 1, rows):
         potential = 2 * t * (unit[start : start + rows] @ unit[start:].T - 1)
@@ -189,7 +204,7 @@ def bootstrap_interval(
     values = per_example.double()
     _require_finite("per_example", values)
     random = torch.Generator(values.device).manual_seed(seed)
-    rows = max(1, _BLOCK // n)
+    rows = max(1, _MAX_ENTRIES // n)
     means = []
     for start in range(0, draws, rows):
         size = (min(rows, draws - start), n)
@@ -211,7 +226,7 @@ def _classes_ahead(logits: Tensor, labels: Tensor) -> Tensor:
     return (~(logits <= score) | tied_before).sum(1)
 
 
-def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _check_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits must be (batch, classes), none 0, got {tuple(logits.shape)}")
     if labels.is_floating_point():
@@ -229,7 +244,7 @@ def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits.to(_wide(logits)), labels.long()
 
 
-def _rows(name: str, values: Tensor, least: int = 1) -> Tensor:
+def _check_rows(name: str, values: Tensor, least: int = 1) -> Tensor:
     if values.ndim != 2 or len(values) < least or values.shape[1] == 0:
         shape = tuple(values.shape)
         raise ValueError(f"{name} must be (batch, dim) with {least} row(s) or more, got {shape}")
@@ -238,7 +253,7 @@ def _rows(name: str, values: Tensor, least: int = 1) -> Tensor:
 
 
 def _unit(name: str, values: Tensor, least: int = 1) -> Tensor:
-    rows = _rows(name, values, least)
+    rows = _check_rows(name, values, least)
     norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     if norm.device.type == "cpu" and not norm.all():
         row = int(norm.argmin())

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from compressive.checks import check_one_of, validates_inputs
 from compressive.config import Network, ResNetVariant, Stem
 
+__all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
+
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 STEMS: tuple[Stem, ...] = get_args(Stem)
 VARIANTS: tuple[ResNetVariant, ...] = get_args(ResNetVariant)
@@ -86,7 +88,9 @@ def backbone(
         project = nn.Sequential(_conv(channels, channels, 1, stride=1), norm(channels))
         network.layer1[0].downsample = project
     if is_official:
-        network.apply(lambda m: _draw(m.weight) if isinstance(m, nn.Conv2d) else None)
+        network.apply(
+            lambda m: _init_truncated_normal(m.weight) if isinstance(m, nn.Conv2d) else None
+        )
     return network
 
 
@@ -155,7 +159,7 @@ def mlp(
 def linear(in_dim: int, out_dim: int) -> nn.Linear:
     """A linear map without bias, with the paper's initializer: l of C-BYOL is one of 256 to 256."""
     layer = nn.Linear(in_dim, out_dim, bias=False)
-    _draw(layer.weight)
+    _init_truncated_normal(layer.weight)
     return layer
 
 
@@ -172,7 +176,7 @@ class Ema(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network.requires_grad_(False)
+        self.network: nn.Module = network.requires_grad_(False)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -263,7 +267,7 @@ def _conv(in_dim: int, out_dim: int, kernel: int, stride: int) -> nn.Conv2d:
     return conv
 
 
-def _draw(weight: Tensor) -> None:
+def _init_truncated_normal(weight: Tensor) -> None:
     """Keras' VarianceScaling: normal, cut at two sigma, of variance 1 / fan-in after the cut."""
     sigma = math.sqrt(1 / weight[0].numel()) / _CUT_STD
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)

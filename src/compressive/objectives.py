@@ -1,13 +1,15 @@
-"""What is minimized: SimCLR and BYOL, and both compressed by the Conditional Entropy Bottleneck.
+"""Losses: SimCLR and BYOL, plain and compressed by the Conditional Entropy Bottleneck.
 
 X and Y are two views of an image, r_x and r_y their projections, and Z a sample of the encoder
-e(z|x) = vMF(r_x / |r_x|, kappa_e). The bottleneck charges beta for each nat that Z keeps of X
-and that Y cannot predict, I(X;Z|Y) <= E[log e(z|x) - log b(z|y)], and rewards what it tells
-about Y. Everything is in nats, one value per image, and summed over both directions (X and Y
-exchanged) as in the official code; other libraries average them.
+e(z|x) = vMF(r_x / |r_x|, kappa_e). Beta weights the information that Z keeps of X and that Y cannot
+predict, I(X;Z|Y) <= E[log e(z|x) - log b(z|y)], against the information that Z has about Y. All
+values are in nats, one per image, and summed over both directions (X and Y exchanged) as in the
+official code. Other libraries average the directions.
 
-Under torch.distributed the candidates of all processes are gathered, with gradient; every
-process must bring the same number of images (drop the last, smaller batch).
+Under torch.distributed the candidates of all processes are gathered with gradient. Every process
+must have the same number of images; drop the last, smaller batch.
+
+Longer than 300 lines, as the four losses share their terms and result types.
 """
 
 from contextlib import nullcontext
@@ -32,8 +34,27 @@ from compressive.checks import (
 )
 from compressive.distributed import gather, mean_value, world_size
 from compressive.distributions.vmf import VonMisesFisher
-from compressive.info_nce import candidate_nll, log_candidates
-from compressive.info_nce import info_nce as info_nce
+from compressive.info_nce import candidate_nll, info_nce, log_candidates
+
+__all__ = [
+    "RESIDUAL_ESTIMATORS",
+    "BYOLLoss",
+    "CBYOLLoss",
+    "CSimCLRLoss",
+    "ResidualEstimator",
+    "ResidualTerms",
+    "SimCLRLoss",
+    "byol_loss",
+    "cbyol_loss",
+    "cbyol_terms",
+    "compress",
+    "csimclr_loss",
+    "expected_residual_information",
+    "info_nce",
+    "residual_information",
+    "residual_terms",
+    "simclr_loss",
+]
 
 ResidualEstimator = Literal["sampled", "analytic"]
 RESIDUAL_ESTIMATORS = get_args(ResidualEstimator)

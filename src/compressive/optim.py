@@ -9,6 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+__all__ = [
+    "LARS",
+    "cosine_beta",
+    "ema_decay",
+    "linear_beta",
+    "parameter_groups",
+    "scaled_lr",
+    "total_steps",
+    "warmup_cosine",
+    "warmup_steps",
+]
+
 # Elements between two entries of a block's scale. 512 keeps every view aligned for vector loads,
 # makes the scale 1/512 of the traffic, and wastes 0.001 % of ResNet-50's adapted weights.
 CHUNK = 512

@@ -21,7 +21,7 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, every: float = 10):
-        self.console = console or Console()
+        self.console: Console = console or Console()
         self.console.file = cast(IO[str], BrokenPipeSafe(self.console.file))
         self._quiet, self._every, self._said, self._open = quiet, every, -1e9, ""
         # In a narrow terminal readings are cut, and nothing else.

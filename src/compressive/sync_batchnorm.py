@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 from compressive.distributed import all_sum, world_size
 
+__all__ = ["synchronize"]
+
 _Norm = nn.BatchNorm1d | nn.BatchNorm2d
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def synchronize(module: nn.Module, *, biased_variance: bool = False) -> nn.Module:
@@ -32,12 +35,11 @@ class TorchSyncBatchNorm(nn.SyncBatchNorm):
     def __init__(self, norm: _Norm, biased_variance: bool) -> None:
         # Sized 0, then filled with the very tensors of `norm`: an optimizer may hold them already.
         super().__init__(0, norm.eps, norm.momentum, affine=False)
-        self.num_features, self.affine = norm.num_features, norm.affine
-        self.weight, self.bias = norm.weight, norm.bias
-        self.running_mean, self.running_var = norm.running_mean, norm.running_var
-        self.num_batches_tracked = norm.num_batches_tracked
+        for name in ("num_features", "affine", "weight", "bias", *_STATISTICS):
+            setattr(self, name, getattr(norm, name))
         self.biased_variance = biased_variance
-        self.drop, self.act = getattr(norm, "drop", None), getattr(norm, "act", None)
+        self.drop: nn.Module | None = getattr(norm, "drop", None)
+        self.act: nn.Module | None = getattr(norm, "act", None)
         self.train(norm.training)
 
     def forward(self, x: Float[Tensor, "batch feat *sides"]) -> Float[Tensor, "batch feat *sides"]:
@@ -62,15 +64,18 @@ class SummedBatchNorm(nn.Module):
     def __init__(self, norm: _Norm, biased_variance: bool) -> None:
         super().__init__()
         assert norm.momentum is not None
-        self.eps, self.momentum = norm.eps, norm.momentum
-        self.weight, self.bias = norm.weight, norm.bias
+        self.eps: float = norm.eps
+        self.momentum: float = norm.momentum
+        self.weight: nn.Parameter | None = norm.weight
+        self.bias: nn.Parameter | None = norm.bias
         self.running_mean: Tensor
         self.running_var: Tensor
         self.num_batches_tracked: Tensor
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
+        for name in _STATISTICS:
             self.register_buffer(name, getattr(norm, name))
         self.biased_variance = biased_variance
-        self.drop, self.act = getattr(norm, "drop", None), getattr(norm, "act", None)
+        self.drop: nn.Module | None = getattr(norm, "drop", None)
+        self.act: nn.Module | None = getattr(norm, "act", None)
         self.train(norm.training)
 
     def forward(self, x: Float[Tensor, "batch feat *sides"]) -> Float[Tensor, "batch feat *sides"]:

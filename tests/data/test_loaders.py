@@ -341,7 +341,7 @@ def test_threads_end_however_the_consumer_ends(ending: str) -> None:
         batches.close()  # pyright: ignore
     elif ending == "drop":
         del batches
-        gc.poll()
+        gc.collect()
     elif ending == "loader":
         loader.close()
         with pytest.raises(RuntimeError, match="was closed"):
@@ -383,7 +383,7 @@ def test_two_plans_run_side_by_side_on_one_loader() -> None:
 DYING = """
 import torch
 from compressive.data.loaders import Streaming
-from compressive.data.plan import Portion
+from compressive.data.sampler import BatchIndices
 
 class Heavy:
     name, labels, classes = "heavy", None, None
@@ -392,7 +392,7 @@ class Heavy:
     def image(self, i): return (torch.rand(3, 200, 200).sqrt() * 255).to(torch.uint8)
 
 index = torch.arange(16)
-plan = [Portion(index, index)] * 9
+plan = [BatchIndices(index, index)] * 9
 batches = Streaming(Heavy(), side=200, device="cpu", workers=8).batches(plan)
 next(batches)
 raise SystemExit(5)

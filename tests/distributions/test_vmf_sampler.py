@@ -64,7 +64,7 @@ def test_the_steps_and_nodes_have_a_margin(monkeypatch: pytest.MonkeyPatch) -> N
     usual = slice(8, -8)  # quantiles 1e-4 to 1 - 1e-4
     corners = [(n, kappa) for n in (2, 3, 8, 64, 2048) for kappa in KAPPAS]
     full = [solved(chi_quantiles(n), n, kappa) for n, kappa in corners]
-    monkeypatch.setattr(vmf_sampler, "_STEPS", vmf_sampler._STEPS - 1)
+    monkeypatch.setattr(vmf_sampler, "_HALLEY_STEPS", vmf_sampler._HALLEY_STEPS - 1)
     monkeypatch.setattr(vmf_sampler, "_NODES", vmf_sampler._NODES - 16)
     for (n, kappa), theta in zip(corners, full, strict=True):
         fewer = solved(chi_quantiles(n), n, kappa)

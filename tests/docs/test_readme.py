@@ -1,4 +1,4 @@
-"""The README's `sh` commands run as they are written; test_documents.py has all else."""
+"""The `sh` commands of the README run as written; test_documents.py runs everything else."""
 
 import os
 import re
@@ -36,6 +36,7 @@ def chains() -> list[list[str]]:
     return [first, *([c] for c in shown if c not in first)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", chains(), ids=lambda chain: chain[0])
 def test_readme_commands_run(chain: list[str], tmp_path: Path) -> None:
     """`uv run X` in this environment; `pip install` is what made this environment."""

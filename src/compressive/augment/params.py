@@ -123,7 +123,7 @@ def crop_box(
 
 def draw(keys: Keys, view: View, height: int | Integers, width: int | Integers) -> Draw:
     """All random parameters of a view, computed in float64 so that devices agree in float32."""
-    return _drawn(uniforms(keys, 18), view, height, width)
+    return _draw_from_uniforms(uniforms(keys, 18), view, height, width)
 
 
 def draw_pair(
@@ -134,22 +134,24 @@ def draw_pair(
     The same numbers as two calls of `draw`, in half as many operations.
     """
     u = uniforms(keys, 18).chunk(2)
-    first, second = (_drawn(each, v, height, width) for each, v in zip(u, views, strict=True))
+    first, second = (
+        _draw_from_uniforms(each, v, height, width) for each, v in zip(u, views, strict=True)
+    )
     zero = torch.zeros_like(height)
     still = Jitter(torch.arange(4, device=zero.device).expand(len(zero), 4), *[zero.float()] * 4)
     still = still._replace(contrast=zero + 1.0, saturation=zero + 1.0)
     whole = Box(zero, zero, height, width)
     return Draw(
-        _joined(first.box or whole, second.box or whole),
+        _concatenate(first.box or whole, second.box or whole),
         torch.cat([first.flip, second.flip]),
-        _joined(first.jitter or still, second.jitter or still),
+        _concatenate(first.jitter or still, second.jitter or still),
         _either(first.gray, second.gray, zero > 0),
         _either(first.sigma, second.sigma, zero.float()),
         _either(first.solarize, second.solarize, zero > 0),
     )
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _concatenate(first: Any, second: Any) -> Any:
     return type(first)(*(torch.cat(pair) for pair in zip(first, second, strict=True)))
 
 
@@ -160,7 +162,7 @@ def _either(first: Tensor | None, second: Tensor | None, none: Tensor) -> Tensor
     return torch.cat([none if first is None else first, none if second is None else second])
 
 
-def _drawn(
+def _draw_from_uniforms(
     u: Float[Tensor, "batch 18"], view: View, height: int | Integers, width: int | Integers
 ) -> Draw:
     flip, jitters, *changes = u[:, 4:10].unbind(1)

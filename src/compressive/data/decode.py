@@ -69,18 +69,18 @@ def shrink(
     share = max(side / max(sides), least / min(sides))
     if share < 1:
         size = [max(1, round(n * share)) for n in sides]
-        image = _resized(image, size)
+        image = _resize(image, size)
     for axis in (1, 2):
         if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
     return image
 
 
-def _resized(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
+def _resize(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
     """Antialiased bicubic; a column of single pixels lies down (torch without AVX repeats one)."""
     height, width = size
     if width == 1 < height:
-        return _resized(image.mT, [width, height]).mT
+        return _resize(image.mT, [width, height]).mT
     return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 

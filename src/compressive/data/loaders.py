@@ -10,7 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import Unreadable, shrink
-from compressive.data.prefetch import Clock, DeviceBatch, Picture, Prefetcher
+from compressive.data.prefetch import Clock, DecodedImage, DeviceBatch, Prefetcher
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, pixels
 
@@ -46,9 +46,12 @@ class Resident:
         workers: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        count, self.device = len(source), torch.device(device)
-        self.images = torch.empty(count, 3, side, side, dtype=torch.uint8, device=self.device)
-        self.numbers = torch.empty(5, count, dtype=torch.int64, device=self.device)
+        count = len(source)
+        self.device: torch.device = torch.device(device)
+        self.images: Tensor = torch.empty(
+            count, 3, side, side, dtype=torch.uint8, device=self.device
+        )
+        self.numbers: Tensor = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
         plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
         with Streaming(source, side=side, device=device, workers=workers) as stream:
@@ -60,7 +63,7 @@ class Resident:
                 done = part.stop
                 if progress is not None:
                     progress(done, count)
-            self.unreadable = stream.unreadable
+            self.unreadable: list[tuple[str, str]] = stream.unreadable
         # CUDA's index_select moves one element per thread: eight bytes at once where rows allow it.
         rows = self.images.flatten(1)
         self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
@@ -72,7 +75,7 @@ class Resident:
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the host never waits for the device."""
-        for portion in _checked(plan, self.images.shape[0]):
+        for portion in _check_indices(plan, self.images.shape[0]):
             yield self._batch(portion)
 
     def _batch(self, portion: BatchIndices) -> Batch:
@@ -114,8 +117,10 @@ class Streaming:
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
-        self.device, self._clock = torch.device(device), Clock()
-        self.workers, self.prefetch = workers or _cores(), prefetch
+        self.device: torch.device = torch.device(device)
+        self._clock = Clock()
+        self.workers: int = workers or _cores()
+        self.prefetch: int = prefetch
         self._reader = _Reader(source, side)
         self._flows: set[Prefetcher] = set()
 
@@ -133,7 +138,7 @@ class Streaming:
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the threads end with it, or when it is dropped."""
         flow = Prefetcher(
-            _checked(plan, len(self._reader.labels)),
+            _check_indices(plan, len(self._reader.labels)),
             self._reader.read,
             side=self._reader.side,
             device=self.device,
@@ -144,7 +149,7 @@ class Streaming:
         self._flows.add(flow)
         try:
             while flow.has_next():
-                yield _batch(flow.next())
+                yield _to_batch(flow.next())
         finally:
             self._flows.discard(flow)
             flow.close()
@@ -169,7 +174,7 @@ class _Reader:
         self.bad: dict[int, str] = {}  # why, by number: none is tried again
         self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
 
-    def read(self, wanted: int) -> Picture:
+    def read(self, wanted: int) -> DecodedImage:
         count = len(self.labels)
         for index in range(wanted, wanted + count):
             index %= count
@@ -179,7 +184,7 @@ class _Reader:
                 continue
             try:
                 image = shrink(pixels(self.source, index), self.side)
-                return Picture(image.numpy(), index, self.labels[index])
+                return DecodedImage(image.numpy(), index, self.labels[index])
             except Unreadable as problem:
                 self.bad[index] = str(problem)
         raise ValueError(
@@ -268,11 +273,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _batch(arrival: DeviceBatch) -> Batch:
+def _to_batch(arrival: DeviceBatch) -> Batch:
     return Batch(arrival.images, *arrival.numbers.unbind())
 
 
-def _checked(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
+def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
     """The plan; a GPU would only say that some index is wrong, and nothing after that."""
     for portion in plan:
         index = portion.index

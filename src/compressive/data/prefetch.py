@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-HEIGHT, WIDTH, INDEX, EPOCH, LABEL = range(5)  # rows of a batch's numbers
+INDEX, EPOCH, LABEL = 2, 3, 4  # rows of `DeviceBatch.numbers`; rows 0 and 1 are height and width
 
 
-class Picture(NamedTuple):
+class DecodedImage(NamedTuple):
     """A decoded image and which one it is."""
 
     pixels: UInt8[np.ndarray, "3 h w"]
@@ -37,13 +37,14 @@ class Clock:
     """Seconds spent inside."""
 
     def __init__(self) -> None:
-        self.seconds = self.begin = 0.0
+        self.seconds: float = 0.0
+        self._begin: float = 0.0
 
     def __enter__(self) -> None:
-        self.begin = time.perf_counter()
+        self._begin = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self.begin
+        self.seconds += time.perf_counter() - self._begin
 
 
 class PinnedBuffer:
@@ -51,36 +52,39 @@ class PinnedBuffer:
 
     def __init__(self, size: int, side: int, pinned: bool) -> None:
         shape = (size, 3, side, side)
-        self.images = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
-        self.pixels, self.pinned = self.images.numpy(), pinned
-        self.used = [(0, 0)] * size  # height and width of what each place shows
-        self.lock = threading.Lock()
+        self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
+        self._pixels, self._pinned = self.images.numpy(), pinned
+        self.used: list[tuple[int, int]] = [
+            (0, 0)
+        ] * size  # height and width of what each place shows
+        self._lock = threading.Lock()
         self.copied: torch.cuda.Event | None = None
 
     def begin(self, epoch: Int64[Tensor, " batch"]) -> None:
         """Make ready for so many images of these epochs."""
-        self.size = self.missing = len(epoch)
-        self.done = threading.Event()
+        self.size: int = len(epoch)
+        self._missing = self.size
+        self.done: threading.Event = threading.Event()
         self.error: BaseException | None = None
-        self.numbers = torch.empty(5, self.size, dtype=torch.int64, pin_memory=self.pinned)
+        self.numbers: Tensor = torch.empty(5, self.size, dtype=torch.int64, pin_memory=self._pinned)
         self.numbers[EPOCH] = epoch
-        self.table = self.numbers.numpy()
+        self._table = self.numbers.numpy()
 
-    def draw(self, place: int, index: int, read: Callable[[int], Picture]) -> None:
+    def draw(self, place: int, index: int, read: Callable[[int], DecodedImage]) -> None:
         """Decode into this place; what goes wrong is kept for the consumer."""
         try:
             if self.error is None:
                 self._put(place, read(index))
         except BaseException as error:
             self.error = error
-        with self.lock:
-            self.missing -= 1
-            if self.missing == 0:
+        with self._lock:
+            self._missing -= 1
+            if self._missing == 0:
                 self.done.set()
 
-    def _put(self, place: int, picture: Picture) -> None:
+    def _put(self, place: int, picture: DecodedImage) -> None:
         # numpy, as torch would start a team of threads of its own in each of ours.
-        canvas, (_, height, width) = self.pixels[place], picture.pixels.shape
+        canvas, (_, height, width) = self._pixels[place], picture.pixels.shape
         old_height, old_width = self.used[place]
         self.used[place] = height, width
         canvas[:, :height, :width] = picture.pixels
@@ -88,8 +92,8 @@ class PinnedBuffer:
             canvas[:, :height, width:old_width] = 0
         if old_height > height:
             canvas[:, height:old_height, :old_width] = 0
-        self.table[:EPOCH, place] = height, width, picture.index
-        self.table[LABEL, place] = picture.label
+        self._table[:EPOCH, place] = height, width, picture.index
+        self._table[LABEL, place] = picture.label
 
     def is_free(self) -> bool:
         """Whether what was on it has left."""
@@ -107,7 +111,7 @@ class Prefetcher:
     def __init__(
         self,
         plan: Iterator[tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]],
-        read: Callable[[int], Picture],
+        read: Callable[[int], DecodedImage],
         *,
         side: int,
         device: torch.device,
@@ -115,44 +119,44 @@ class Prefetcher:
         prefetch: int,
         clock: Clock,
     ) -> None:
-        self.plan, self.read, self.side, self.device = plan, read, side, device
-        self.prefetch, self.clock, self.closed = prefetch, clock, False
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.tasks: SimpleQueue[tuple[PinnedBuffer, int, int] | None] = SimpleQueue()
-        self.decoding: deque[PinnedBuffer] = deque()
-        self.resting: deque[PinnedBuffer] = deque()  # sent; free once the copy is over
-        self.arriving: deque[DeviceBatch] = deque()
-        self.threads = [
+        self._plan, self._read, self._side, self._device = plan, read, side, device
+        self._prefetch, self._clock, self._closed = prefetch, clock, False
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._tasks: SimpleQueue[tuple[PinnedBuffer, int, int] | None] = SimpleQueue()
+        self._decoding: deque[PinnedBuffer] = deque()
+        self._resting: deque[PinnedBuffer] = deque()  # sent; free once the copy is over
+        self._arriving: deque[DeviceBatch] = deque()
+        self._threads = [
             threading.Thread(target=self._work, name=f"decode-{i}", daemon=True)
             for i in range(workers)
         ]
         # A thread that comes back from C++ into a dying interpreter aborts the process.
         atexit.register(self.close)
-        for thread in self.threads:
+        for thread in self._threads:
             thread.start()
 
     def _work(self) -> None:
-        while (task := self.tasks.get()) is not None and not self.closed:
+        while (task := self._tasks.get()) is not None and not self._closed:
             canvas, place, index = task
-            canvas.draw(place, index, self.read)
+            canvas.draw(place, index, self._read)
 
     def has_next(self) -> bool:
         """Whether the plan goes on; if so, its next batch is on its way to the device."""
-        with self.clock:
+        with self._clock:
             self._fill()
-            if self.decoding and not self.arriving:
+            if self._decoding and not self._arriving:
                 self._send()
-            return len(self.arriving) > 0
+            return len(self._arriving) > 0
 
     def next(self) -> DeviceBatch:
         """The next batch, which the consumer's stream will find complete."""
-        with self.clock:
-            arrival = self.arriving.popleft()
+        with self._clock:
+            arrival = self._arriving.popleft()
             self._fill()
-            if self.decoding and self.decoding[0].done.is_set() and not self.decoding[0].error:
+            if self._decoding and self._decoding[0].done.is_set() and not self._decoding[0].error:
                 self._send()
             if arrival.copied is not None:
-                consumer = torch.cuda.current_stream(self.device)
+                consumer = torch.cuda.current_stream(self._device)
                 consumer.wait_event(arrival.copied)
                 # Their memory is the side stream's, which must not have it back before the consumer
                 # is through with what it has launched by the time it lets go.
@@ -163,58 +167,58 @@ class Prefetcher:
     def _fill(self) -> None:
         """Give free canvases to the next portions of the plan."""
         self._go_on()
-        while len(self.decoding) + len(self.arriving) < self.prefetch and self._has_canvas():
-            portion = next(self.plan, None)
+        while len(self._decoding) + len(self._arriving) < self._prefetch and self._has_canvas():
+            portion = next(self._plan, None)
             if portion is None:
                 return
             index, epoch = portion
             canvas = self._canvas(len(index))
             canvas.begin(epoch)
-            self.decoding.append(canvas)
+            self._decoding.append(canvas)
             for place, number in enumerate(index.tolist()):
-                self.tasks.put((canvas, place, number))
+                self._tasks.put((canvas, place, number))
 
     def _has_canvas(self) -> bool:
-        if len(self.decoding) + len(self.resting) < self.prefetch:
+        if len(self._decoding) + len(self._resting) < self._prefetch:
             return True
-        oldest = self.resting[0]
-        if oldest.copied is not None and not (self.decoding or self.arriving):
+        oldest = self._resting[0]
+        if oldest.copied is not None and not (self._decoding or self._arriving):
             oldest.copied.synchronize()  # else there would be nothing to wait for
         return oldest.is_free()
 
     def _canvas(self, size: int) -> PinnedBuffer:
-        if self.resting and self.resting[0].is_free():
-            canvas = self.resting.popleft()
+        if self._resting and self._resting[0].is_free():
+            canvas = self._resting.popleft()
             if len(canvas.used) >= size:
                 return canvas
-        return PinnedBuffer(size, self.side, pinned=self.stream is not None)
+        return PinnedBuffer(size, self._side, pinned=self._stream is not None)
 
     def _send(self) -> None:
         """Wait for the next canvas to be full, and start its copy."""
-        canvas = self.decoding[0]
+        canvas = self._decoding[0]
         while not canvas.done.wait(timeout=1.0):
             self._go_on()
         if canvas.error is not None:
             raise canvas.error
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            images = canvas.images[: canvas.size].to(self.device, non_blocking=True, copy=True)
-            numbers = canvas.numbers.to(self.device, non_blocking=True, copy=True)
-        if self.stream is not None:
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            images = canvas.images[: canvas.size].to(self._device, non_blocking=True, copy=True)
+            numbers = canvas.numbers.to(self._device, non_blocking=True, copy=True)
+        if self._stream is not None:
             canvas.copied = torch.cuda.Event()
-            canvas.copied.record(self.stream)
-        self.arriving.append(DeviceBatch(images, numbers, canvas.copied))
-        self.resting.append(self.decoding.popleft())
+            canvas.copied.record(self._stream)
+        self._arriving.append(DeviceBatch(images, numbers, canvas.copied))
+        self._resting.append(self._decoding.popleft())
 
     def _go_on(self) -> None:
-        if self.closed:
+        if self._closed:
             raise RuntimeError("the loader was closed before its plan was over")
 
     def close(self) -> None:
         """End the threads, each after the image it is at."""
-        self.closed = True
+        self._closed = True
         atexit.unregister(self.close)
-        for _ in self.threads:
-            self.tasks.put(None)
-        for thread in self.threads:
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
             if thread is not threading.current_thread():  # garbage may be collected in any of them
                 thread.join()

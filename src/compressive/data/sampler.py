@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compressive.rng import threefry
 
-_ORDER = 0x6F726465  # a stream of its own: no view of `views.image_keys` has this number
+_ORDER_STREAM = 0x6F726465  # a stream of its own: no view of `views.image_keys` has this number
 
 
 class BatchIndices(NamedTuple):
@@ -72,10 +72,10 @@ class _Orders(dict[int, Int[Tensor, " count"]]):
 
 
 def _order(count: int, seed: int, epoch: int, attempt: int) -> Int[Tensor, " count"]:
-    words = threefry(_words(seed, attempt), _words(epoch, _ORDER))
+    words = threefry(_uint32_pair(seed, attempt), _uint32_pair(epoch, _ORDER_STREAM))
     generator = torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
     return torch.randperm(count, generator=generator)
 
 
-def _words(first: int, second: int) -> tuple[Tensor, Tensor]:
+def _uint32_pair(first: int, second: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(first), torch.tensor(second)

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from compressive.data.decode import Unreadable, decode, shrink
 
+__all__ = ["ImageSource", "NoSplit", "Source", "subset"]
+
 # Ids from here on, and above the number of images, are no numbers of classes.
 MOST_CLASSES = 100_000
 _VAL = ("val", "valid", "validation", "dev")
 # What a split may be called, in the order that it is looked for. ImageNet's val is what people test
 # on, so test may be called val; the reverse would let test images choose between models.
-CALLED = {
+CALLED: dict[str, tuple[str, ...]] = {
     "train": ("train", "training", "trainval", "train-standard"),
     "test": ("test", "testing", *_VAL),
     **{name: (name, *_VAL) for name in _VAL},

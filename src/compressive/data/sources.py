@@ -99,14 +99,14 @@ def _open_path(path: Path, split: str) -> Source:
 def _require_no_images(path: Path, shards: Iterable[Path]) -> None:
     """Refuse a folder of shards that has a number of images as well: either might be meant."""
     shard = next(iter(shards), None)
-    if shard is not None and len(found := list(islice(_images(path), _MANY))) == _MANY:
+    if shard is not None and len(found := list(islice(_image_paths(path), _MANY))) == _MANY:
         raise ValueError(
             f"{path} holds images, such as {found[0]}, and {shard.relative_to(path)}, which may "
             f"hold others; give {shard} itself, or move it elsewhere"
         )
 
 
-def _images(folder: str | Path) -> Iterator[str]:
+def _image_paths(folder: str | Path) -> Iterator[str]:
     """Images in a folder and a number of those below it, by their names there."""
     for place, folders, files in islice(os.walk(folder), _FAR):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -214,7 +214,9 @@ def _open_folder(root: Path, split: str) -> Source:
 def _beside(root: Path, splits: list[str]) -> str:
     """What has images beside the folders of splits, in words."""
     images, folders, *_ = _listing(root)
-    left = [f"{name}/" for name in folders if name not in splits and next(_images(root / name), "")]
+    left = [
+        f"{name}/" for name in folders if name not in splits and next(_image_paths(root / name), "")
+    ]
     left += [f"{len(images):,} images"] if images else []
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
     return ", ".join(left[:5]) + more

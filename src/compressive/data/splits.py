@@ -15,7 +15,7 @@ from compressive.rng import image_keys, uniforms
 
 # In place of a view's number, so that what is drawn here no view has drawn, and few labels of a
 # seed are not the images that the same seed holds out.
-_HOLD_OUT, _PER_CLASS, _FEW = 2**31, 2**31 + 1, 2**31 + 2
+_HOLD_OUT_STREAM, _PER_CLASS_STREAM, _FEW_LABELS_STREAM = 2**31, 2**31 + 1, 2**31 + 2
 
 
 class Parts(NamedTuple):
@@ -31,7 +31,7 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     Every class of two images or more is on both sides; a class of one image is kept. A number is
     met exactly, or is an error; a share comes to the nearest number that allows this.
     """
-    rank, tie, count = _shuffled(labels, seed, _HOLD_OUT)
+    rank, tie, count = _shuffled(labels, seed, _HOLD_OUT_STREAM)
     singles = int((count == 1).sum())
     total, classes = len(labels), len(labels.unique())
     least, most = classes - singles, total - classes
@@ -56,7 +56,7 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
 
 def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Parts:
     """This many images of each class are kept, or all that it has; the rest are held out."""
-    kept = torch.from_numpy(_shuffled(labels, seed, _PER_CLASS).rank) < number
+    kept = torch.from_numpy(_shuffled(labels, seed, _PER_CLASS_STREAM).rank) < number
     return Parts(kept.nonzero()[:, 0], (~kept).nonzero()[:, 0])
 
 
@@ -71,7 +71,7 @@ def few_labels(
     """
     if not 0 < share <= 1:
         raise ValueError(f"share of labels must be above 0 and at most 1, got {share}")
-    rank, tie, _ = _shuffled(labels, seed, _FEW, draw)
+    rank, tie, _ = _shuffled(labels, seed, _FEW_LABELS_STREAM, draw)
     wanted = max(math.floor(share * len(labels) + 1e-6), len(labels.unique()))
     order = torch.from_numpy(np.lexsort((tie, rank)))
     return order[:wanted].sort().values

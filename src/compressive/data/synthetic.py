@@ -18,14 +18,14 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt8, UInt64
 from numpy import ndarray
 
-SIDE = 32  # pixels
+IMAGE_SIDE = 32  # pixels
 
 _SPLITS = ("train", "test")
 _SLOTS = 31  # random words of a picture, each one number; behind them, a byte of grain per pixel
-_GRAIN = SIDE * SIDE // 8
-_BLOCK = 250  # pictures drawn at a time, so that their planes stay in the cache
+_GRAIN = IMAGE_SIDE * IMAGE_SIDE // 8
+_IMAGES_PER_BLOCK = 250  # pictures drawn at a time, so that their planes stay in the cache
 
-Plane = Float32[ndarray, "count side side"]
+ImagePlane = Float32[ndarray, "count side side"]
 Grid = Float32[ndarray, "1 side side"]  # the same for every picture
 Column = Float32[ndarray, "count 1 1"]
 
@@ -37,17 +37,17 @@ class Pictures(NamedTuple):
     labels: Int64[ndarray, " count"]
 
 
-def _triangle(t: Plane) -> Plane:
+def _triangle(t: ImagePlane) -> ImagePlane:
     """Distance to the nearest whole number: 0 there, 1/2 in the middle between two."""
     return abs(t - np.floor(t + 0.5))
 
 
-def _centered(t: Plane) -> Plane:
+def _centered(t: ImagePlane) -> ImagePlane:
     """Place in the cell, from -1/2 to 1/2 about its middle."""
     return t - np.floor(t) - 0.5
 
 
-def _root(x: Plane, y: Plane) -> Plane:
+def _root(x: ImagePlane, y: ImagePlane) -> ImagePlane:
     return np.sqrt(x * x + y * y)
 
 
@@ -55,48 +55,48 @@ def _root(x: Plane, y: Plane) -> Plane:
 # wider than usual the ink is. Cells are sized for about as much detail in every class.
 
 
-def _stripes(u: Plane, v: Plane, w: Column) -> Plane:
+def _stripes(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return _triangle(u) - 0.25 + w
 
 
-def _ripples(u: Plane, v: Plane, w: Column) -> Plane:
+def _ripples(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return _triangle(_root(u, v)) - 0.25 + w
 
 
-def _zigzag(u: Plane, v: Plane, w: Column) -> Plane:
+def _zigzag(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return (_triangle(v + 1.3 * _triangle(0.7 * u)) - 0.25 + w) * 0.7
 
 
-def _checks(u: Plane, v: Plane, w: Column) -> Plane:
+def _checks(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     a, b = 2 * _triangle(0.6 * u) - 0.5, 2 * _triangle(0.6 * v) - 0.5
     edge = np.minimum(abs(a), abs(b))
     return np.where(a * b > 0, edge, -edge) + w
 
 
-def _grid(u: Plane, v: Plane, w: Column) -> Plane:
+def _grid(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return 0.14 + w - np.minimum(_triangle(u), _triangle(v))
 
 
-def _bricks(u: Plane, v: Plane, w: Column) -> Plane:
+def _bricks(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     row = np.floor(v)
     along = 0.5 * u + 0.5 * (row - 2 * np.floor(0.5 * row))
     return 0.13 + w - np.minimum(_triangle(v), 2 * _triangle(along))
 
 
-def _dots(u: Plane, v: Plane, w: Column) -> Plane:
+def _dots(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return 0.31 + w - _root(_centered(u), _centered(v))
 
 
-def _rings(u: Plane, v: Plane, w: Column) -> Plane:
+def _rings(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return 0.1 + w - abs(_root(_centered(0.8 * u), _centered(0.8 * v)) - 0.3)
 
 
-def _crosses(u: Plane, v: Plane, w: Column) -> Plane:
+def _crosses(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     a, b = abs(_centered(0.85 * u)), abs(_centered(0.85 * v))
     return np.minimum(0.4 - np.maximum(a, b), 0.12 + w - np.minimum(a, b))
 
 
-def _triangles(u: Plane, v: Plane, w: Column) -> Plane:
+def _triangles(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     t = v * (1.6 / 3**0.5)
     s = 0.8 * u - 0.5 * t
     s, t = s - np.floor(s), t - np.floor(t)
@@ -105,7 +105,7 @@ def _triangles(u: Plane, v: Plane, w: Column) -> Plane:
     return np.where(rest > 0, np.minimum(up, rest), -np.minimum(down, -rest)) + w
 
 
-def _scales(u: Plane, v: Plane, w: Column) -> Plane:
+def _scales(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     u, v = 0.8 * u, 1.6 * v
     row = np.floor(v)
     odd = 0.5 * (row - 2 * np.floor(0.5 * row))
@@ -114,7 +114,7 @@ def _scales(u: Plane, v: Plane, w: Column) -> Plane:
     return np.where(front < 0.5, front, behind) - 0.34 + w
 
 
-def _honeycomb(u: Plane, v: Plane, w: Column) -> Plane:
+def _honeycomb(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     v = v / 3**0.5
     even = abs(_centered(u)), 3**0.5 * abs(_centered(v))
     odd = abs(_centered(u + 0.5)), 3**0.5 * abs(_centered(v + 0.5))
@@ -122,7 +122,7 @@ def _honeycomb(u: Plane, v: Plane, w: Column) -> Plane:
     return 0.13 + w - (0.5 - np.minimum(*far))
 
 
-_PATTERNS: dict[str, Callable[[Plane, Plane, Column], Plane]] = {
+_PATTERNS: dict[str, Callable[[ImagePlane, ImagePlane, Column], ImagePlane]] = {
     "stripes": _stripes,
     "ripples": _ripples,
     "zigzag": _zigzag,
@@ -159,11 +159,11 @@ def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
     rounds = -(-count // len(CLASSES))
     lots = orders.random_raw(rounds * len(CLASSES)).reshape(rounds, len(CLASSES))
     labels = np.argsort(lots, 1, kind="stable").reshape(-1)[:count].astype(np.int64)
-    images = np.empty((count, 3, SIDE, SIDE), np.uint8)
-    for start in range(0, count, _BLOCK):
-        some = labels[start : start + _BLOCK]
+    images = np.empty((count, 3, IMAGE_SIDE, IMAGE_SIDE), np.uint8)
+    for start in range(0, count, _IMAGES_PER_BLOCK):
+        some = labels[start : start + _IMAGES_PER_BLOCK]
         raw = words.random_raw(len(some) * (_SLOTS + _GRAIN)).reshape(len(some), -1)
-        images[start : start + _BLOCK] = _draw(some, raw)
+        images[start : start + _IMAGES_PER_BLOCK] = _render_images(some, raw)
     return Pictures(images, labels)
 
 
@@ -181,11 +181,11 @@ class _Lots:
         return low + (high - low) * self.numbers[:, self.next - 1]
 
 
-def _draw(
+def _render_images(
     labels: Int64[ndarray, " count"], raw: UInt64[ndarray, "count words"]
 ) -> UInt8[ndarray, "count 3 side side"]:
     lots = _Lots(raw[:, :_SLOTS])
-    side = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
+    side = np.arange(IMAGE_SIDE, dtype=np.float32) - (IMAGE_SIDE - 1) / 2
     x, y = np.broadcast_arrays(side[None, None, :], side[None, :, None])
     ink = _ink(labels, lots, x, y)
     light = 1 + lots.between(-0.3, 0.3) * (x / 16) + lots.between(-0.3, 0.3) * (y / 16)
@@ -194,14 +194,14 @@ def _draw(
         disk = _disk(lots, x, y)
         planes = [plane + disk * (lots.between(0.0, 1.0) - plane) for plane in planes]
     # "<u8": the bytes of a word in the same order on every machine.
-    grain = raw[:, _SLOTS:].astype("<u8").view(np.uint8).reshape(-1, SIDE, SIDE)
+    grain = raw[:, _SLOTS:].astype("<u8").view(np.uint8).reshape(-1, IMAGE_SIDE, IMAGE_SIDE)
     grain = (grain.astype(np.float32) - 127.5) * (lots.between(0.0, 0.2) / 255)
     assert lots.next == _SLOTS
     images = np.clip(np.stack(planes, 1) + grain[:, None], 0, 1)
     return np.floor(images * 255 + 0.5).astype(np.uint8)
 
 
-def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Plane:
+def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> ImagePlane:
     """Where the pattern is, from 0 to 1, with edges one pixel wide."""
     # Rounded far above the last bit, in which sines of different machines differ.
     wheel = [round(math.sin(math.tau * i / 256) * 2**20) / 2**20 for i in range(256)]
@@ -220,7 +220,7 @@ def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Pla
     return np.clip(0.5 + period * inside, 0, 1)
 
 
-def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[Plane, Plane]]:
+def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[ImagePlane, ImagePlane]]:
     """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep.
 
     Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
@@ -235,7 +235,7 @@ def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[Plane, Plane]]:
     return [(middle - apart + paper * c, middle + apart - paint * c) for c in wheels]
 
 
-def _disk(lots: _Lots, x: Grid, y: Grid) -> Plane:
+def _disk(lots: _Lots, x: Grid, y: Grid) -> ImagePlane:
     """A disk that covers what lies below, in half of the pictures."""
     radius = lots.between(-6, 6)
     far = _root(x - lots.between(-16, 16), y - lots.between(-16, 16))

@@ -1,5 +1,6 @@
 """The uniform distribution on the unit sphere, and divergences from and to it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.distributions import Distribution, kl_divergence, register_kl
 from compressive.checks import promote_to_float32, should_check_values, validates_inputs
 from compressive.distributions import special
 from compressive.distributions.vmf import VonMisesFisher, same_dimension, unit_vector
+
+__all__ = ["HypersphericalUniform"]
 
 
 class HypersphericalUniform(Distribution):
@@ -40,7 +43,7 @@ class HypersphericalUniform(Distribution):
             validate_args = type(self)._validate_args and should_check_values(entropy)
         self._validate_args = validate_args
 
-    def expand(self, batch_shape, _instance=None) -> "HypersphericalUniform":
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "HypersphericalUniform":
         """The same distribution with its batch axes expanded."""
         new: Any = self._get_checked_instance(HypersphericalUniform, _instance)
         new.dim, new._entropy = self.dim, self._entropy
@@ -70,7 +73,7 @@ class HypersphericalUniform(Distribution):
         """Log area of the sphere, the largest entropy there is on it."""
         return self._entropy.expand(self._batch_shape)
 
-    def rsample(self, sample_shape=()) -> Float[Tensor, "..."]:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
         """Normalized standard normals."""
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.randn(shape, dtype=self._entropy.dtype, device=self._entropy.device)

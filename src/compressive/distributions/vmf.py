@@ -4,7 +4,7 @@ Longer than 300 lines, as density, sampler and their gradients are one thing.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from compressive.checks import (
 )
 from compressive.distributions import special, vmf_sampler
 
+__all__ = ["VonMisesFisher"]
+
 
 class _UnitVector(constraints.Constraint):
     """Vectors of length one; the tolerance admits float32 rounding, not bfloat16's."""
@@ -33,7 +35,7 @@ class _UnitVector(constraints.Constraint):
         return (torch.linalg.vector_norm(value, dim=-1) - 1).abs() < 1e-5
 
 
-unit_vector = _UnitVector()
+unit_vector: constraints.Constraint = _UnitVector()
 
 _LARGEST = 1e100  # its square must not overflow; tested to 1e8
 
@@ -82,7 +84,9 @@ class VonMisesFisher(Distribution):
         self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
         self._fixed = None
         if isinstance(concentration, Tensor):
-            batch, mean_direction, self._kappa = _joined(mean_direction, concentration)
+            batch, mean_direction, self._kappa = _broadcast_parameters(
+                mean_direction, concentration
+            )
         else:
             if not 0 <= concentration <= _LARGEST:
                 raise ValueError(
@@ -91,7 +95,7 @@ class VonMisesFisher(Distribution):
             # float() would leave a symbol when a compiled caller comes with a second kappa.
             self._kappa = concentration.__float__()
             self._fixed = _constants(self._kappa, n)
-        self.mean_direction = mean_direction.expand((*batch, n))
+        self.mean_direction: Tensor = mean_direction.expand((*batch, n))
         super().__init__(torch.Size(batch), torch.Size((n,)), validate_args=False)
         if validate_args is None:
             validate_args = type(self)._validate_args and should_check_values(mean_direction)
@@ -115,7 +119,7 @@ class VonMisesFisher(Distribution):
                     f"got {concentration[~ok].flatten()[0].item()}"
                 )
 
-    def expand(self, batch_shape, _instance=None) -> "VonMisesFisher":
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "VonMisesFisher":
         """The same distribution with its batch axes expanded, without copying."""
         new: Any = self._get_checked_instance(VonMisesFisher, _instance)
         batch_shape = torch.Size(batch_shape)
@@ -192,7 +196,7 @@ class VonMisesFisher(Distribution):
         spread = self._at_wide_kappa("spherical_variance")
         return self._per_batch(self._kappa * spread - self._at_wide_kappa("log_mode_density"))
 
-    def rsample(self, sample_shape=()) -> Float[Tensor, "..."]:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
         """Draw directions, differentiably; one normal per coordinate is all the randomness."""
         shape = self._extended_shape(torch.Size(sample_shape))
         mu = self.mean_direction
@@ -359,7 +363,9 @@ def _transport(n: int, kappa: float, log_height: float) -> vmf_sampler.Transport
     return vmf_sampler.transport(n, kappa, log_height)
 
 
-def _joined(mean_direction: Tensor, concentration: Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+def _broadcast_parameters(
+    mean_direction: Tensor, concentration: Tensor
+) -> tuple[torch.Size, Tensor, Tensor]:
     """The batch shape of the two, and both in one dtype."""
     concentration = promote_to_float32("concentration", concentration)
     check_same_device("mean_direction", mean_direction, "concentration", concentration)

@@ -27,9 +27,9 @@ from torch.autograd.function import once_differentiable
 # Chosen by tests/test_radial.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all quantiles from
 # 1e-12 to 1 - 1e-12 these leave |F(theta) - F_chi(r)| below 1e-11, float64's noise at n = 65536.
 _NODES = 64
-_STEPS = 4
+_HALLEY_STEPS = 4
 _REACH = 10.5
-_TINY = 1e-300
+_MIN_POSITIVE = 1e-300
 
 
 def angle(
@@ -93,7 +93,7 @@ class _Side(NamedTuple):
         # In the chord c = 2 sin(theta/2), log f is concave with curvature at least
         # kappa + 1.49 (n - 2) everywhere, so `_REACH` such widths from the mode are enough.
         mode = torch.sqrt((n - 2) * _squared_chord_per_r(n - 2, kappa))
-        reach = _REACH / torch.sqrt(kappa + 1.49 * (n - 2)).clamp(min=_TINY)
+        reach = _REACH / torch.sqrt(kappa + 1.49 * (n - 2)).clamp(min=_MIN_POSITIVE)
         first = 2 * torch.asin((mode - reach).clamp(min=0) / 2)
         last = 2 * torch.asin((mode + reach).clamp(max=2) / 2)
         end = torch.where(lower, first, last)
@@ -104,28 +104,28 @@ class _Side(NamedTuple):
         """Halley's iteration for log F as a function of the log distance to the pole."""
         per_r = _squared_chord_per_r(self.n - 1, self.kappa)
         start = 2 * torch.atan(r * torch.sqrt(per_r / (4 - (self.n - 1) * per_r)))
-        distance = (start - self.pole).abs().clamp(min=_TINY)
+        distance = (start - self.pole).abs().clamp(min=_MIN_POSITIVE)
         sign = torch.where(self.lower, 1.0, -1.0)
-        for _ in range(_STEPS):
+        for _ in range(_HALLEY_STEPS):
             theta = self.pole + sign * distance
-            tail = self.integral(theta).clamp(min=_TINY)
+            tail = self.integral(theta).clamp(min=_MIN_POSITIVE)
             error = torch.log(tail / self.mass)
-            rate = (distance * torch.exp(self.log_density(theta)) / tail).clamp(min=_TINY)
+            rate = (distance * torch.exp(self.log_density(theta)) / tail).clamp(min=_MIN_POSITIVE)
             bend = 1 + sign * distance * self.log_density_slope(theta) - rate
             step = error / rate
             step = step / (1 - 0.5 * step * bend).clamp(min=0.5)
-            distance = (distance * torch.exp(-step.clamp(-30, 30))).clamp(_TINY, math.pi)
+            distance = (distance * torch.exp(-step.clamp(-30, 30))).clamp(_MIN_POSITIVE, math.pi)
         return self.pole + sign * distance
 
     def slope(self, theta: Tensor, mean_cosine: Tensor) -> Tensor:
         """d theta / d kappa at fixed probability: -integral of (cos - A) f, over f."""
         sign = torch.where(self.lower, -1.0, 1.0)
-        density = torch.exp(self.log_density(theta)).clamp(min=_TINY)
+        density = torch.exp(self.log_density(theta)).clamp(min=_MIN_POSITIVE)
         return sign * self.integral(theta, mean_cosine) / density
 
     def log_density(self, theta: Tensor) -> Tensor:
         chord = torch.sin(theta / 2)
-        log_ring = (self.n - 2) * torch.log(torch.sin(theta).clamp(min=_TINY))
+        log_ring = (self.n - 2) * torch.log(torch.sin(theta).clamp(min=_MIN_POSITIVE))
         return self.log_height + log_ring - 2 * self.kappa * chord * chord
 
     def log_density_slope(self, theta: Tensor) -> Tensor:
@@ -152,8 +152,8 @@ def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
     end = torch.where(lower, max(mode - _REACH, 0.0), mode + _REACH).to(r.dtype)
     at, weights = _fejer(end, r)
     height = (n - 3) / 2 * math.log(2) + math.lgamma((n - 1) / 2)
-    log_density = (n - 2) * torch.log(at.clamp(min=_TINY)) - at * at / 2 - height
-    return (torch.exp(log_density) * weights).sum(-1).clamp(min=_TINY)
+    log_density = (n - 2) * torch.log(at.clamp(min=_MIN_POSITIVE)) - at * at / 2 - height
+    return (torch.exp(log_density) * weights).sum(-1).clamp(min=_MIN_POSITIVE)
 
 
 def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
@@ -162,7 +162,11 @@ def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
     The form without cancellation of 2 (1 - w) / m, kappa (1 - w^2) = m w.
     """
     root = torch.sqrt(m * m + 4 * kappa * kappa)
-    return 2 * (1 + m / (root + 2 * kappa).clamp(min=_TINY)) / (m + root).clamp(min=_TINY)
+    return (
+        2
+        * (1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE))
+        / (m + root).clamp(min=_MIN_POSITIVE)
+    )
 
 
 def _fejer(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,126 @@
+"""No two top-level definitions share a name for different concepts; public names are declared."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "src" / "compressive"
+
+SAME_CONCEPT = {
+    "__all__": "the public names of a module",
+    "build": "networks.build makes a network; each file in methods/ makes its method the same way",
+    "Labels": "type alias: one class index per image",
+    "Logits": "type alias: one row of class logits per image",
+    "names": "the names that a registry offers: recipes.names, weights.names",
+    "pretrain": "the command and the function that it calls",
+    "evaluate": "the command and the function that it calls",
+    "embed": "the command and the function that it calls",
+    "compare": "the command and the function that it calls",
+    "sweep": "the command and the function that it calls",
+    "watch": "the command and the function that it calls",
+    "quickstart": "the command, the function that it calls, and the recipe of that run",
+    "load": "read an encoder (compressive.load) or a checkpoint from a file",
+    "save": "write an encoder or a checkpoint to a file",
+    "Health": "health settings in config; the monitor that applies them",
+    "brightness": "augmentation with a drawn factor; ImageNet-C corruption of the same name",
+    "contrast": "augmentation with a drawn factor; ImageNet-C corruption of the same name",
+    "gaussian_blur": "augmentation with a drawn sigma; ImageNet-C corruption of the same name",
+}
+
+# Different concepts that still share a name. Only shorten this list.
+TO_RENAME = set(
+    [
+        "Box",
+        "Crop",
+        "IMAGENET",
+        "Loader",
+        "METHODS",
+        "MOST",
+        "Metric",
+        "Row",
+        "Run",
+        "TASKS",
+        "_CURVES",
+        "_FEW",
+        "_HELD",
+        "_LEFT",
+        "_about",
+        "_both",
+        "_bytes",
+        "_check",
+        "_cifar",
+        "_content",
+        "_corrupted",
+        "_default_out",
+        "_drawn",
+        "_epochs",
+        "_figures",
+        "_first",
+        "_gradient",
+        "_kept",
+        "_lines",
+        "_logits",
+        "_mean",
+        "_place",
+        "_portions",
+        "_read",
+        "_seeds",
+        "_some",
+        "_summary",
+        "_views",
+        "_within",
+        "_wnids",
+        "_words",
+        "corruptions",
+        "find",
+        "flat",
+        "information",
+        "linear",
+        "nearest",
+        "per_class",
+        "read",
+        "smoothness",
+        "total_steps",
+    ]
+)
+
+
+def defined(source: str) -> set[str]:
+    """Return the names that a module defines at its top level."""
+    found = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [each for target in targets for each in ast.walk(target)]
+            found |= {each.id for each in names if isinstance(each, ast.Name)}
+    return found
+
+
+def duplicates(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Return each name that several modules define, with the modules."""
+    places = defaultdict(list)
+    for module, source in sources.items():
+        for name in defined(source):
+            places[name].append(module)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+SOURCES = {str(p.relative_to(PACKAGE)): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_a_name_stands_for_one_concept() -> None:
+    found = {name: where for name, where in duplicates(SOURCES).items() if name not in SAME_CONCEPT}
+    new = {name: where for name, where in found.items() if name not in TO_RENAME}
+    assert not new, f"rename, or add to SAME_CONCEPT with a reason: {new}"
+
+
+def test_the_lists_of_exceptions_hold_only_duplicates() -> None:
+    assert not SAME_CONCEPT.keys() & TO_RENAME
+    assert (SAME_CONCEPT.keys() | TO_RENAME) <= duplicates(SOURCES).keys()
+
+
+def test_duplicate_names_are_found() -> None:
+    sources = {"a.py": "def f(): ...\nX, Y = 1, 2", "b.py": "class f: ...\nY: int = [i for i in 3]"}
+    assert duplicates(sources) == {"Y": ["a.py", "b.py"], "f": ["a.py", "b.py"]}

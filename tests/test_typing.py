@@ -1,0 +1,57 @@
+"""mypy and pyright resolve the public names, although the package imports them lazily."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+PROGRAM = """from compressive import VonMisesFisher, load, pretrain
+
+reveal_type(VonMisesFisher)
+reveal_type(load)
+reveal_type(pretrain)
+"""
+MYPY = """[mypy]
+ignore_missing_imports = True
+follow_imports = silent
+[mypy-torch.*,torchvision.*,timm.*,numpy.*,PIL.*,safetensors.*,rich.*,jaxtyping.*,pyarrow.*]
+follow_imports = skip
+follow_imports_for_stubs = True
+"""
+
+
+def revealed(checker: str, folder: Path) -> list[str]:
+    """Return the types that a checker reveals in PROGRAM."""
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "mypy.ini").write_text(MYPY)
+    (folder / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(SOURCE)]}))
+    options = {
+        "mypy": ["--config-file", "mypy.ini", "--cache-dir", "cache"],
+        "pyright": ["--pythonpath", sys.executable],
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", checker, *options[checker], "program.py"],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return re.findall(r'(?:Revealed type is|Type of "\w+" is) "(.*)"$', run.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_resolve_the_public_names(checker: str, tmp_path: Path) -> None:
+    distribution, load, pretrain = revealed(checker, tmp_path)
+    assert "VonMisesFisher" in distribution
+    assert "Encoder" in load
+    assert "Config" in pretrain
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (SOURCE / "compressive" / "py.typed").exists()
