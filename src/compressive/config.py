@@ -3,13 +3,15 @@
 Longer than 300 lines, so that every setting is in one file.
 """
 
+import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from compressive.setting_fields import build, check_fields, info, parse, require_setting, setting
 
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
-__all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views", "flat"]
+__all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
+__all__ += ["check_device_name", "flat"]
 __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
 
 
@@ -83,6 +85,12 @@ def _no_ema_target(config: "Config") -> str:
 def _no_hidden_layer(config: "Config") -> str:
     has_hidden = config.network.head_layers > 1 or method_info(config).predictor
     return "" if has_hidden else "network.head_layers is 1 and there is no predictor"
+
+
+def check_device_name(name: str, setting: str) -> None:
+    """Raise ValueError if this is not the name of a device; name the setting in the message."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"{setting} must be auto, cpu, cuda or cuda:N, got {name!r}")
 
 
 class _Section:
@@ -335,6 +343,7 @@ class Train(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_device_name(self.device, "train.device")
         if self.batch_size % self.grad_accum_steps:
             raise ValueError(
                 f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}, got "
