@@ -4,29 +4,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compressive import metrics as metrics
-    from compressive import objectives as objectives
-    from compressive import optim as optim
-    from compressive.distributions.uniform import HypersphericalUniform as HypersphericalUniform
-    from compressive.distributions.vmf import VonMisesFisher as VonMisesFisher
-    from compressive.encoder import load as load
+    from compressive import metrics, objectives, optim
+    from compressive.distributions.uniform import HypersphericalUniform
+    from compressive.distributions.vmf import VonMisesFisher
+    from compressive.encoder import load
+    from compressive.evaluation.embed import embed
+    from compressive.evaluation.suite import evaluate
+    from compressive.train.loop import pretrain
 
-_FROM = {
-    "load": "encoder",
+__all__ = ["HypersphericalUniform", "VonMisesFisher", "embed", "evaluate", "load", "metrics"]
+__all__ += ["objectives", "optim", "pretrain"]
+_MODULES = {
     "HypersphericalUniform": "distributions.uniform",
     "VonMisesFisher": "distributions.vmf",
+    "embed": "evaluation.embed",
+    "evaluate": "evaluation.suite",
+    "load": "encoder",
+    "pretrain": "train.loop",
 }
-_MODULES = ("metrics", "objectives", "optim")
 
 
 def __getattr__(name: str) -> object:
-    """What is asked for, when it is: torch and timm take seconds to import, a help text none."""
+    """Import public names lazily: torch and timm take seconds."""
     if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in __all__:
         return import_module(f"{__name__}.{name}")
-    if name in _FROM:
-        return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*_MODULES, *_FROM]
+    return __all__

@@ -1,14 +1,18 @@
-"""The words a run is described in: frozen settings, JSON in and out, changes by dotted name.
+"""The settings of a run: frozen dataclasses, changed by dotted name, read from and kept as JSON.
 
 Longer than 300 lines, so that every setting is in one file.
 """
 
-import difflib
-import math
-import types
-import typing
+import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+from compressive.setting_fields import build, check_fields, info, parse, require_setting, setting
+
+__all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
+__all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
+__all__ += ["check_device_name", "flat"]
+__all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
 
 
 class MethodInfo(NamedTuple):
@@ -41,150 +45,305 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
 }
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
-_RISE = "bottleneck.warmup_epochs"
-_OF_COMPRESSION = (
-    "bottleneck.kappa_e bottleneck.backward_view bottleneck.beta bottleneck.schedule "
-    f"bottleneck.target_residual bottleneck.stochastic bottleneck.residual_estimator {_RISE}"
-)
+
+
+def _not_compressed(config: "Config") -> str:
+    if is_compressed(config):
+        return ""
+    method, compressed = config.method, f"c-{config.method}"
+    only = f"only {compressed} is" if compressed in METHODS else f"{method} is not"
+    return f"{only} compressed"
+
+
+def _has_no(config: "Config", part: str) -> str:
+    return f"{config.method} has no {part}"
+
+
+def _constant_beta(config: "Config") -> str:
+    is_linear = config.bottleneck.schedule == "linear"
+    return "" if is_linear else "bottleneck.schedule is not linear"
+
+
+def _no_temperature(config: "Config") -> str:
+    is_read = is_compressed(config) or method_info(config).temperature
+    return "" if is_read else _has_no(config, "temperature")
+
+
+def _no_decoder(config: "Config") -> str:
+    return "" if method_info(config).decoder else _has_no(config, "vMF decoder")
+
+
+def _other_view_only(config: "Config") -> str:
+    reads_other = f"b(z|y) of {config.method} always takes the other view"
+    return "" if method_info(config).decoder else reads_other
+
+
+def _no_ema_target(config: "Config") -> str:
+    return "" if method_info(config).ema_target else _has_no(config, "EMA target")
+
+
+def _no_hidden_layer(config: "Config") -> str:
+    has_hidden = config.network.head_layers > 1 or method_info(config).predictor
+    return "" if has_hidden else "network.head_layers is 1 and there is no predictor"
+
+
+def check_device_name(name: str, setting: str) -> None:
+    """Raise ValueError if this is not the name of a device; name the setting in the message."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"{setting} must be auto, cpu, cuda or cuda:N, got {name!r}")
+
+
+class _Section:
+    """A group of settings; checks types and bounds when it is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__.lower()}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """Which images, and where they live while the network trains."""
+class Data(_Section):
+    """The images to train on."""
 
-    source: str = "builtin"  # a folder, parquet or tar files, torchvision:NAME, or builtin
-    split: str = "train"  # the part of the source to train on
-    max_side: int = 0  # larger images are shrunk to this longer side; 0: what views need
-    cache_on_device: Literal["auto", "yes", "no"] = "auto"  # decode once, keep as uint8 on device
-    workers: int = 0  # threads that decode otherwise; 0: one per core
-    limit: int = 0  # use only so many images, drawn at random; 0: all
-
-    def __post_init__(self) -> None:
-        _at_least("data", self, max_side=0, workers=0, limit=0)
+    source: str = setting("builtin", "a folder, parquet or tar files, torchvision:NAME, or builtin")
+    split: str = setting("train", "split of the source to train on")
+    max_side: int = setting(
+        0,
+        "shrink larger images to this many pixels on the longer side; 0: as the views need",
+        low=0,
+    )
+    cache_on_device: Literal["auto", "yes", "no"] = setting(
+        "auto", "decode all images once and keep them as uint8 on the device; auto: if they fit"
+    )
+    workers: int = setting(
+        0, "threads that decode images that are not cached; 0: one per core", low=0
+    )
+    limit: int = setting(0, "use a random subset of this many images; 0: all", low=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Views:
-    """How the two views of an image are made."""
+class Views(_Section):
+    """The random augmentations that make the two views of an image."""
 
-    size: int = 224  # pixels of a view's side
-    policy: Literal["byol", "simclr"] = "byol"  # t and t' of Table 6, or SimCLR's own for both
-    crop_scale_min: float = 0.08  # smallest crop, as a share of the image
-    strength: float = 1.0  # of the color distortion; only the simclr policy has a choice
-    blur: bool = True  # off for views of about 32 pixels, as SimCLR's for CIFAR-10
-    antialias: bool = False  # the official code has none
+    size: int = setting(224, "side of a view in pixels", low=8)
+    policy: Literal["byol", "simclr"] = setting(
+        "byol",
+        "byol: t and t' of the paper's Table 6; simclr: SimCLR's augmentation for both views",
+    )
+    crop_scale_min: float = setting(
+        0.08, "smallest crop as a fraction of the image area", low=0, high=1, open_low=True
+    )
+    strength: float = setting(
+        1.0,
+        "strength of the color distortion",
+        low=0,
+        high=1.25,
+        open_low=True,
+        unused=lambda c: "views.policy is byol" if c.views.policy == "byol" else "",
+    )
+    blur: bool = setting(
+        True, "blur at random; SimCLR turns it off for CIFAR-10, whose views have 32 pixels"
+    )
+    antialias: bool = setting(False, "anti-alias resized crops; the official code does not")
 
     def __post_init__(self) -> None:
-        _at_least("views", self, size=8)
-        _within("views", self, crop_scale_min=(0.0, 1.0, True))
-        _within("views", self, strength=(0.0, 1.25, True))
+        super().__post_init__()
         if self.policy == "byol" and self.strength != 1:
-            raise ValueError("views.strength belongs to views.policy=simclr; the paper's is fixed")
+            raise ValueError(
+                f"views.strength must be 1 for views.policy=byol, got {self.strength:g}; "
+                "views.policy=simclr allows other values"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """The encoder and the heads behind it."""
+class Network(_Section):
+    """The encoder and its projection and prediction heads."""
 
-    name: str = "resnet50"  # as timm calls it
-    width: int = 1  # multiplies the channels of a ResNet, its stem too
-    stem: Stem = "imagenet"  # cifar: 3x3, no pool, for about 32 pixels
-    variant: ResNetVariant = "timm"  # the ResNet of timm, or of the paper's code
-    zero_init_last: bool = True  # every block starts as its shortcut
-    hidden_dim: int = 4096  # of the projection and the predictor
-    projection_dim: int = 256  # dimension of the sphere
-    head_layers: int = 2  # of the projection; MoCo v3 and SimSiam have 3
-    head_last_norm: bool = False  # a batch-norm after the projection, as theirs
-
-    def __post_init__(self) -> None:
-        _at_least("network", self, width=1, hidden_dim=1, projection_dim=2, head_layers=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bottleneck:
-    """How much of a view may pass into its representation."""
-
-    kappa_e: float = 1024.0  # sharpness of e(z|x): the width of the channel, higher keeps more
-    kappa_b: float = 10.0  # sharpness of b(z|y): one over SimCLR's temperature
-    backward_view: Literal["own", "other"] = "own"  # bootstrap: view of b(z|y); SimCLR's is other
-    beta: float = 1.0  # price of a nat that b(z|y) cannot predict; 0 is free
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of beta; others rise from 0
-    warmup_epochs: float = 0.0  # of the linear schedule
-    target_residual: float | None = None  # reducible nats to steer beta toward; None: fixed beta
-    stochastic: bool = True  # draw z; without, z is its mode, and the residual analytic
-    residual_estimator: Literal["sampled", "analytic"] = "sampled"  # residual at z, or over all z
-
-    def __post_init__(self) -> None:
-        _within("bottleneck", self, kappa_e=(0.0, math.inf, True), kappa_b=(0.0, math.inf, True))
-        _within("bottleneck", self, beta=(0.0, math.inf, False))
-        _at_least("bottleneck", self, warmup_epochs=0)
-        if self.target_residual is not None:
-            _within("bottleneck", self, target_residual=(0.0, math.inf, True))
-            if self.schedule != "constant":
-                raise ValueError(
-                    "bottleneck.target_residual steers beta: schedule must be constant"
-                )
+    name: str = setting("resnet50", "timm model name")
+    width: int = setting(1, "multiplies the channels of a ResNet, including its stem", low=1)
+    stem: Stem = setting(  # noqa: RUF009
+        "imagenet", "cifar: a 3x3 convolution without pooling, for images of about 32 pixels"
+    )
+    variant: ResNetVariant = setting("timm", "ResNet of timm or of the official code")  # noqa: RUF009
+    zero_init_last: bool = setting(True, "initialize every residual block as its shortcut")
+    hidden_dim: int = setting(
+        4096, "hidden dimension of the projection and predictor", low=1, unused=_no_hidden_layer
+    )
+    projection_dim: int = setting(256, "output dimension of the projection", low=2)
+    head_layers: int = setting(2, "layers of the projection; 3 in MoCo v3 and SimSiam", low=1)
+    head_last_norm: bool = setting(
+        False, "batch norm after the last layer of the projection, as in MoCo v3 and SimSiam"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """How the other view is told from z."""
+class Bottleneck(_Section):
+    """The distributions e(z|x) and b(z|y) and the penalty on residual information."""
 
-    same_view_negatives: bool = True  # contrastive: K = 2B - 1 candidates in place of B
-    kappa_d: float = 4.0  # bootstrap: concentration of d(y'|z); the loss's weight is half of it
+    kappa_e: float = setting(
+        1024.0,
+        "concentration of e(z|x); a higher value lets z keep more information",
+        low=0,
+        open_low=True,
+        unused=_not_compressed,
+    )
+    kappa_b: float = setting(
+        10.0,
+        "concentration of b(z|y); 1 / temperature in SimCLR",
+        low=0,
+        open_low=True,
+        unused=_no_temperature,
+    )
+    backward_view: Literal["own", "other"] = setting(
+        "own",
+        "view that b(z|y) of a bootstrap method encodes; contrastive methods take the other view",
+        unused=lambda c: _not_compressed(c) or _other_view_only(c),
+    )
+    beta: float = setting(
+        1.0,
+        "weight of the penalty on information that the other view cannot predict; 0 turns it off",
+        low=0,
+        unused=_not_compressed,
+    )
+    schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant",
+        "schedule of beta; linear and cosine increase it from 0",
+        unused=_not_compressed,
+    )
+    warmup_epochs: float = setting(
+        0.0,
+        "epochs over which the linear schedule increases beta",
+        low=0,
+        unused=lambda c: _not_compressed(c) or _constant_beta(c),
+    )
+    target_residual: float | None = setting(
+        None,
+        "adjust beta during training to reach this reducible residual in nats; none: fixed beta",
+        low=0,
+        open_low=True,
+        unused=_not_compressed,
+    )
+    stochastic: bool = setting(
+        True,
+        "sample z; false: use the mode of e(z|x) and the analytic residual",
+        unused=_not_compressed,
+    )
+    residual_estimator: Literal["sampled", "analytic"] = setting(
+        "sampled",
+        "evaluate the residual at the sampled z, or in closed form",
+        unused=lambda c: (
+            _not_compressed(c) or ("" if c.bottleneck.stochastic else "z is not drawn")
+        ),
+    )
 
     def __post_init__(self) -> None:
-        _within("decoder", self, kappa_d=(0.0, math.inf, True))
+        super().__post_init__()
+        if self.target_residual is not None and self.schedule != "constant":
+            raise ValueError(
+                "bottleneck.schedule must be constant with bottleneck.target_residual, which "
+                f"adjusts beta, got {self.schedule!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """The slow network that BYOL and MoCo v3 learn from."""
+class Decoder(_Section):
+    """The decoder d(y|z) that predicts the other view."""
 
-    ema_decay: float = 0.996  # how much it keeps of itself in a step, rising to 1 by a cosine
-    independent: bool = True  # starts from its own random weights, as in the official code
-
-    def __post_init__(self) -> None:
-        _within("target", self, ema_decay=(0.0, 1.0, False))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optim:
-    """How the weights move."""
-
-    name: Literal["lars", "sgd", "adamw"] = "lars"  # the optimizer; LARS is for large batches
-    lr: float = 0.2  # peak, for 256 images; it grows with the batch
-    momentum: float = 0.9  # of lars and sgd
-    weight_decay: float = 1.5e-6  # not of biases and batch norms
-    trust_coefficient: float = 0.001  # of lars
-    warmup_epochs: float = 10.0  # the learning rate rises from 0; then it falls by a cosine
-
-    def __post_init__(self) -> None:
-        _within("optim", self, lr=(0.0, math.inf, True), trust_coefficient=(0.0, math.inf, True))
-        _within("optim", self, momentum=(0.0, 0.9999, False))
-        _within("optim", self, weight_decay=(0.0, math.inf, False))
-        _at_least("optim", self, warmup_epochs=0)
+    same_view_negatives: bool = setting(
+        True,
+        "contrastive methods: K = 2B - 1 candidates, false: B",
+        unused=lambda c: (
+            "" if method_info(c).same_view_negatives else _has_no(c, "negatives of the same view")
+        ),
+    )
+    kappa_d: float = setting(
+        4.0,
+        "bootstrap methods: concentration of d(y'|z), twice the weight of the loss",
+        low=0,
+        open_low=True,
+        unused=_no_decoder,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
-    """How long, in what portions, and on what."""
+class Target(_Section):
+    """The moving-average target network of BYOL and MoCo v3."""
 
-    epochs: int = 100  # how often each image is seen
-    steps: int = 0  # 0: as many as the epochs make; else this many, whatever the epochs
-    batch_size: int = 512  # images of all processes together
-    grad_accum_steps: int = 1  # portions of a batch, one after the other; bootstrap methods only
-    device: str = "auto"  # cuda where there is one
-    precision: Literal["auto", "bf16", "float32"] = "auto"  # bf16 on a GPU; losses are float32
-    compile: Literal["auto", "yes", "no"] = "auto"  # yes on a GPU
-    activation_checkpointing: bool = False  # recompute activations backward: less memory, slower
-    save_every: float = 10.0  # minutes between checkpoints
-    log_every: int = 0  # steps between lines of metrics.jsonl; 0: about ten an epoch
-    tensorboard: bool = True  # also write event files, for the tensorboard program
+    ema_decay: float = setting(
+        0.996,
+        "decay of the moving average; increases to 1 by a cosine",
+        low=0,
+        high=1,
+        unused=_no_ema_target,
+    )
+    independent: bool = setting(
+        True,
+        "initialize the target independently, as the official code does; false: as a copy",
+        unused=_no_ema_target,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim(_Section):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["lars", "sgd", "adamw"] = setting("lars", "optimizer; LARS is for large batches")
+    lr: float = setting(
+        0.2, "peak learning rate for 256 images; scaled with the batch size", low=0, open_low=True
+    )
+    momentum: float = setting(
+        0.9,
+        "momentum of lars and sgd",
+        low=0,
+        high=0.9999,
+        unused=lambda c: "optim.name is adamw" if c.optim.name == "adamw" else "",
+    )
+    weight_decay: float = setting(
+        1.5e-6, "weight decay; not applied to biases and batch norms", low=0
+    )
+    trust_coefficient: float = setting(
+        0.001,
+        "trust coefficient of lars",
+        low=0,
+        open_low=True,
+        unused=lambda c: "" if c.optim.name == "lars" else f"optim.name is {c.optim.name}",
+    )
+    warmup_epochs: float = setting(
+        10.0, "epochs of linear warm-up; then the learning rate decays by a cosine", low=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(_Section):
+    """Length of the run, batches, hardware, and what is written."""
+
+    epochs: int = setting(
+        100,
+        "passes over the images",
+        low=1,
+        unused=lambda c: "train.steps is given" if c.train.steps > 0 else "",
+    )
+    steps: int = setting(0, "train for this many steps; 0: as train.epochs says", low=0)
+    batch_size: int = setting(512, "images per step over all processes", low=2)
+    grad_accum_steps: int = setting(
+        1, "split a batch into this many parts to save memory; bootstrap methods only", low=1
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU")
+    precision: Literal["auto", "bf16", "float32"] = setting(
+        "auto", "auto: bf16 on a GPU; losses are always float32"
+    )
+    compile: Literal["auto", "yes", "no"] = setting("auto", "use torch.compile; auto: on a GPU")
+    activation_checkpointing: bool = setting(
+        False, "recompute activations in the backward pass: less memory, slower"
+    )
+    save_every: float = setting(10.0, "minutes between checkpoints", low=0, open_low=True)
+    log_every: int = setting(
+        0, "steps between lines of metrics.jsonl; 0: about ten lines per epoch", low=0
+    )
+    tensorboard: bool = setting(True, "also write TensorBoard event files")
 
     def __post_init__(self) -> None:
-        _at_least("train", self, epochs=1, steps=0, batch_size=2, grad_accum_steps=1, log_every=0)
-        _within("train", self, save_every=(0.0, math.inf, True))
+        super().__post_init__()
+        check_device_name(self.device, "train.device")
         if self.batch_size % self.grad_accum_steps:
             raise ValueError(
                 f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}, got "
@@ -193,42 +352,45 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
-    """What is watched on the side where labels exist; the encoder never learns from them."""
+class Probe(_Section):
+    """The linear probe and kNN during training; labels never influence the encoder."""
 
-    holdout: float = 0.1  # share of the labels kept away from probe and kNN, to test them on
-    every_epochs: float = 0.0  # between evaluations; 0: twenty in a run
-    neighbors: int = 20  # that vote in kNN
-    bank: int = 20_000  # images that kNN looks among
-    lr: float = 1e-3  # of the linear probe
-
-    def __post_init__(self) -> None:
-        _within("probe", self, holdout=(0.0, 0.9, False), lr=(0.0, math.inf, True))
-        _at_least("probe", self, every_epochs=0, neighbors=1, bank=1)
+    holdout: float = setting(
+        0.1, "fraction of the labeled images held out to test probe and kNN", low=0, high=0.9
+    )
+    every_epochs: float = setting(0.0, "epochs between evaluations; 0: twenty per run", low=0)
+    neighbors: int = setting(20, "neighbors that vote in kNN", low=1)
+    bank: int = setting(20_000, "images in which kNN searches", low=1)
+    lr: float = setting(1e-3, "learning rate of the linear probe", low=0, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
-    """When a run is ill, and how often it may start again from its last good checkpoint."""
+class Health(_Section):
+    """When a run counts as diverged or collapsed, and how often it may restart."""
 
-    max_restarts: int = 3  # returns to a good checkpoint; after that the run ends with an error
-    spike_sigma: float = 3.0  # a loss so many deviations above its recent mean is a spike
-    collapse_std: float = 0.1  # least spread of directions, as a share of what is uniform
-    min_participation_ratio: float = 1.5  # fewest axes of projections; BYOL was at 3 and recovered
-
-    def __post_init__(self) -> None:
-        _at_least(
-            "health", self, max_restarts=0, spike_sigma=0, collapse_std=0, min_participation_ratio=0
-        )
+    max_restarts: int = setting(
+        3, "restarts from the last good checkpoint before the run ends with an error", low=0
+    )
+    spike_sigma: float = setting(
+        3.0, "a loss this many standard deviations above its recent mean is a spike", low=0
+    )
+    collapse_std: float = setting(
+        0.1, "smallest standard deviation of the directions, relative to uniform ones", low=0
+    )
+    min_participation_ratio: float = setting(
+        1.5,
+        "smallest participation ratio of the projections; BYOL was at 3 and recovered",
+        low=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """Settings that belong to no section."""
 
-    recipe: str = ""  # the recipe it began with
-    method: str = "c-simclr"  # c- is the compressed one
-    seed: int = 0  # of everything random: order, views, weights, z
+    recipe: str = setting("", "the recipe that the settings are based on")
+    method: str = setting("c-simclr", "c- is the compressed method", choices=METHODS)
+    seed: int = setting(0, "seed of data order, views, weights and z", low=0, high=2**32 - 1)
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
     network: Network = field(default_factory=Network)
@@ -241,19 +403,17 @@ class Config:
     health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
-        _require_types(self)
-        _known("method", self.method, list(METHODS))
-        _within("", self, seed=(0, 2**32 - 1, False))
-        if self.bottleneck.target_residual is not None and not is_compressed(self):
+        check_fields(self)
+        residual, parts = self.bottleneck.target_residual, self.train.grad_accum_steps
+        if residual is not None and not is_compressed(self):
             raise ValueError(
-                f"bottleneck.target_residual steers what {self.method} does not have; "
-                f"use method=c-{self.method}"
+                f"bottleneck.target_residual must be none for method={self.method}, "
+                f"got {residual:g}: {_not_compressed(self)}"
             )
-        if self.train.grad_accum_steps > 1 and method_info(self).compares_images:
+        if parts > 1 and method_info(self).compares_images:
             raise ValueError(
-                f"train.grad_accum_steps must be 1 for {self.method}, whose images are each "
-                "other's "
-                "negatives; lower train.batch_size, or use more processes"
+                f"train.grad_accum_steps must be 1 for {self.method}, whose loss compares the "
+                f"images of a batch, got {parts}; lower train.batch_size, or use more processes"
             )
 
 
@@ -263,59 +423,25 @@ def method_info(config: Config) -> MethodInfo:
 
 
 def is_compressed(config: Config) -> bool:
-    """Whether z is drawn and its residual information priced."""
+    """Return whether z is stochastic and its residual information penalized."""
     return config.method.startswith("c-")
 
 
 def unused_settings(config: Config) -> dict[str, str]:
-    """Settings that a run does not look at, the others being as they are, each with the reason."""
-    method, info, optimizer = config.method, method_info(config), config.optim.name
-    is_plain, is_bare = not is_compressed(config), config.network.head_layers == 1
-    only = f"only c-{method} is" if f"c-{method}" in METHODS else f"{method} is not"
-    # Of two reasons the first is reported.
-    rules = (
-        (is_plain, f"{only} compressed", _OF_COMPRESSION),
-        (config.bottleneck.schedule != "linear", "bottleneck.schedule is not linear", _RISE),
-        (is_plain and not info.temperature, f"{method} has no temperature", "bottleneck.kappa_b"),
-        (
-            not info.decoder,
-            f"b(z|y) of {method} always takes the other view",
-            "bottleneck.backward_view",
-        ),
-        (not info.decoder, f"{method} has no vMF decoder", "decoder.kappa_d"),
-        (
-            not info.same_view_negatives,
-            f"{method} has no negatives of the same view",
-            "decoder.same_view_negatives",
-        ),
-        (
-            not info.ema_target,
-            f"{method} has no EMA target",
-            "target.ema_decay target.independent",
-        ),
-        (optimizer == "adamw", "optim.name is adamw", "optim.momentum"),
-        (optimizer != "lars", f"optim.name is {optimizer}", "optim.trust_coefficient"),
-        (config.views.policy == "byol", "views.policy is byol", "views.strength"),
-        (not config.bottleneck.stochastic, "z is not drawn", "bottleneck.residual_estimator"),
-        (config.train.steps > 0, "train.steps is given", "train.epochs"),
-        (
-            is_bare and not info.predictor,
-            "network.head_layers is 1 and there is no predictor",
-            "network.hidden_dim",
-        ),
-    )
-    found: dict[str, str] = {}
-    for holds, why, names in rules:
-        if holds:
-            found = dict.fromkeys(names.split(), why) | found
-    return found
+    """Return the settings that a run with this config does not read, each with the reason."""
+    reasons = {}
+    for section in ("", *(each.name for each in fields(Config) if "setting" not in each.metadata)):
+        group: Any = getattr(config, section) if section else config
+        for each in fields(group):
+            if "setting" in each.metadata and (reason := info(each).unused(config)):
+                reasons[f"{section}.{each.name}" if section else each.name] = reason
+    return reasons
 
 
 def override(config: Config, *changes: str) -> Config:
-    """The config with settings changed, each given as "section.name=value".
+    """Return the config with settings changed, each given as "section.name=value".
 
-    All of them are made before any is judged, so that two that belong together may come in any
-    order.
+    All changes are applied before any is checked, so that their order does not matter.
     """
     settings = asdict(config)
     for change in changes:
@@ -327,21 +453,28 @@ def override(config: Config, *changes: str) -> Config:
 
 
 def with_data(config: Config, data: str, *changes: str) -> Config:
-    """The config for these images, with settings changed; not the images, nor the recipe's name."""
-    found = override(config, f"data.source={data}", *changes)
-    begun = override(config, f"data.source={data}")
-    if (found.recipe, found.data.source) != (begun.recipe, begun.data.source):
-        raise ValueError("give images as DATA and a recipe with --recipe, not as other settings")
-    return found
+    """Return the config with this data source and other settings changed.
+
+    The changes may not name the data source or the recipe.
+    """
+    base = override(config, f"data.source={data}")
+    changed = override(base, *changes)
+    for name in ("recipe", "data.source"):
+        if flat(changed)[name] != flat(base)[name]:
+            raise ValueError(
+                f"{name} cannot be set to {flat(changed)[name]!r}; give images as DATA and a "
+                "recipe with --recipe"
+            )
+    return changed
 
 
 def from_dict(settings: dict[str, Any]) -> Config:
-    """A config of what `dataclasses.asdict` made of one; unknown names are errors."""
-    return _build(Config, settings, "")
+    """Return the config that `dataclasses.asdict` turned into this; unknown names are errors."""
+    return build(Config, settings)
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted name."""
+    """Return every setting by its dotted name."""
     result: dict[str, Any] = {}
     for name, value in asdict(config).items():
         if isinstance(value, dict):
@@ -352,112 +485,20 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def _set(settings: dict[str, Any], name: str, text: str) -> None:
-    """Put a value, given as text, where its dotted name says."""
-    homes = [whole for whole in flat(Config()) if whole.endswith(f".{name}")]
-    if homes and name not in settings:
-        raise ValueError(f"no setting {name!r}; did you mean {' or '.join(homes)}?")
+    """Parse a value and store it under its dotted name."""
+    section, _, leaf = name.rpartition(".")
+    same = [whole for whole in flat(Config()) if whole.endswith(f".{name}")]
+    if same and name not in settings:
+        raise ValueError(f"no setting {name!r}; did you mean {' or '.join(same)}?")
     kind: Any = Config
-    *sections, last = name.split(".")
-    for i, part in enumerate([*sections, last]):
+    if section:
+        require_setting(section.partition(".")[0], Config)
+        kind = get_type_hints(Config).get(section)
         if not is_dataclass(kind):
-            raise ValueError(f"{'.'.join(sections[:i])} is no section")
-        hints = typing.get_type_hints(kind)
-        _known("setting", part, list(hints), where=getattr(kind, "__name__", ""))
-        kind = hints[part]
-        settings = settings[part] if i < len(sections) else settings
-    if is_dataclass(kind):
-        raise ValueError(f"{name} is a section; it has {', '.join(f.name for f in fields(kind))}")
-    settings[last] = _parse(text, kind, name)
-
-
-def _parse(text: str, kind: Any, name: str) -> Any:
-    """Text from a command line as a value of this type."""
-    options = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        return _known(name, text, options)
-    if isinstance(kind, types.UnionType):
-        if text.lower() in ("none", "null"):
-            return None
-        kind = options[0]
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{name} must be true or false, got {text!r}")
-        return text.lower() == "true"
-    try:
-        return int(text) if kind is int else float(text) if kind is float else text
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{name} must be {what}, got {text!r}") from None
-
-
-def _build(kind: Any, settings: Any, where: str) -> Any:
-    if not isinstance(settings, dict):
-        raise ValueError(f"{where or 'a config'} must be an object of settings, got {settings!r}")
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for name, value in settings.items():
-        whole = f"{where}.{name}" if where else name
-        _known("setting", name, list(hints), where=kind.__name__)
-        hint = hints[name]
-        values[name] = (
-            _build(hint, value, whole) if is_dataclass(hint) else _typed(value, hint, whole)
-        )
-    return kind(**values)
-
-
-def _require_types(settings: Any, where: str = "") -> None:
-    """Refuse what Python lets pass where a config is made by hand: optim.name="adam", beta="1"."""
-    for name, hint in typing.get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        if not is_dataclass(hint):
-            _typed(value, hint, f"{where}{name}")
-        elif type(value) is hint:
-            _require_types(value, f"{name}.")
-        else:
-            raise ValueError(f"{name} must be of type {name.title()}, got {value!r}")
-
-
-def _typed(value: Any, kind: Any, name: str) -> Any:
-    options = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        return _known(name, value, options)
-    allowed = options or (kind,)
-    if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)  # NumPy's, too
-    if type(value) not in allowed:
-        words = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)
-        raise ValueError(f"{name} must be of type {words}, got {value!r}")
-    return value
-
-
-def _known(what: str, name: Any, options: Any, where: str = "") -> Any:
-    if name in options:
-        return name
-    near = difflib.get_close_matches(str(name), list(map(str, options)), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    listed = ", ".join(map(str, options))
-    if where == Config.__name__:
-        raise ValueError(f"no {what} {name!r}; {hint}`compressive settings` lists all")
-    if where:
-        raise ValueError(f"no {what} {name!r} in {where}; {hint}there are {listed}")
-    raise ValueError(f"{what} must be one of {listed}, got {name!r}")
-
-
-def _at_least(section: str, settings: Any, **least: float) -> None:
-    for name, low in least.items():
-        value = getattr(settings, name)
-        if not low <= value < math.inf:
-            allowed = "finite" if value == math.inf else f"{low} or more"
-            raise ValueError(f"{section}.{name} must be {allowed}, got {value}")
-
-
-def _within(section: str, settings: Any, **bounds: tuple[float, float, bool]) -> None:
-    """Low to high; the flag says that low itself is not allowed."""
-    for name, (low, high, is_open) in bounds.items():
-        value = getattr(settings, name)
-        if not low <= value <= high or (is_open and value == low) or math.isinf(value):
-            dot = f"{section}." if section else ""
-            least = f"above {low:g}" if is_open else f"{low:g} or more"
-            most = "" if math.isinf(high) else f" and at most {high:.10g}"
-            allowed = "finite" if value == math.inf else f"{least}{most}"
-            raise ValueError(f"{dot}{name} must be {allowed}, got {value}")
+            raise ValueError(f"no setting {name!r}; {section} is not a section")
+        settings = settings[section]
+    require_setting(leaf, kind, section)
+    hint = get_type_hints(kind)[leaf]
+    if is_dataclass(hint):
+        raise ValueError(f"{name} is a section; it has {', '.join(f.name for f in fields(hint))}")
+    settings[leaf] = parse(text, hint, name)

@@ -1,18 +1,17 @@
 """Choose device, precision and compilation."""
 
-import re
-
 import torch
+
+from compressive.config import check_device_name
 
 
 def pick_device(name: str, called: str = "train.device") -> torch.device:
     """The device of that name; "auto" is a GPU where there is one. `called`: where it was given."""
+    check_device_name(name, called)
     if name == "auto":
         return (
             torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
         )
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"{called} must be auto, cpu, cuda or cuda:N, got {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and not _has_gpu():
         raise ValueError(f"{called} is {name}, but torch sees no GPU; use {called}=cpu")

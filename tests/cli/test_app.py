@@ -1,4 +1,4 @@
-"""The command line: what it prints, and one clear line with exit code 2 on bad input."""
+"""The command line: its output, and one line with exit code 2 on bad input."""
 
 import builtins
 import json
@@ -24,13 +24,11 @@ from typer.testing import CliRunner, Result
 
 import compressive
 from compressive import recipes
-from compressive.cli import app as app_module
-from compressive.cli import quickstart
-from compressive.cli.app import _say_where, app
+from compressive.cli.app import app
 from compressive.cli.settings_reference import written
-from compressive.cli.terminal import note, one_line_errors
+from compressive.cli.terminal import one_line_errors, print_warning
+from compressive.cli.train_commands import print_outcome
 from compressive.config import flat
-from compressive.evaluation.results import Results
 from compressive.rundir.folder import read_config
 from compressive.train.loop import Outcome
 from compressive.train.online_eval import Accuracy
@@ -68,18 +66,19 @@ def test_meter_repeats_by_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("option", "value", "shown"),
     [
-        (["--kappa-e", "-3"], "kappa_e must be a finite number of 0 or more, got -3.0"),
-        (["--kappa-b", "nan"], "kappa_b must be a finite number of 0 or more, got nan"),
-        (["--dim", "1"], "--dim must be 2 or more and --batch 1 or more, got 1 and 512"),
-        (["--batch", "0"], "--dim must be 2 or more and --batch 1 or more, got 256 and 0"),
+        ("--kappa-e", "-3", "-3.0"),
+        ("--kappa-b", "nan", "nan"),
+        ("--dim", "1", "1"),
+        ("--batch", "0", "0"),
+        ("--seed", "-1", "-1"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
-    result = RUN.invoke(app, ["meter", *arguments])
-    assert result.exit_code == 2
-    assert result.output.strip() == f"error: {message}"
+def test_a_bad_option_is_one_line_and_exit_code_2(option: str, value: str, shown: str) -> None:
+    message = complaint(RUN.invoke(app, ["meter", option, value]))
+    assert message.startswith(option)
+    assert message.endswith(f" {shown}")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,8 @@ def test_too_little_memory_is_one_line(
         ask()
     assert caught.value.exit_code == 1
     text = capsys.readouterr().err
-    assert text.startswith(f"error: not enough memory for {size} more; ")
+    assert f"memory for {size} more" in text
+    assert "train.batch_size" in text
     assert text.count("\n") == 1
 
 
@@ -110,22 +110,23 @@ def test_too_little_memory_is_one_line(
         RuntimeError("std::bad_alloc"),
     ],
 )
-def test_memory_that_ends_without_a_number_is_one_line(
+def test_too_little_memory_without_a_number_is_one_line(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit), one_line_errors():
         raise error
     text = capsys.readouterr().err
-    assert text.startswith("error: not enough memory; pretrain needs less with ")
+    assert "not enough memory;" in text
+    assert "train.batch_size" in text
     assert text.count("\n") == 1
 
 
 def exhausted() -> None:
-    """As torch says it of a GPU."""
+    """Raise torch's error of a GPU."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a ...")
 
 
-def test_an_error_of_our_own_keeps_its_trace() -> None:
+def test_other_errors_keep_their_traceback() -> None:
     with pytest.raises(RuntimeError, match="a fault"), one_line_errors():
         raise RuntimeError("a fault")
 
@@ -140,19 +141,19 @@ def test_help_names_every_command() -> None:
 # recipes
 
 
-def test_names_of_recipes_are_whole_in_a_narrow_terminal() -> None:
+def test_names_of_recipes_are_not_wrapped_in_a_narrow_terminal() -> None:
     output = RUN.invoke(app, ["recipes"], env={"COLUMNS": "80"}).stdout
     assert all(f" {name} " in output for name in recipes.names())
 
 
-def test_recipes_lists_every_one() -> None:
+def test_recipes_lists_every_recipe() -> None:
     result = RUN.invoke(app, ["recipes"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     lines = [line.split() for line in result.output.splitlines() if line.strip()]
     assert [line[0] for line in lines[2:] if "/" in line[0]] == recipes.names()
 
 
-def test_a_recipe_is_shown_with_every_value_and_where_it_is_from() -> None:
+def test_a_recipe_is_shown_with_every_value_and_its_origin() -> None:
     name = "c-byol/imagenet-r50-300"
     result = RUN.invoke(app, ["recipes", name], env={"COLUMNS": "200"})
     assert result.exit_code == 0
@@ -174,22 +175,22 @@ def pretrain(*arguments: object) -> Result:
 
 
 def complaint(result: Result, code: int = 2) -> str:
-    """The one line of an error."""
+    """Return the one line of an error."""
     assert result.exit_code == code, result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
     return line.removeprefix("error: ")
 
 
-def test_a_folder_of_photos_is_all_that_is_needed(tmp_path: Path) -> None:
-    """Settings are made from the images; the encoder that is named can be loaded and used."""
+def test_pretrain_needs_only_a_folder_of_photos(tmp_path: Path) -> None:
+    """Settings are chosen from the images; the named encoder can be loaded and used."""
     images, out = photos(tmp_path / "photos", 7), tmp_path / "run"
     result = pretrain(images, "--steps", 2, "--out", out)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     assert f"encoder: {out / 'encoder.safetensors'}" in result.stdout
     assert f'in Python: compressive.load("{out}")' in result.stdout
-    assert "labels held out" not in result.stdout
+    assert "kNN" not in result.stdout
     config = read_config(out)
     chosen = recipes.auto_recipe(7, 24).config
     assert (config.recipe, config.train.batch_size) == ("folder", chosen.train.batch_size)
@@ -198,12 +199,10 @@ def test_a_folder_of_photos_is_all_that_is_needed(tmp_path: Path) -> None:
     feats = encoder(encoder.preprocess(sorted(images.iterdir())))
     assert feats.shape == (7, encoder.feature_dim)
     again = pretrain(images, "--steps", 2, "--out", out)
-    assert again.exit_code == 0  # the same command again is no error
+    assert again.exit_code == 0
 
 
-def test_the_warm_up_of_a_folder_is_a_tenth_of_the_epochs_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_the_automatic_warm_up_is_a_tenth_of_the_given_epochs(tmp_path: Path) -> None:
     images, out = photos(tmp_path / "photos", 7), tmp_path / "run"
     result = pretrain(images, "--epochs", 20, "--steps", 1, "--out", out)
     assert result.exit_code == 0, result.output
@@ -216,7 +215,7 @@ def test_options_are_short_for_settings(tmp_path: Path) -> None:
     given = ["--recipe", "simclr/quickstart", *words(config)]
     out = tmp_path / "run"
     short = ["--seed", 5, "--epochs", 3, "--steps", 1]
-    # What is set by name comes last and wins, so the short ones are left out of it here.
+    # --set overrides the short options, so their settings are removed from it.
     names = ("seed=", "train.epochs=", "train.steps=")
     pairs = list(zip(given[2::2], given[3::2], strict=True))
     kept = [word for pair in pairs if not pair[1].startswith(names) for word in pair]
@@ -225,7 +224,7 @@ def test_options_are_short_for_settings(tmp_path: Path) -> None:
     found = read_config(out)
     assert (found.seed, found.train.epochs, found.train.steps) == (5, 3, 1)
     assert found.recipe == "simclr/quickstart"
-    assert "labels held out: nearest neighbors" in result.stdout
+    assert re.search(r"kNN [\d.]+%, linear probe [\d.]+%", result.stdout)
 
 
 def test_without_out_the_folder_is_named_after_recipe_data_and_seed(
@@ -240,38 +239,38 @@ def test_without_out_the_folder_is_named_after_recipe_data_and_seed(
 
 
 def small(tmp_path: Path, *changes: str) -> list[str]:
-    """Arguments of a run of a second on six images."""
+    """Return arguments of a run of a second on six images."""
     config = tiny("method=simclr", f"data.source={photos(tmp_path / 'photos', 6)}", *changes)
     return [config.data.source, "--recipe", "simclr/quickstart", *words(config)]
 
 
-def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_another_run_or_other_files_is_refused(tmp_path: Path) -> None:
     given, out = small(tmp_path), tmp_path / "run"
     assert pretrain(*given, "--out", out).exit_code == 0
     other = complaint(pretrain(*given, "--set", "optim.lr=0.7", "--out", out))
-    assert other.startswith(f"{out} holds a run with optim.lr = 0.2, not 0.7; ")
-    anew = complaint(pretrain(*given, "--out", out, "--no-resume"))
-    assert anew == f"{out} already holds a run; choose another --out, or delete it"
-    foreign = complaint(pretrain(*given, "--out", tmp_path))
-    assert foreign == f"{tmp_path} is not empty and holds no run; choose another --out"
+    assert re.search(rf"{out} .*optim\.lr.* 0\.2.* 0\.7", other)
+    for arguments, folder in (([out, "--no-resume"], out), ([tmp_path], tmp_path)):
+        message = complaint(pretrain(*given, "--out", *arguments))
+        assert str(folder) in message
+        assert "--out" in message
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], r"nowhere"),
-        (["empty"], r"no images in empty, split train: looked for .*\.jpg"),
-        (["[nowhere]"], r"\[nowhere\]"),  # brackets are no markup
-        (["builtin", "--recipe", "c-simclr/cifar"], r"no recipe 'c-simclr/cifar'; did you mean"),
-        (["builtin", "--set", "optim.lr"], r"a change must be NAME=VALUE, .* got 'optim\.lr'$"),
-        (["builtin", "--set", "optim.l=1"], r"no setting 'l' in Optim; did you mean lr\?"),
-        (["builtin", "--set", "optim.lr=big"], r"optim\.lr must be a number, got 'big'$"),
-        (["builtin", "--set", "train.device=gpu"], r"train\.device must be auto, cpu, cuda"),
+        (["empty"], r"empty.* train.*\.jpg"),
+        (["[nowhere]"], r"\[nowhere\]"),  # not interpreted as markup
+        (["builtin", "--recipe", "c-simclr/cifar"], r"'c-simclr/cifar'.*c-simclr/cifar10"),
+        (["builtin", "--set", "optim.lr"], r"NAME=VALUE.*'optim\.lr'"),
+        (["builtin", "--set", "optim.l=1"], r"'optim\.l'.*optim\.lr\?"),
+        (["builtin", "--set", "optim.lr=big"], r"^optim\.lr.*'big'"),
+        (["builtin", "--set", "train.device=gpu"], r"^train\.device.*cpu, cuda.*'gpu'"),
         (
             ["builtin", "--set", "method=simclr", "--set", "train.grad_accum_steps=2"],
-            "grad_accum_steps",
+            r"^train\.grad_accum_steps.* 1 .*simclr.* 2",
         ),
-        (["builtin", "--steps", "-3"], r"train\.steps must be 0 or more, got -3$"),
+        (["builtin", "--steps", "-3"], r"^train\.steps.* -3$"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -281,30 +280,30 @@ def test_bad_input_to_pretrain_is_one_line_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     if "--recipe" not in arguments and arguments[0] == "builtin":
-        arguments = [*arguments, "--recipe", "c-simclr/quickstart"]  # else it is looked at first
+        arguments = [*arguments, "--recipe", "c-simclr/quickstart"]
     assert re.search(message, complaint(pretrain(*arguments)))
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_images_none_of_which_can_be_read_are_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_unreadable_images_is_one_line(tmp_path: Path) -> None:
     images = tmp_path / "photos"
     images.mkdir()
     for name in "abc":
         (images / f"{name}.jpg").write_bytes(b"no image")
     message = complaint(pretrain(images, "--out", tmp_path / "run"))
-    assert message == "none of 3 images of photos can be read"
+    assert re.search("3 images of photos", message)
     given = ["--recipe", "simclr/quickstart", "--out", tmp_path / "run"]
     message = complaint(pretrain(images, *given))
-    assert message.startswith(f"none of the 3 images of photos can be read; {images / 'a.jpg'}: ")
+    assert re.search(f"3 images of photos.*{images / 'a.jpg'}: ", message)
     assert not (tmp_path / "run").exists()
 
 
-# A run on photographs whose network is not the point.
+# A short run with a small network.
 SMALL: list[str | int] = ["--steps", 1, "--set", "views.size=32"]
 SMALL += ["--set", "network.name=test_resnet", "--set", "network.stem=imagenet"]
 
 
-def test_home_is_found_where_a_shell_leaves_the_tilde(
+def test_a_tilde_that_the_shell_leaves_is_expanded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -316,8 +315,8 @@ def test_home_is_found_where_a_shell_leaves_the_tilde(
     assert not (tmp_path / "~").exists()
 
 
-def test_settings_are_made_for_the_images_that_are_asked_for(tmp_path: Path) -> None:
-    """Of a split, and a part of it: two steps an epoch."""
+def test_automatic_settings_depend_on_split_and_limit(tmp_path: Path) -> None:
+    """The batch size gives at least two steps per epoch."""
     photos(tmp_path / "photos/val", 40)
     photos(tmp_path / "photos/test", 4)
     for name, given, batch in [("a", [], 16), ("b", ["--set", "data.limit=8"], 4)]:
@@ -328,7 +327,7 @@ def test_settings_are_made_for_the_images_that_are_asked_for(tmp_path: Path) -> 
         assert config["train"]["batch_size"] == batch
 
 
-def test_a_warning_of_ours_is_a_note(tmp_path: Path) -> None:
+def test_our_warnings_are_one_line_notes(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 8)
     (tmp_path / "photos/x.heic").write_bytes(b"a phone's")
     words = [*SMALL, "--out", tmp_path / "run"]
@@ -336,18 +335,18 @@ def test_a_warning_of_ours_is_a_note(tmp_path: Path) -> None:
         warnings.simplefilter("default")
         done = pretrain(tmp_path / "photos", *words)
     assert done.exit_code == 0, done.output
-    found = re.findall(r"^note: pictures of .*/photos .*: .heic 1; .*$", done.output, re.MULTILINE)
+    found = re.findall(r"^note: .*/photos.*\.heic 1.*$", done.output, re.MULTILINE)
     assert len(found) == 1
 
 
-def test_warnings_of_others_stay_but_for_advice_to_round(
+def test_other_warnings_keep_their_format_and_tf32_advice_is_dropped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     advice = (
         "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled."
     )
     for text in (advice, "this network is deprecated"):
-        note(text, UserWarning, "/site-packages/torch/x.py", 7)
+        print_warning(text, UserWarning, "/site-packages/torch/x.py", 7)
     assert capsys.readouterr().err == (
         "/site-packages/torch/x.py:7: UserWarning: this network is deprecated\n"
     )
@@ -356,20 +355,20 @@ def test_warnings_of_others_stay_but_for_advice_to_round(
 def test_a_single_image_is_one_line(tmp_path: Path) -> None:
     images = photos(tmp_path / "photos", 1)
     given = ["--recipe", "simclr/quickstart", "--out", tmp_path / "run"]
-    assert "has 1 image; there must be 2 or more" in complaint(pretrain(images, *given))
+    assert re.search("photos.* 1 image.* 2 ", complaint(pretrain(images, *given)))
     given = ["--out", tmp_path / "run"]
-    assert "has 1 image; there must be 2 or more" in complaint(pretrain(images, *given))
+    assert re.search("photos.* 1 image.* 2 ", complaint(pretrain(images, *given)))
 
 
-def test_an_ill_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+def test_a_diverged_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     given = small(tmp_path, "optim.lr=1e9", "train.steps=30", "health.max_restarts=1")
     message = complaint(pretrain(*given, "--out", tmp_path / "run"), code=1)
-    assert message.startswith("stopped after 1 returns: nan: loss")
+    assert "nan: loss" in message
     assert last(tmp_path / "run")["step"] == 0
 
 
-def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
-    """SIGTERM while it trains: saved, said, exit code 130; the same command goes on."""
+def test_a_stopped_run_says_how_to_resume(tmp_path: Path) -> None:
+    """SIGTERM during training: it saves, prints where, and exits with 130."""
     given, out = [*small(tmp_path, "train.steps=400"), "--out", str(tmp_path / "run")], tmp_path
 
     def stop() -> None:
@@ -385,21 +384,21 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path) -> None:
     assert result.exit_code == 130
     step = last(out / "run")["step"]
     assert 0 < step < 400
-    words = f"stopped and saved at step {step:,} of 400 in {out / 'run'}; the same command goes on"
-    assert words in result.stdout
+    assert re.search(f"step {step:,} of 400 in {out / 'run'};.*resume", result.stdout)
     assert "encoder: " not in result.stdout
 
 
 @pytest.mark.parametrize("change", ["data.source=elsewhere", "recipe=byol/quickstart"])
-def test_images_and_recipe_are_not_settings(change: str, tmp_path: Path) -> None:
-    """A run would have the name and the batch of one, and the images of another."""
+def test_data_source_and_recipe_cannot_be_set(change: str, tmp_path: Path) -> None:
+    """The run would have the name of one and the images of another."""
     message = complaint(pretrain(*small(tmp_path), "--set", change, "--out", tmp_path / "run"))
-    assert message == "give images as DATA and a recipe with --recipe, not as other settings"
+    name, _, value = change.partition("=")
+    assert re.search(f"{name}.*'{value}'.*DATA.*--recipe", message)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_command_comes_to_its_end_when_nobody_listens() -> None:
-    """Its exit code is that of what it did, as for `compressive settings | head`."""
+def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
+    """As in `compressive settings | head`."""
     there, here = os.pipe()
     os.close(there)
     with os.fdopen(here, "w") as pipe:
@@ -414,10 +413,10 @@ def test_a_command_comes_to_its_end_when_nobody_listens() -> None:
         ("quickstart", "compressive.cli.quickstart"),
         ("pretrain builtin", "compressive.train.loop"),
         ("evaluate a", "compressive.evaluation.suite"),
-        ("sweep builtin", "compressive.sweep.runner"),
+        ("sweep builtin --seeds 0,1", "compressive.sweep.runner"),
     ],
 )
-def test_ctrl_c_while_things_are_imported_is_one_line(
+def test_ctrl_c_during_imports_is_one_line(
     words: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = builtins.__import__
@@ -429,18 +428,14 @@ def test_ctrl_c_while_things_are_imported_is_one_line(
 
     monkeypatch.setattr(builtins, "__import__", imported)
     result = RUN.invoke(app, words.split())
-    assert result.exit_code == 130
-    assert result.output.startswith("error: interrupted; what was saved before is kept")
+    assert "interrupted" in complaint(result, code=130)
 
 
-def test_of_a_run_that_seemed_ill_it_is_told_what_was_saved(
+def test_a_run_that_stopped_after_a_failure_names_its_last_checkpoint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _say_where(Outcome(Path("a"), step=7, total=24, saved=4, accuracy=None))
-    assert capsys.readouterr().out == (
-        "stopped at step 7 of 24, where the run seemed ill: a is as it was at step 4; the same "
-        "command goes on\n"
-    )
+    print_outcome(Outcome(Path("a"), step=7, total=24, saved=4, accuracy=None))
+    assert re.search("step 7 of 24.* a .*step 4;.*resume", capsys.readouterr().out)
 
 
 def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
@@ -459,82 +454,28 @@ def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("line", "message"),
     [
-        (["report", "nowhere"], "nowhere"),
-        (["watch", "nowhere"], "nowhere"),
-        (["sweep", "builtin", "--preset", "alpha"], "preset must be one of"),
-        (["sweep", "builtin"], "nothing is varied; give --vary, --preset or several --seeds"),
-        (["sweep", "builtin", "--vary", "bottleneck.gamma=1,2"], "gamma"),
+        ("report nowhere", "nowhere"),
+        ("watch nowhere", "nowhere"),
+        ("sweep builtin --preset alpha", "'alpha'"),
+        ("sweep builtin", "--vary"),
+        ("sweep builtin --vary bottleneck.gamma=1,2", "'bottleneck.gamma'"),
     ],
 )
-def test_what_looks_at_runs_complains_in_one_line(given: list[str], complaint: str) -> None:
-    result = RUN.invoke(app, given)
-    assert result.exit_code == 2
-    assert complaint in result.output
-    assert "Traceback" not in result.output
+def test_bad_input_to_other_commands_is_one_line(line: str, message: str) -> None:
+    assert message in complaint(RUN.invoke(app, line.split()))
 
 
-def test_the_version_is_said() -> None:
+def test_version_prints_the_version() -> None:
     result = RUN.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.output.strip() == version("compressive")
 
 
-FIGURES = {
-    ("logistic", "top-1"): 0.71, ("kNN 20", "top-1"): 0.62, ("kNN 200", "top-1"): 0.11,
-    ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
-    ("information", "residual"): 180.0, ("information", "reducible_residual"): 1.25,
-    ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretrain(config: Any, out: Path, **_: Any) -> Outcome:
-        return Outcome(out, 5, 5, 5, None)
-
-    def evaluate(*_: Any, **__: Any) -> tuple[Results, Path]:
-        results = Results("a")
-        for (task, metric), value in FIGURES.items():
-            results.add(task, "set", metric, value, protocol={}, n=1)
-        return results, Path()
-
-    monkeypatch.setattr(quickstart, "pretrain", pretrain)
-    monkeypatch.setattr(quickstart, "evaluate", evaluate)
-    monkeypatch.setattr(quickstart, "_pixels", lambda: 0.095)
-    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
-
-
-def test_the_quick_starts_rows_have_the_figures_of_their_names(tmp_path: Path) -> None:
-    pixels, *rows = quickstart.quickstart(tmp_path)
-    assert pixels[:5] == ("raw pixels", 0.095, None, None, None)
-    assert [row[:5] for row in rows] == [
-        (name, 0.71, 0.62, 0.53, 1.25) for name in ("simclr", "c-simclr")
-    ]
-
-
-def test_the_quick_starts_table_has_them_in_its_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("compressive.report.page.write_report", lambda runs, out, **_: out)
-    monkeypatch.setattr("compressive.evaluation.tables.verdicts", lambda runs: None)
-    printed = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
-    assert printed.exit_code == 0, printed.output
-    rows = [
-        re.findall(r"[\w%.][\w%. -]*[\w%]", line)
-        for line in printed.output.splitlines()
-        if "│" in line or "┃" in line
-    ]
-    assert ["linear", "kNN", "10 % of labels", "reducible_residual"] in rows
-    assert ["raw pixels", "9.5%"] in rows
-    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25"] in rows
-
-
-def test_neighbors_and_probe_are_said_under_their_own_names(
+def test_final_accuracies_are_printed_under_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app_module._say_where(
-        Outcome(tmp_path, 5, 5, 5, Accuracy(probe=0.25, neighbors=0.75, count=1200))
-    )
-    assert "nearest neighbors 75.0%, linear probe 25.0% of 1,200" in capsys.readouterr().out
+    accuracy = Accuracy(probe=0.25, neighbors=0.75, count=1200)
+    print_outcome(Outcome(tmp_path, 5, 5, 5, accuracy))
+    assert "kNN 75.0%, linear probe 25.0% of 1,200" in capsys.readouterr().out

@@ -1,8 +1,6 @@
-"""Every setting is told as it is: against the config itself, its errors, and the document."""
+"""The settings reference agrees with the config, its errors, and docs/settings.md."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,35 +14,34 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 SETTINGS = {setting.name: setting for section in sections() for setting in section.settings}
 
 
-def test_the_document_is_what_the_program_prints() -> None:
+def test_the_document_is_up_to_date() -> None:
     run = CliRunner().invoke(app, ["settings", "--markdown"])
     assert run.exit_code == 0
     assert DOCUMENT.read_text() == run.stdout, "compressive settings --markdown > docs/settings.md"
 
 
-def test_every_setting_is_there_once_and_in_order() -> None:
+def test_every_setting_is_listed_once_in_order() -> None:
     assert list(SETTINGS) == list(flat(Config()))
     listed = re.findall(r"^\| `([\w.]+)` \|", markdown(sections()), flags=re.MULTILINE)
     assert listed == list(flat(Config()))
 
 
-def test_every_setting_says_what_it_means() -> None:
-    silent = [name for name, setting in SETTINGS.items() if not setting.meaning]
-    assert not silent, "put a comment behind them in config.py"
+def test_every_setting_has_a_help_text() -> None:
+    assert not [name for name, setting in SETTINGS.items() if not setting.meaning]
 
 
-def test_a_default_may_be_given_as_it_is_written() -> None:
+def test_a_default_can_be_set_as_written() -> None:
     changes = [f"{setting.name}={setting.default}" for setting in SETTINGS.values()]
     assert override(Config(), *changes) == Config()
     assert SETTINGS["optim.weight_decay"].default == "1.5e-06"
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_the_program_refuses_what_the_words_do_not_allow(setting: Setting) -> None:
-    """The least value in the words is taken, and what lies below is not."""
+def test_values_outside_the_documented_range_are_refused(setting: Setting) -> None:
+    """The lowest documented value is accepted, and the one below is refused."""
     name, allowed = setting.name, setting.allowed
     if bound := re.search(
-        r"number, (above )?([\d.]+)(?: or more)?(?:, at most ([\d.]+))?", allowed
+        r"number, (above )?([\d.]+)(?: or more)?(?: and at most ([\d.]+))?", allowed
     ):
         is_open, low, high = bound.groups()
         outside = [low if is_open else str(float(low) - 1).removesuffix(".0")]
@@ -56,63 +53,47 @@ def test_the_program_refuses_what_the_words_do_not_allow(setting: Setting) -> No
     else:
         outside = ["neither"]
         options = ["true", "false"] if allowed == "true or false" else allowed.split(", ")
-        taken = [str(flat(override(_fitting(name), f"{name}={o}"))[name]).lower() for o in options]
+        taken = [str(flat(override(Config(), f"{name}={o}"))[name]).lower() for o in options]
         assert taken == options
     for value in outside:
         with pytest.raises(ValueError, match=rf"^{re.escape(name)} must be "):
             override(Config(), f"{name}={value}")
 
 
-def _fitting(name: str) -> Config:
-    """Settings of which the options of a setting may be tried one by one."""
-    return (
-        override(Config(), "bottleneck.residual_estimator=analytic")
-        if name == "bottleneck.stochastic"
-        else Config()
-    )
-
-
-def test_a_comment_with_a_bar_stays_in_its_cell() -> None:
+def test_a_vertical_bar_is_escaped_in_its_cell() -> None:
     lines = [line for line in markdown(sections()).splitlines() if line.startswith("| `")]
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
     assert any("e(z\\|x)" in line for line in lines)
 
 
-def test_a_section_or_a_setting_alone() -> None:
+def test_a_section_or_a_setting_can_be_shown_alone() -> None:
     (section,) = find("bottleneck")
     assert [s.name for s in section.settings] == [n for n in SETTINGS if n.startswith("bottleneck")]
     (section,) = find("bottleneck.beta")
     assert [s.name for s in section.settings] == ["bottleneck.beta"]
     shown = CliRunner().invoke(app, ["settings", "bottleneck.beta"]).stdout
-    assert "price of a nat" in " ".join(shown.split())
+    assert "0 or more" in shown
     assert "kappa_e" not in shown
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("beta", "did you mean bottleneck.beta?"),
-        ("lr", "did you mean optim.lr or probe.lr?"),
-        ("bottlenek.beat", "did you mean bottleneck.beta?"),
-        ("trian", "did you mean train?"),
+        ("beta", "bottleneck.beta?"),
+        ("lr", "optim.lr or probe.lr?"),
+        ("bottlenek.beat", "bottleneck.beta?"),
+        ("trian", "train?"),
         ("zzz", "`compressive settings` lists all"),
     ],
 )
 def test_an_unknown_name_is_one_line_and_code_2(name: str, hint: str) -> None:
     run = CliRunner().invoke(app, ["settings", name])
     assert run.exit_code == 2
-    assert run.stderr == f"error: no setting or section {name!r}; {hint}\n"
+    (line,) = run.stderr.splitlines()
+    assert repr(name) in line
+    assert hint in line
 
 
-def test_the_answer_waits_for_no_torch() -> None:
-    code = (
-        "import sys; from compressive.settings import markdown, sections; markdown(sections()); "
-        "print([m for m in ('torch', 'timm', 'numpy') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout.strip() == "[]", run.stderr
-
-
-def test_the_settings_of_the_whole_run_go_by_the_name_they_are_shown_under() -> None:
+def test_settings_in_no_section_are_found_as_run() -> None:
     (section,) = find("run")
     assert [setting.name for setting in section.settings] == ["recipe", "method", "seed"]

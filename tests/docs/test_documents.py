@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from compressive.cli.app import app
 from compressive.config import Config, override
-from compressive.sweep.plan import Job, plan
+from compressive.sweep.plan import PlannedRun, plan_runs
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = ("text", "json", "bibtex")
@@ -161,11 +161,11 @@ def invoke(words: list[str]) -> str:
     return found.stdout
 
 
-def planned(words: list[str]) -> tuple[dict[str, Any], list[Job]]:
+def planned(words: list[str]) -> tuple[dict[str, Any], list[PlannedRun]]:
     """What a sweep is given, and its runs."""
     given = PROGRAM.commands["sweep"].make_context("sweep", list(words)).params
     of = {name: given[name] for name in ("recipe", "vary", "preset", "seeds", "changes")}
-    return given, plan(given["data"], **{name: value for name, value in of.items() if value})
+    return given, plan_runs(given["data"], **{name: value for name, value in of.items() if value})
 
 
 def run_as_sweep(words: list[str]) -> None:

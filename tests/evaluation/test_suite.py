@@ -501,7 +501,7 @@ def test_a_file_of_torchvisions_weights_is_evaluated_from_the_command_line(
     assert done.exit_code == 0, done.output
     assert "kNN 20" in done.output
     assert "results.json" in done.output
-    assert "left out: kNN with k = 200" in done.output
+    assert "kNN with k = 200" in done.output
 
 
 def test_two_evaluations_are_compared_from_the_command_line(

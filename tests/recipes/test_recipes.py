@@ -20,7 +20,7 @@ from compressive.config import Config, flat, from_dict, override
 from compressive.data.sources import open_source
 from compressive.recipes.auto import auto_recipe
 from compressive.recipes.recipe import Recipe
-from compressive.train.images import _typical_side
+from compressive.train.auto_config import median_side
 
 FROZEN = Path(__file__).parent / "recipes.json"
 SOURCE = Path(recipes.__file__).parent
@@ -468,8 +468,8 @@ def test_a_folders_warm_up_is_a_tenth_of_its_run_and_ten_epochs_at_most(
     assert auto_recipe(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
 
 
-def test_the_typical_side_is_the_median_of_the_shorter_ones(tmp_path: Path) -> None:
+def test_themedian_side_is_the_median_of_the_shorter_ones(tmp_path: Path) -> None:
     """40, 50 and 60 of images that are 90 long, lying and upright."""
     for i, (height, width) in enumerate(((40, 90), (90, 50), (60, 90))):
         noise(height, width).save(tmp_path / f"{i}.png")
-    assert _typical_side(open_source(str(tmp_path))) == 50
+    assert median_side(open_source(str(tmp_path))) == 50

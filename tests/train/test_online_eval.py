@@ -22,7 +22,7 @@ from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource
 from compressive.knn import nearest_neighbors
 from compressive.train import log
-from compressive.train.images import _typical_side
+from compressive.train.auto_config import median_side
 from compressive.train.loop import pretrain
 from compressive.train.online_eval import (
     Accuracy,
@@ -345,7 +345,7 @@ def test_more_images_than_float32_counts_can_be_chosen_from() -> None:
     assert _some(torch.ones(count, dtype=torch.bool), 8)[-1] == count - 1
     picture = torch.zeros(3, 5, 7, dtype=torch.uint8)
     many = ImageSource(name="many", count=count, read=lambda _: picture, place=str)
-    assert _typical_side(many) == 5
+    assert median_side(many) == 5
 
 
 def test_features_are_of_central_crops_of_what_lies_in_the_canvas() -> None:

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line. Nothing here imports torch before options and settings are checked."""

@@ -1,52 +1,48 @@
-"""Every setting with its default, what it may be and what it means, read from `config` itself."""
+"""Reference of all settings: default, allowed values and meaning, from the config's fields."""
 
-import ast
 import difflib
-import inspect
-import io
-import math
-import tokenize
 import types
 import typing
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
-from compressive import config
+from compressive.config import Config
+from compressive.setting_fields import SettingInfo, info
 
 _HEAD = """\
 # Every setting
 
-Made by `compressive settings --markdown` from the comments in `src/compressive/config.py`.
+Made by `compressive settings --markdown` from the fields in `src/compressive/config.py`.
 Change a setting with `--set NAME=VALUE`. `compressive recipes NAME` shows the values of a recipe.
 """
 
 
 class Setting(NamedTuple):
-    """One setting."""
+    """One row of the reference."""
 
     name: str  # dotted
     default: str
     allowed: str
-    meaning: str  # the comment behind it
+    meaning: str
 
 
 class Section(NamedTuple):
-    """Settings that belong together."""
+    """A section of the config."""
 
-    name: str  # empty for those of the run itself
+    name: str  # "" for settings in no section
     about: str
     settings: tuple[Setting, ...]
 
 
 def sections() -> list[Section]:
-    """All settings in the order of the config; first those of the run itself."""
-    hints = typing.get_type_hints(config.Config)
-    parts: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    return [_section("", config.Config), *(_section(*part) for part in parts.items())]
+    """Return all settings in the order of the config; first those in no section."""
+    hints = typing.get_type_hints(Config)
+    groups = [(name, kind) for name, kind in hints.items() if is_dataclass(kind)]
+    return [_section(*group) for group in [("", Config), *groups]]
 
 
 def find(name: str) -> list[Section]:
-    """The section of that name, or the setting alone in its section; empty means all."""
+    """Return the section of that name, or the setting alone in its section; "" returns all."""
     every = sections()
     if not name:
         return every
@@ -58,12 +54,13 @@ def find(name: str) -> list[Section]:
     raise ValueError(f"no setting or section {name!r}; {_nearest(name, every)}")
 
 
-def markdown(of: list[Section]) -> str:
-    """The reference: one table a section."""
+def markdown(shown: list[Section]) -> str:
+    """Return the sections as a Markdown document with one table each."""
     parts = [_HEAD]
-    for name, about, settings in of:
+    for name, about, settings in shown:
         rows = [
-            f"| `{each.name}` | {_code(each.default)} | {each.allowed} | {_cell(each.meaning)} |\n"
+            f"| `{each.name}` | {each.default and f'`{each.default}`'} | {each.allowed} | "
+            f"{each.meaning.replace('|', chr(92) + '|')} |\n"
             for each in settings
         ]
         head = "| setting | default | allowed | meaning |\n|---|---|---|---|\n"
@@ -71,16 +68,8 @@ def markdown(of: list[Section]) -> str:
     return "\n".join(parts)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
 def _nearest(name: str, every: list[Section]) -> str:
-    """What was meant: the same last name in some section, else what is spelled alike."""
+    """Suggest settings with the same last name, else the one that is spelled most alike."""
     names = [setting.name for section in every for setting in section.settings]
     names += [section.name for section in every if section.name]
     last = name.rpartition(".")[2]
@@ -89,67 +78,33 @@ def _nearest(name: str, every: list[Section]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "`compressive settings` lists all"
 
 
-def _section(name: str, kind: type) -> Section:
-    source = inspect.getsource(kind)
-    meanings, bounds, hints = _comments(source), _bounds(source), typing.get_type_hints(kind)
-    own = [each for each in fields(kind) if not is_dataclass(hints[each.name])]
+def _section(name: str, kind: Any) -> Section:
+    hints = typing.get_type_hints(kind)
     settings = tuple(
         Setting(
             name=f"{name}.{each.name}" if name else each.name,
             default=written(each.default),
-            allowed=_allowed(hints[each.name], bounds.get(each.name, "")),
-            meaning=meanings.get(each.name, ""),
+            allowed=_allowed(hints[each.name], info(each)),
+            meaning=info(each).help,
         )
-        for each in own
+        for each in fields(kind)
+        if not is_dataclass(hints[each.name])
     )
-    return Section(name, inspect.getdoc(kind) or "", settings)
+    return Section(name, kind.__doc__ or "", settings)
 
 
-def _comments(source: str) -> dict[str, str]:
-    """The comment behind each field, by the field's name."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    on_line = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
-    found = {}
-    for node in _class(source).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = on_line.get(node.end_lineno or 0, "")
-    return found
-
-
-def _bounds(source: str) -> dict[str, str]:
-    """What `__post_init__` asks of numbers, in words."""
-    found = {}
-    for node in ast.walk(_class(source)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            continue
-        for keyword in node.keywords if node.func.id in ("_at_least", "_within") else ():
-            # Our own source: a number, or a tuple of numbers that may be infinite.
-            asked = eval(ast.unparse(keyword.value), {"math": math})
-            low, high, is_open = (asked, math.inf, False) if node.func.id == "_at_least" else asked
-            least = f"above {low:g}" if is_open else f"{low:g} or more"
-            most = "" if math.isinf(high) else f", at most {high:.10g}"
-            found[keyword.arg or ""] = least + most
-    return found
-
-
-def _class(source: str) -> ast.ClassDef:
-    (node,) = ast.parse(source).body
-    assert isinstance(node, ast.ClassDef)
-    return node
-
-
-def _allowed(kind: Any, bounds: str) -> str:
+def _allowed(kind: Any, known: SettingInfo) -> str:
     options = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        return ", ".join(map(str, options))
+    if known.choices or typing.get_origin(kind) is Literal:
+        return ", ".join(known.choices or options)
     if isinstance(kind, types.UnionType):
-        return f"{_allowed(options[0], bounds)}; or none"
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-    return f"{words}, {bounds}" if bounds else words
+        return f"{_allowed(options[0], known)}; or none"
+    type_name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    return f"{type_name}, {known.bounds}" if known.bounds else type_name
 
 
 def written(value: Any) -> str:
-    """As one would write it behind --set."""
+    """Format a value as `--set` takes it."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

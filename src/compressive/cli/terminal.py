@@ -1,5 +1,6 @@
-"""What a person types and reads: words for places, one line for an error or a warning."""
+"""Terminal input and output: home folders, one-line errors, warnings and plain lines."""
 
+import math
 import os
 import re
 import sys
@@ -12,28 +13,43 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperGroup
-
-_HOME = re.compile(r"(--[\w-]+=)?(~(?:/.*)?)", re.DOTALL)
 
 
-class AtHome(TyperGroup):
-    """Commands for which `~` is the home folder, also where a shell leaves it: in --out=~/x."""
+def expand_home(value: Any) -> Any:
+    """Replace a leading `~` in a path, a text or a list of them.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words of a command line, with every such place in full."""
-        return super().parse_args(ctx, [_at_home(word) for word in args])
+    Shells do not expand it in `--out=~/runs`.
+    """
+    if isinstance(value, list | tuple):
+        return [expand_home(each) for each in value]
+    if isinstance(value, Path):
+        return value.expanduser()
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-def _at_home(word: str) -> str:
-    found = _HOME.fullmatch(word)
-    return f"{found[1] or ''}{os.path.expanduser(found[2])}" if found else word
+def require_at_least(low: int, **options: float) -> None:
+    """Raise ValueError if an option is below `low` or not finite."""
+    for name, value in options.items():
+        if not low <= value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be {low} or more, got {value}")
 
 
-def note(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> None:
-    """A warning of ours in a line for people, one of others as Python has it.
+def print_line(text: str, *, stderr: bool = False) -> None:
+    """Print one line as it is: no wrapping, so that paths can be copied, and no markup."""
+    Console(stderr=stderr, soft_wrap=True).print(text, highlight=False, markup=False)
 
-    Not torch's advice to round float32 products: those of the losses are meant to be exact.
+
+def print_error(text: str) -> None:
+    """Print one line with a red "error:" to stderr."""
+    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)
+
+
+def print_warning(
+    message: Warning | str, category: type[Warning], filename: str, *where: Any
+) -> None:
+    """Print our warnings as one line; leave others in Python's format.
+
+    Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
     """
     if str(message).startswith("TensorFloat32 tensor cores"):
         return
@@ -44,43 +60,37 @@ def note(message: Warning | str, category: type[Warning], filename: str, *where:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Bad input is one line and exit code 2; what went wrong later is one line and 1."""
+    """Report errors in one line: exit code 2 for bad input, 1 for failures, 130 for Ctrl-C."""
     try:
         yield
-    except (ValueError, OSError) as error:
-        print_error(str(error) if isinstance(error, ValueError) else _words(error))
+    except ValueError as error:
+        print_error(str(error))
+        raise typer.Exit(2) from None
+    except OSError as error:
+        has_path = error.filename is not None
+        print_error(str(error) if has_path else error.strerror or str(error))
         raise typer.Exit(2) from None
     except (RuntimeError, MemoryError) as error:
         from compressive.train.loop import TrainingFailed
 
         text = str(error) or ("out of memory" if isinstance(error, MemoryError) else "")
-        words = text if isinstance(error, TrainingFailed) else _too_much(text)
-        if not words:
+        message = text if isinstance(error, TrainingFailed) else _memory_advice(text)
+        if not message:
             raise
-        print_error(words)
+        print_error(message)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        print_error("interrupted; what was saved before is kept, and the same command goes on")
+        print_error("interrupted; saved work is kept, run the same command to resume")
         raise typer.Exit(130) from None
 
 
-def _too_much(text: str) -> str:
-    """What to do where memory ends, as torch says it of a GPU and of the host, and NumPy."""
+def _memory_advice(text: str) -> str:
+    """Return what to do if the error of torch or NumPy is a lack of memory, else ""."""
     if not re.search(r"out of memory|to allocate|alloc_failed|bad_alloc", text, re.IGNORECASE):
         return ""
     asked = re.search(r"to allocate ([\d.]+ \w+)", text)
     return (
-        f"not enough memory{f' for {asked[1]} more' if asked else ''}; pretrain needs less with a "
-        "smaller train.batch_size or views.size, and on a GPU with "
-        "train.activation_checkpointing=true or "
-        "data.cache_on_device=no; evaluate with --max-images"
+        f"not enough memory{f' for {asked[1]} more' if asked else ''}; for pretrain, lower "
+        "train.batch_size or views.size, or on a GPU set train.activation_checkpointing=true or "
+        "data.cache_on_device=no; for evaluate, set --max-images"
     )
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error) if error.filename is None else str(error)
-
-
-def print_error(text: str) -> None:
-    """One line for a person."""
-    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)

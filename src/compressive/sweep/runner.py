@@ -1,4 +1,4 @@
-"""Sweeps: the same run with other settings and seeds, each in its own process."""
+"""Run a sweep: every planned run is trained and evaluated in its own process."""
 
 import json
 import os
@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from compressive.config import Config, with_data
 from compressive.progress import Display
 from compressive.rundir.files import (
@@ -26,21 +24,18 @@ from compressive.rundir.files import (
     write_text,
 )
 from compressive.rundir.lock import acquire_lock, ensure_writable
-from compressive.sweep.plan import Job, plan
-from compressive.sweep.table import Row, rows, table
-from compressive.train.signals import handle_stop_signals
+from compressive.sweep.plan import NO_SUITE, PlannedRun, check_evaluation, plan_runs
+from compressive.sweep.table import SweepRow, sweep_rows
 
-NONE = "none"  # a suite: trained and not evaluated
-_INTERRUPTED = 130  # what a command that was asked to stop ends with
+_INTERRUPTED = 130  # exit code of a command that was interrupted
 
 
-class Summary(NamedTuple):
-    """What a sweep came to."""
+class SweepResult(NamedTuple):
+    """The table of a sweep and how it ended."""
 
-    out: Path
-    rows: list[Row]
+    rows: list[SweepRow]
     failed: list[Path]  # logs of the runs that failed
-    interrupted: bool  # it was asked to stop; the same command goes on
+    interrupted: bool
 
 
 def sweep(
@@ -58,28 +53,28 @@ def sweep(
     held_out: bool = False,
     at_once: int = 1,
     display: Display | None = None,
-) -> Summary:
-    """Train and evaluate every run of the plan; none that fails ends the others.
+    program: Sequence[str] = (sys.executable, "-m", "compressive"),
+) -> SweepResult:
+    """Train and evaluate every planned run; a failed run does not end the others.
 
-    With `held_out`, and with the suite "none", no test image is opened: to choose by labels held
-    out of train. Runs that are finished are not repeated, others go on where they stopped. More
-    values and seeds may be given later; all else must stay. Ctrl-C stops the runs, which save
-    themselves.
+    With `held_out` or the suite "none" no test image is read. Finished runs are skipped and others
+    resumed. Values and seeds may be added later; all else must stay the same. Ctrl-C stops the
+    runs, which save a checkpoint.
     """
+    axes: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
     if at_once < 1:
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
+    runs = plan_runs(data, recipe=recipe, **axes)
+    check_evaluation(suite, tasks, max_images, held_out)
     ensure_writable(out)
-    base = None
-    if not (out / SWEEP).exists():  # later ones must be the same
-        _require_tasks(suite, tasks, max_images, held_out)
-        base = _begun_with(data, recipe, changes)
-    words: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
-    jobs = plan(data, recipe=recipe, base=base, **words)
+    if not (out / SWEEP).exists():
+        base = _base_config(data, recipe, changes)
+        runs = plan_runs(data, recipe=recipe, base=base, **axes)
     about = {
         "data": data,
         "recipe": recipe,
         "set": list(changes),
-        "varied": list(jobs[0].varied),
+        "varied": list(runs[0].varied),
         "suite": suite,
         "tasks": tasks,
         "max_images": max_images,
@@ -87,53 +82,39 @@ def sweep(
     }
     train = ["pretrain", data, "--recipe", recipe]
     train += [word for change in changes for word in ("--set", change)]
-    judge = ["evaluate", "--suite", suite, "--tasks", tasks, "--max-images", str(max_images)]
-    judge = [] if suite == NONE else [*judge, *(["--held-out"] if held_out else [])]
-    held = acquire_lock(out)
+    test = ["evaluate", "--suite", suite, "--tasks", tasks, "--max-images", str(max_images)]
+    test = [] if suite == NO_SUITE else [*test, *(["--held-out"] if held_out else [])]
+    from compressive.train.signals import handle_stop_signals
+
+    lock = acquire_lock(out)
     try:
-        state = _State(out, about, jobs)
-        work = _Work(state, train, judge, display or Display())
-        with handle_stop_signals(lambda _: work.stop()):
-            work.do(at_once)
-        failed = [state.log(job) for job in jobs if job.name in state.failed]
-        return Summary(out, state.write(), failed, work.stopping > 0)
+        state = SweepFile(out, about, runs)
+        processes = _Processes(state, train, test, display or Display(), program)
+        with handle_stop_signals(lambda _: processes.stop()):
+            processes.run_all(at_once)
+        failed = [state.log(run) for run in runs if run.name in state.failed]
+        return SweepResult(state.write(), failed, processes.stopping > 0)
     finally:
-        os.close(held)
+        os.close(lock)
 
 
-def _require_tasks(suite: str, tasks: str, max_images: int, held_out: bool) -> None:
-    """Refuse now what `evaluate` would refuse after the first run."""
-    from compressive.evaluation.suite import SUITES, TASKS
-
-    if suite not in (*SUITES, NONE):
-        raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NONE}, got {suite!r}")
-    if suite == NONE and (tasks or max_images or held_out):
-        raise ValueError(
-            "--suite none measures nothing: leave out --tasks, --max-images and --held-out"
-        )
-    for name in tasks.split(",") if tasks else ():
-        if name.strip() not in TASKS:
-            raise ValueError(f"--tasks takes some of {', '.join(TASKS)}, got {name.strip()!r}")
-    if max_images < 0:
-        raise ValueError(f"--max-images must be 0 or more, got {max_images}")
-
-
-def _begun_with(data: str, recipe: str, changes: Sequence[str]) -> Config:
-    """The settings that every run begins with; refuses now the images that runs would refuse."""
+def _base_config(data: str, recipe: str, changes: Sequence[str]) -> Config | None:
+    """Return the automatic settings if there is no recipe; raise if the images cannot be opened."""
+    from compressive import recipes
     from compressive.data.sources import open_source
-    from compressive.train.images import settings_for
+    from compressive.train.auto_config import auto_config
 
-    base = settings_for(data, recipe, changes=changes)
+    base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
     open_source(data, with_data(base, data, *changes).data.split)
     return base
 
 
-class _State:
-    """sweep.json: what is swept, how far each run is, and the table."""
+class SweepFile:
+    """sweep.json: what is varied, the status of each run, and the table."""
 
-    def __init__(self, out: Path, about: dict[str, Any], jobs: list[Job]) -> None:
-        self.out, self.about, self.jobs, self.runs = out, about, jobs, dict[str, str]()
-        self._one = threading.Lock()
+    def __init__(self, out: Path, about: dict[str, Any], runs: list[PlannedRun]) -> None:
+        self.out, self.about, self.runs, self.status = out, about, runs, dict[str, str]()
+        self._lock = threading.Lock()
         path = out / SWEEP
         if not path.exists():
             if out.is_dir() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
@@ -142,120 +123,130 @@ class _State:
             return
         try:
             old = json.loads(path.read_text())
-            before, self.runs = dict(old["about"]), dict(old["runs"])
+            before, self.status = dict(old["about"]), dict(old["runs"])
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}; choose another --out") from None
         for name, value in about.items():
             if before.get(name, False) != value:
                 raise ValueError(
                     f"{out} holds a sweep with {name} {before.get(name, False)!r}, not {value!r}; "
-                    "give the same to go on with it, or choose another --out"
+                    "give the same to resume it, or choose another --out"
                 )
 
     @property
     def failed(self) -> set[str]:
-        return {job.name for job in self.jobs if self.runs.get(job.name) == "failed"}
+        """The names of the runs that failed."""
+        return {run.name for run in self.runs if self.status.get(run.name) == "failed"}
 
-    def is_done(self, job: Job) -> bool:
-        last = self.judged(job) / RESULTS
-        if self.about["suite"] == NONE:
-            last = self.out / job.name / ENCODER
-        return self.runs.get(job.name) == "done" and last.is_file()
+    def is_done(self, run: PlannedRun) -> bool:
+        """Return whether a run has finished and its last file exists."""
+        last = self.evaluation(run) / RESULTS
+        if self.about["suite"] == NO_SUITE:
+            last = self.out / run.name / ENCODER
+        return self.status.get(run.name) == "done" and last.is_file()
 
-    def log(self, job: Job) -> Path:
-        """What the commands of a run print; not beside the runs, whose names are given by `*`."""
-        return self.out / "logs" / f"{job.name}.log"
+    def log(self, run: PlannedRun) -> Path:
+        """Return the file for the output of a run's commands; no run matches `logs`."""
+        return self.out / "logs" / f"{run.name}.log"
 
-    def judged(self, job: Job) -> Path:
-        """Where `evaluate` puts its results."""
-        return self.out / job.name / (HELD_OUT if self.about["held_out"] else EVALUATION)
+    def evaluation(self, run: PlannedRun) -> Path:
+        """Return the folder of a run's results."""
+        return self.out / run.name / (HELD_OUT if self.about["held_out"] else EVALUATION)
 
-    def note(self, job: Job, how: str) -> None:
-        with self._one:
-            self.runs[job.name] = how
+    def set_status(self, run: PlannedRun, status: str) -> None:
+        """Record that a run is running, done, stopped or failed."""
+        with self._lock:
+            self.status[run.name] = status
             self.write()
 
-    def write(self) -> list[Row]:
-        """The file as it is now, the old one or the new one at any time; the table's lines."""
-        done = {job.name for job in self.jobs if self.is_done(job)}
-        found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held_out"])
-        lines = [
+    def write(self) -> list[SweepRow]:
+        """Write the file atomically and return the rows of the table."""
+        done = {run.name for run in self.runs if self.is_done(run)}
+        rows = sweep_rows(self.out, self.runs, done, self.failed, held_out=self.about["held_out"])
+        table = [
             row._asdict() | {"figures": {k: v._asdict() for k, v in row.figures.items()}}
-            for row in found
+            for row in rows
         ]
-        content = {"about": self.about, "runs": self.runs, "table": lines}
+        content = {"about": self.about, "runs": self.status, "table": table}
         write_text(self.out / SWEEP, json.dumps(content, indent=1) + "\n")
-        return found
+        return rows
 
 
-class _Work:
-    """The runs' processes, and how to stop them."""
+class _Processes:
+    """Start the commands of the runs, and stop them on request."""
 
-    def __init__(self, state: _State, train: list[str], judge: list[str], display: Display) -> None:
-        self.state, self.train, self.judge, self.display = state, train, judge, display
-        self.stopping, self._begun = 0, 0
+    def __init__(
+        self,
+        state: SweepFile,
+        train: list[str],
+        test: list[str],
+        display: Display,
+        program: Sequence[str],
+    ) -> None:
+        self.state, self.train, self.test, self.display = state, train, test, display
+        self.program, self.stopping, self._started = program, 0, 0
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._one = threading.RLock()  # a signal may come while one is being heard
+        self._lock = threading.RLock()  # a signal may arrive while another is handled
 
-    def do(self, at_once: int) -> None:
-        """All jobs, some of them at once."""
+    def run_all(self, at_once: int) -> None:
+        """Run everything, `at_once` runs in parallel."""
         with ThreadPoolExecutor(at_once) as pool:
-            for future in [pool.submit(self._run, job) for job in self.state.jobs]:
+            for future in [pool.submit(self._run, run) for run in self.state.runs]:
                 future.result()
 
     def stop(self) -> None:
-        """Pass a request on to the runs, which save themselves; the third ends them by force."""
-        with self._one:
+        """Ask the runs to save and stop; the third request kills them."""
+        with self._lock:
             self.stopping += 1
             for process in self._running:
                 process.send_signal(signal.SIGINT if self.stopping < 3 else signal.SIGKILL)
         if self.stopping == 1:
-            self.display.say("stopping: a run in progress saves itself; the same command goes on")
+            self.display.say("stopping; running runs save a checkpoint, run the command to resume")
 
-    def _run(self, job: Job) -> None:
+    def _run(self, run: PlannedRun) -> None:
         if self.stopping:
             return
-        folder, log = self.state.out / job.name, self.state.log(job)
-        with self._one:
-            self._begun += 1
-            place = f"{self._begun} of {len(self.state.jobs)}: {job.name}"
-        if self.state.is_done(job):
-            self.display.say(f"{place} was done before")
+        folder, log = self.state.out / run.name, self.state.log(run)
+        with self._lock:
+            self._started += 1
+            title = f"{self._started} of {len(self.state.runs)}: {run.name}"
+        if self.state.is_done(run):
+            self.display.say(f"{title} is already done")
             return
-        self.display.say(f"{place} ... (compressive watch {shlex.quote(str(folder))})")
-        self.state.note(job, "running")
-        changes = [word for change in job.changes for word in ("--set", change)]
+        self.display.say(f"{title} ... (compressive watch {shlex.quote(str(folder))})")
+        self.state.set_status(run, "running")
+        changes = [word for change in run.changes for word in ("--set", change)]
         commands = [[*self.train, *changes, "--out", str(folder)]]
-        if self.judge:
-            place = ["--device", job.device, "--out", str(self.state.judged(job))]
-            commands.append([*self.judge, *place, str(folder)])
-        for words in commands:
-            if code := self._call(words, log):
-                self.state.note(job, "stopped" if self.stopping else "failed")
+        if self.test:
+            results = ["--device", run.device, "--out", str(self.state.evaluation(run))]
+            commands.append([*self.test, *results, str(folder)])
+        for command in commands:
+            if code := self._call(command, log):
+                self.state.set_status(run, "stopped" if self.stopping else "failed")
                 if not self.stopping:
-                    why = f"{words[0]} ended with {code}: {_last_line(log)}"
-                    self.display.say(f"{job.name} failed, {why}; all of it is in {log}")
+                    reason = f"{command[0]} exited with {code}: {_last_line(log)}"
+                    self.display.say(f"{run.name} failed, {reason}; its output is in {log}")
                 return
-        self.state.note(job, "done")
+        self.state.set_status(run, "done")
 
-    def _call(self, words: list[str], log: Path) -> int:
-        """Run one of our commands; its output goes to the end of the log."""
-        command = [sys.executable, "-m", "compressive", *words]
+    def _call(self, arguments: list[str], log: Path) -> int:
+        """Run one of our commands and append its output to the log; return the exit code."""
+        command = [*self.program, *arguments]
         log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as lines:
-            lines.write(f"$ {shlex.join(command)}\n".encode())
-            lines.flush()
-            with self._one:
+        with log.open("ab") as output:
+            output.write(f"$ {shlex.join(command)}\n".encode())
+            output.flush()
+            with self._lock:
                 if self.stopping:
                     return _INTERRUPTED
-                # A group of its own: a terminal would send Ctrl-C to it as well, and a run that
-                # hears it twice does not save.
+                # Its own process group: a terminal would also send Ctrl-C to it, and a run that
+                # gets it twice does not save.
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=lines, stderr=lines, process_group=0
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
                 )
                 self._running.add(process)
             code = process.wait()
-        with self._one:
+        with self._lock:
             self._running.discard(process)
         return code
 
@@ -263,8 +254,3 @@ class _Work:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def summary_table(summary: Summary) -> Table:
-    """One line for a setting: mean and deviation over its seeds, and what failed."""
-    return table(str(summary.out), summary.rows)

@@ -1,4 +1,4 @@
-"""The table of a sweep: a line for each setting, its figures over seeds, and what failed."""
+"""The table of a sweep: one row per setting with means over seeds, and failures."""
 
 import itertools
 from collections import Counter
@@ -12,19 +12,19 @@ from rich.table import Table
 
 from compressive.report.summary import FIGURES, NATS, Spread, failure, outcome, spread
 from compressive.rundir.reader import read_runs
-from compressive.sweep.plan import Job
+from compressive.sweep.plan import PlannedRun
 
 LEGEND = (
-    "top-1 in %, held-out: on labels held out of train, to choose by; reducible residual: nats "
-    "kept beyond "
-    "what the other view tells; mean ± deviation over seeds; more figures are in the report"
+    "top-1 in %; held-out: on labels held out of the training split, for tuning; reducible "
+    "residual: nats beyond what the other view predicts; mean ± standard deviation over seeds; the "
+    "report has more metrics"
 )
-# What a terminal of 80 has room for.
+# Columns that fit into 80 characters.
 _SHOWN = (
     *("held-out probe", "held-out kNN", "linear", "logistic", "1 % labels", "kNN"),
     *("corruptions", "reducible_residual"),
 )
-_BROKEN = {
+_WRAPPED = {
     "held-out probe": "held-out\nprobe",
     "held-out kNN": "held-out\nkNN",
     "1 % labels": "1 %\nlabels",
@@ -33,78 +33,79 @@ _BROKEN = {
 }
 
 
-class Row(NamedTuple):
-    """A line of the table: a setting, how many of its seeds are done, and their figures."""
+class SweepRow(NamedTuple):
+    """A row of the table: a setting, how many of its seeds are done, and their metrics."""
 
     setting: str
     varied: dict[str, str]
     done: int
     of: int
     figures: dict[str, Spread]
-    failed: dict[str, int]  # how they ended: how many
+    failed: dict[str, int]  # kind of failure -> how many runs
 
 
-def rows(
-    out: Path, jobs: Sequence[Job], done: set[str], failed: set[str], *, held_out: bool = False
-) -> list[Row]:
-    """Figures of the runs that are done, by setting; jobs of one setting stand together."""
+def sweep_rows(
+    out: Path,
+    runs: Sequence[PlannedRun],
+    done: set[str],
+    failed: set[str],
+    *,
+    held_out: bool = False,
+) -> list[SweepRow]:
+    """Return one row per setting from the runs that are done; its seeds must be adjacent."""
     found = []
-    for setting, group in itertools.groupby(jobs, lambda job: job.setting):
-        of = list(group)
-        each = [figures(out / job.name, held_out=held_out) for job in of if job.name in done]
+    for setting, group in itertools.groupby(runs, lambda run: run.label):
+        seeds = list(group)
+        each = [run_figures(out / run.name, held_out=held_out) for run in seeds if run.name in done]
         names = [name for name in FIGURES if any(name in one for one in each)]
         spreads = {name: spread([one[name] for one in each if name in one]) for name in names}
-        ends = Counter(_end(out / job.name) for job in of if job.name in failed)
-        found.append(Row(setting, of[0].varied, len(each), len(of), spreads, dict(ends)))
+        failures = Counter(_kind_of_failure(out / run.name) for run in seeds if run.name in failed)
+        row = SweepRow(setting, seeds[0].varied, len(each), len(seeds), spreads, dict(failures))
+        found.append(row)
     return found
 
 
-def figures(folder: Path, *, held_out: bool = False) -> dict[str, float]:
-    """What the run in this folder came to, on test images or on held-out ones."""
+def run_figures(folder: Path, *, held_out: bool = False) -> dict[str, float]:
+    """Return the metrics of a run, on test images or on held-out ones."""
     (run,) = read_runs([folder], held_out=held_out)
     return outcome(run)
 
 
-def _end(folder: Path) -> str:
+def _kind_of_failure(folder: Path) -> str:
     try:
         (run,) = read_runs([folder])
-    except (OSError, ValueError):  # it failed before there was a run
+    except (OSError, ValueError):  # it failed before it wrote anything
         return "failed"
     return failure(run) or "failed"
 
 
-def table(title: str, lines: Sequence[Row]) -> Table:
-    """One line for a setting: mean and deviation over its seeds."""
-    drawn = Table(
-        title=escape(title),
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-    )
-    names = [name for name in _SHOWN if any(name in line.figures for line in lines)]
+def sweep_table(title: str, rows: Sequence[SweepRow]) -> Table:
+    """Draw one row per setting with mean and standard deviation over its seeds."""
+    table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    names = [name for name in _SHOWN if any(name in row.figures for row in rows)]
     if "linear" in names and "logistic" in names:
         names.remove("logistic")
-    drawn.add_column("setting", overflow="fold")
-    drawn.add_column("seeds", no_wrap=True)
+    table.add_column("setting", overflow="fold")
+    table.add_column("seeds", no_wrap=True)
     for name in names:
-        drawn.add_column(_BROKEN.get(name, name), justify="right", overflow="fold")
-    for line in lines:
-        cells = [_words(name, line.figures.get(name)) for name in names]
-        drawn.add_row(escape(line.setting or "as given"), _seeds(line), *cells)
-    return drawn
+        table.add_column(_WRAPPED.get(name, name), justify="right", overflow="fold")
+    for row in rows:
+        cells = [_format_spread(name, row.figures.get(name)) for name in names]
+        table.add_row(escape(row.setting or "as given"), _format_seeds(row), *cells)
+    return table
 
 
-def _seeds(line: Row) -> str:
-    """How many are done, and what became of others."""
-    if line.of == 1 and line.failed:
-        return next(iter(line.failed))
-    count = str(line.of) if line.done == line.of else f"{line.done} of {line.of}"
-    return ", ".join([count, *(f"{many} {end}" for end, many in line.failed.items())])
+def _format_seeds(row: SweepRow) -> str:
+    """Return how many seeds are done and how the others failed."""
+    if row.of == 1 and row.failed:
+        return next(iter(row.failed))
+    count = str(row.of) if row.done == row.of else f"{row.done} of {row.of}"
+    return ", ".join([count, *(f"{many} {kind}" for kind, many in row.failed.items())])
 
 
-def _words(name: str, found: Spread | None) -> str:
+def _format_spread(name: str, found: Spread | None) -> str:
     if found is None:
         return ""
-    by, digits = (1, 2) if name in NATS else (100, 1)
-    std = "" if found.std is None else f" ± {by * found.std:.{digits}f}"
-    return f"{by * found.mean:.{digits}f}{std}"
+    scale, digits = (1, 2) if name in NATS else (100, 1)
+    std = "" if found.std is None else f" ± {scale * found.std:.{digits}f}"
+    return f"{scale * found.mean:.{digits}f}{std}"

@@ -1,54 +1,21 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive import recipes
-from compressive.config import Config, Data, override, with_data
-from compressive.data.decode import Unreadable
+from compressive.config import Config, Data, override
 from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, require_source, subset
 from compressive.data.sources import PYTHON, open_source
-from compressive.distributed import world_size
 from compressive.rundir.files import write_text
 from compressive.train.online_eval import evenly_spaced_indices
 
 Loader = Resident | Streaming
-
-
-def settings_for(
-    data: str, recipe: str = "", epochs: int | None = None, changes: Sequence[str] = ()
-) -> Config:
-    """The recipe's, or what fits a set of such images on this machine.
-
-    changes: settings to come, of which those of the data say which images there will be.
-    """
-    if recipe:
-        return recipes.get(recipe).config
-    own = [change for change in changes if change.strip().startswith("data.")]
-    source = load_source(with_data(Config(), data, *own))
-    # All of it, not what is free: the same command must come to the same settings to go on.
-    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
-    memory *= world_size()
-    side = _typical_side(source)
-    return recipes.auto_recipe(len(source), side, memory=memory, epochs=epochs).config
-
-
-def _typical_side(source: Source) -> int:
-    """The median of the shorter sides of some images, spread over the set."""
-    sides = []
-    for place in evenly_spaced_indices(len(source), 64).tolist():
-        with suppress(Unreadable):
-            sides.append(min(source.image(place).shape[1:]))
-    if not sides:
-        raise ValueError(f"none of {min(64, len(source))} images of {source.name} can be read")
-    return int(torch.tensor(sides).median())
 
 
 def from_python(config: Config, source: Source) -> Config:

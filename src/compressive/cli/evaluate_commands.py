@@ -1,0 +1,257 @@
+"""Commands on trained encoders: evaluate, embed, compare, report."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from compressive.cli.terminal import expand_home, one_line_errors, print_line, require_at_least
+from compressive.cli.train_commands import runs_of_sweep
+from compressive.config import check_device_name
+from compressive.evaluation.tasks import select_tasks
+from compressive.rundir.files import CONFIG, RESULTS, SWEEP
+
+if TYPE_CHECKING:
+    from compressive.evaluation.results import Results
+
+EncoderName = Annotated[
+    str,
+    typer.Argument(
+        help="A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an "
+        "encoder that comes with the package, or a timm model name with its published weights.",
+        callback=expand_home,
+    ),
+]
+TimmName = Annotated[
+    str, typer.Option(help="timm model name; needed only for third-party checkpoints.")
+]
+InputSize = Annotated[
+    int, typer.Option(help="Input pixels of a third-party checkpoint; 0: as trained.")
+]
+DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+ResultsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of results.json; default: RUN/evaluation or RUN/held-out.",
+        callback=expand_home,
+    ),
+]
+HeldOutOnly = Annotated[
+    bool,
+    typer.Option(
+        "--held-out",
+        help="Evaluate on a fifth of the training images, for tuning; reads no test image.",
+    ),
+]
+BenchmarkRoot = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt.",
+        callback=expand_home,
+    ),
+]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(help="Folders of runs or sweeps, or results.json files.", callback=expand_home),
+]
+
+
+SuiteName = Annotated[
+    str, typer.Option(help="quick, standard, or paper (with transfer and robustness).")
+]
+TaskNames = Annotated[
+    str, typer.Option(help="Some tasks, with commas: linear,few-label,...", metavar="TASKS")
+]
+LabeledData = Annotated[
+    str,
+    typer.Option(help="Labeled images, as for pretrain; default: the run's.", callback=expand_home),
+]
+MaxImages = Annotated[int, typer.Option(help="Use at most this many images of a split; 0: all.")]
+LinearEpochs = Annotated[
+    int, typer.Option(help="Epochs of the linear evaluation; 0: chosen by the number of images.")
+]
+FrostFolder = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the six photographs of frost.", callback=expand_home),
+]
+
+
+def evaluate_command(
+    encoder: EncoderName,
+    suite: SuiteName = "standard",
+    tasks: TaskNames = "",
+    data: LabeledData = "",
+    out: ResultsFolder = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    network: TimmName = "",
+    size: InputSize = 0,
+    max_images: MaxImages = 0,
+    epochs: LinearEpochs = 0,
+    held_out: HeldOutOnly = False,
+    benchmark_root: BenchmarkRoot = None,
+    frost: FrostFolder = None,
+    device: DeviceName = "auto",
+) -> None:
+    """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
+
+    No hyperparameter is tuned on test images. Features are cached next to the results. Tasks that
+    cannot run are skipped and listed at the end.
+    """
+    with one_line_errors():  # also for Ctrl-C during the imports
+        names = [name.strip() for name in tasks.split(",")] if tasks else []
+        # Check options before torch is imported, which takes seconds.
+        select_tasks(suite, names)
+        check_device_name(device, "--device")
+        require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
+        from compressive import distributed
+        from compressive.evaluation.suite import evaluate
+
+    distributed.start()
+    is_first = distributed.rank() == 0
+    try:
+        with one_line_errors():
+            results, folder = evaluate(
+                encoder,
+                suite=suite,
+                tasks=names,
+                data=data,
+                out=out,
+                seed=seed,
+                device=device,
+                network=network,
+                size=size,
+                max_images=max_images,
+                epochs=epochs,
+                held_out=held_out,
+                benchmark_root=benchmark_root,
+                frost=frost,
+            )
+    finally:
+        distributed.stop()
+    if is_first:
+        _print_results(encoder, results, folder)
+
+
+def _print_results(encoder: str, results: "Results", folder: Path) -> None:
+    from compressive.evaluation.tables import notes, results_table
+
+    Console().print(results_table(results))
+    for text in results.skipped:
+        print_line(f"skipped: {text}")
+    for text in notes(results):
+        print_line(f"note: {text}")
+    _warn_if_unfinished(encoder)
+    print_line(f"results: {folder / RESULTS}")
+
+
+def _warn_if_unfinished(encoder: str) -> None:
+    """Print a line if the encoder is that of a run that has not finished."""
+    from compressive.rundir.reader import unfinished
+
+    if (Path(encoder) / CONFIG).is_file() and (reason := unfinished(Path(encoder))):
+        print_line(f"{encoder}: {reason}", stderr=True)
+
+
+def embed_command(
+    encoder: EncoderName,
+    images: Annotated[
+        str,
+        typer.Argument(help="Images, as for pretrain; need no labels.", callback=expand_home),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="File to write: .parquet or .npz.", callback=expand_home)
+    ] = Path("features.parquet"),
+    split: Annotated[str, typer.Option(help="Split of the images.")] = "train",
+    network: TimmName = "",
+    size: InputSize = 0,
+    device: DeviceName = "auto",
+) -> None:
+    """Write the features of images: one vector each, with the image's name and label."""
+    with one_line_errors():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("embed runs in one process; start it without torchrun")
+        check_device_name(device, "--device")
+        require_at_least(0, size=size)
+        from compressive.evaluation.embed import embed
+
+        found = embed(encoder, images, out, split=split, network=network, size=size, device=device)
+    for origin, reason in found.unreadable:
+        print_line(f"skipped: {origin}: {reason}")
+    print_line(f"features: {found.path}, {found.count:,} images, {found.dim:,} numbers each")
+    _warn_if_unfinished(encoder)
+
+
+def compare_command(
+    runs: RunFolders,
+    markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
+) -> None:
+    """Compare runs: their values, the difference with a confidence interval, and a verdict.
+
+    Compares the first run with each of the others. Runs that differ only in their seed form one
+    group; then the interval is over seeds, otherwise over test images, paired.
+    """
+    with one_line_errors():
+        from compressive.evaluation.compare import compare, open_groups
+        from compressive.evaluation.results import read
+        from compressive.evaluation.tables import differences_markdown, differences_table
+        from compressive.rundir.reader import of_other_weights
+
+        runs = _expand_sweeps(runs)
+        first, *others = open_groups([str(_results_folder(run)) for run in runs])
+        if not others:
+            raise ValueError(
+                "compare needs two runs that differ in more than their seed; `compressive report` "
+                "shows runs of one experiment side by side"
+            )
+        console = Console()
+        for other in others:
+            found = compare(first, other)
+            if not found:
+                raise ValueError(f"{first.name} and {other.name} have no metric in common")
+            if markdown:
+                print(differences_markdown(first, other, found), end="\n\n")
+            else:
+                console.print(differences_table(first, other, found, width=console.width))
+        for run in runs:
+            _warn_if_unfinished(str(run))
+            if older := of_other_weights(run, read(_results_folder(run)).about):
+                print_line(f"{run}: {older}", stderr=True)
+
+
+def _expand_sweeps(runs: list[Path]) -> list[Path]:
+    """Replace the folder of a sweep by its runs."""
+    return [
+        one for run in runs for one in (runs_of_sweep(run) if (run / SWEEP).is_file() else [run])
+    ]
+
+
+def _results_folder(run: Path) -> Path:
+    from compressive.rundir.reader import results_of
+
+    inside = results_of(run)
+    return inside if inside.is_dir() else run
+
+
+def report_command(
+    runs: RunFolders,
+    out: Annotated[Path, typer.Option(help="The page to write.", callback=expand_home)] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write one page about one run or several: curves, tables, robustness, smoothness, images.
+
+    The HTML file loads nothing from elsewhere. Parts for which a run has no data are left out.
+    """
+    with one_line_errors():
+        from compressive.report.page import write_report
+
+        verdicts, runs = None, _expand_sweeps(runs)
+        if sum((_results_folder(run) / RESULTS).is_file() for run in runs) > 1:
+            # Only comparing needs torch, which takes seconds to import.
+            from compressive.evaluation import tables
+
+            verdicts = tables.verdicts(runs)
+        path = write_report(runs, out, verdicts=verdicts)
+    print_line(f"report: {path}")

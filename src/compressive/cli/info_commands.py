@@ -1,0 +1,107 @@
+"""Commands that show recipes, settings, the information meter and the state of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from compressive import recipes
+from compressive.cli import settings_reference
+from compressive.cli.terminal import expand_home, one_line_errors, require_at_least
+from compressive.config import flat
+
+
+def recipes_command(
+    name: Annotated[str, typer.Argument(help="Show every value of this recipe.")] = "",
+) -> None:
+    """List the recipes, or show one with every value and its origin."""
+    with one_line_errors():
+        if name:
+            _print_recipe(recipes.get(name))
+            return
+        table = Table(title="Recipes", box=None)
+        table.add_column("name", no_wrap=True)
+        for column in ("about", "expected"):
+            table.add_column(column, overflow="fold")
+        for each in recipes.names():
+            recipe = recipes.get(each)
+            table.add_row(each, recipe.about, recipe.expected)
+        Console(soft_wrap=True).print(table)
+
+
+def _print_recipe(recipe: recipes.Recipe) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{recipe.name}[/]  {recipe.about}")
+    console.print(f"expected: {recipe.expected}\nhardware: {recipe.hardware}")
+    table = Table(box=None)
+    for column in ("setting", "value", "from"):
+        table.add_column(column, overflow="fold")
+    for setting, value in flat(recipe.config).items():
+        table.add_row(setting, settings_reference.written(value), recipe.origins[setting])
+    console.print(table)
+    if any(" row " in origin for origin in recipe.origins.values()):
+        console.print("rows are those of the table in docs/notation.md")
+    for variant in recipe.variants:
+        changes = " ".join(f"--set {change}" for change in variant.changes)
+        top1 = "" if variant.top1 is None else f", top-1 {variant.top1}"
+        console.print(f"{changes}  [dim]{variant.what}{top1}[/]")
+
+
+def settings_command(
+    name: Annotated[str, typer.Argument(help="A section or a setting: optim, optim.lr.")] = "",
+    markdown: Annotated[bool, typer.Option(help="Print a Markdown document.")] = False,
+) -> None:
+    """Show every setting: its default, allowed values and meaning."""
+    with one_line_errors():
+        sections = settings_reference.find(name)
+        if markdown:
+            typer.echo(settings_reference.markdown(sections), nl=False)
+            return
+        console = Console(highlight=False)
+        for section in sections:
+            console.print(f"[bold]{section.name or 'run'}[/]  {section.about}")
+            table = Table(box=None)
+            table.add_column("setting", no_wrap=True)
+            for column in ("default", "allowed", "meaning"):
+                table.add_column(column, overflow="fold")
+            for setting in section.settings:
+                table.add_row(*map(escape, setting))
+            console.print(table)
+
+
+def meter_command(
+    dim: Annotated[int, typer.Option(help="Dimension of the projections.")] = 256,
+    batch: Annotated[int, typer.Option(help="Images in a batch.")] = 512,
+    kappa_e: Annotated[float, typer.Option(help="Concentration of e(z|x).")] = 1024,
+    kappa_b: Annotated[float, typer.Option(help="Concentration of b(z|y): 1 / temperature.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the random directions.")] = 0,
+) -> None:
+    """Print what C-SimCLR measures on random directions.
+
+    Shows how many nats a sample z of view X keeps that view Y cannot predict, how much of that
+    training can still remove, and how much z tells about Y, for views of increasing similarity.
+    Explains kappa_e and kappa_b without loading an image.
+    """
+    with one_line_errors():
+        require_at_least(2, dim=dim)
+        require_at_least(1, batch=batch)
+        require_at_least(0, kappa_e=kappa_e, kappa_b=kappa_b, seed=seed)
+        from compressive.cli.meter import meter_table
+
+        Console().print(meter_table(dim, batch, kappa_e, kappa_b, seed))
+
+
+def watch_command(
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run, running or finished.", callback=expand_home)
+    ],
+    once: Annotated[bool, typer.Option(help="Print the state once and exit.")] = False,
+) -> None:
+    """Show the state of a run in the terminal until it ends."""
+    with one_line_errors():
+        from compressive.cli.watch import watch
+
+        watch(run, once)

@@ -1,0 +1,252 @@
+"""Commands that train: quickstart, pretrain, sweep."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from compressive import recipes
+from compressive.cli.terminal import (
+    expand_home,
+    one_line_errors,
+    print_error,
+    print_line,
+    require_at_least,
+)
+from compressive.config import Config, unused_settings, with_data
+from compressive.rundir.files import CONFIG, ENCODER
+from compressive.sweep.plan import check_evaluation, plan_runs
+
+if TYPE_CHECKING:
+    from compressive.train.loop import Outcome
+
+_DATA_HELP = (
+    "A folder of images or of class folders, parquet or tar shards, torchvision:NAME, or builtin."
+)
+DataSource = Annotated[str, typer.Argument(help=_DATA_HELP, callback=expand_home)]
+RecipeName = Annotated[str, typer.Option(help="Base settings; `compressive recipes` lists them.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change one of `compressive settings`; may be repeated.",
+    ),
+]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE,VALUE,...", help="A setting to vary; may be repeated."),
+]
+Preset = Annotated[
+    str,
+    typer.Option(help="An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."),
+]
+SweepSuite = Annotated[
+    str, typer.Option(help="Tasks to evaluate: quick, standard, paper, or none to only train.")
+]
+SweepImages = Annotated[
+    int, typer.Option(help="Evaluate on at most this many images of a split; 0: all.")
+]
+SweepFolder = Annotated[Path, typer.Option(help="Folder of the sweep.", callback=expand_home)]
+HeldOut = Annotated[
+    bool,
+    typer.Option(
+        "--held-out", help="Evaluate on a fifth of the training images; reads no test image."
+    ),
+]
+
+
+def quickstart_command(
+    out: Annotated[Path, typer.Option(help="Folder of the two runs.", callback=expand_home)] = Path(
+        "runs/quickstart"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Train SimCLR and C-SimCLR on built-in images and compare them: no data, no GPU needed.
+
+    Takes two to five minutes on a CPU. Prints a table of test accuracies and writes a report of
+    both runs.
+    """
+    with one_line_errors():  # also for Ctrl-C during the imports
+        require_at_least(0, seed=seed)
+        from compressive.cli.quickstart import QUICKSTART_METHODS, run_quickstart
+        from compressive.evaluation.tables import verdicts
+        from compressive.report.page import write_report
+
+        table = Table(
+            title="Built-in images, 12 classes",
+            caption="test accuracy; reducible_residual: nats that only one view contains",
+        )
+        for name in ("", "linear", "kNN", "10 % of labels", "reducible_residual"):
+            table.add_column(name, justify="right" if name else "left")
+        outcome = None
+        for row in run_quickstart(out, seed=seed):
+            shares = (row.accuracy, row.neighbors, row.few_labels)
+            cells = ["" if share is None else f"{share:.1%}" for share in shares]
+            nats = row.reducible_residual
+            table.add_row(row.name, *cells, "" if nats is None else f"{nats:.2f}")
+            outcome = row.outcome
+        Console().print(table)
+        if outcome is not None:
+            print_outcome(outcome)
+            if outcome.step < outcome.total:
+                raise typer.Exit(130)
+        runs = [out / method for method in QUICKSTART_METHODS]
+        page = write_report(runs, out / "report.html", verdicts=verdicts(runs))
+        print_line(f"report: {page}, one page to open in a browser")
+
+
+def pretrain_command(
+    data: DataSource,
+    recipe: RecipeName = "",
+    changes: Changes = None,
+    epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the run; default: runs/RECIPE-DATA-seedN.", callback=expand_home
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Resume the run in that folder, or refuse the folder.")
+    ] = True,
+) -> None:
+    """Train an encoder on images without labels.
+
+    Without a recipe, settings are chosen from the number of images, their size and the machine. If
+    there are labels, a linear probe and kNN report accuracy on held-out training images; the
+    encoder never learns from labels.
+
+    Stops and saves on Ctrl-C; run the same command to resume. Under torchrun all processes train
+    together.
+    """
+    with one_line_errors():
+        short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
+        given = [f"{name}={value}" for name, value in short.items() if value is not None]
+        given += changes or ()
+        # Check recipe and settings before torch is imported, which takes seconds.
+        config = with_data(recipes.get(recipe).config if recipe else Config(), data, *given)
+        from compressive import distributed
+        from compressive.train.auto_config import auto_config
+        from compressive.train.loop import pretrain
+
+    distributed.start()
+    try:
+        with one_line_errors():
+            if not recipe:
+                config = with_data(auto_config(data, epochs, given), data, *given)
+            if distributed.rank() == 0:
+                _print_unused(config, given)
+            outcome = pretrain(config, out or _default_run_folder(config, data), resume=resume)
+        if distributed.rank() == 0:
+            print_outcome(outcome)
+    finally:
+        distributed.stop()
+    if outcome.step < outcome.total:
+        raise typer.Exit(130)
+
+
+def _print_unused(config: Config, changes: list[str]) -> None:
+    """Print a line for each changed setting that the run does not read."""
+    reasons = unused_settings(config)
+    for name in dict.fromkeys(change.split("=")[0].strip() for change in changes):
+        if name in reasons:
+            print(f"note: {name} has no effect here: {reasons[name]}")
+
+
+def _default_run_folder(config: Config, data: str) -> Path:
+    name = config.recipe.replace("/", "-") or config.method
+    source = Path(data.rpartition(":")[2]).name or "images"
+    return Path("runs") / f"{name}-{source}-seed{config.seed}"
+
+
+def print_outcome(outcome: "Outcome") -> None:
+    """Print the final accuracy and the encoder, or where the run stopped and how to resume."""
+    if outcome.step < outcome.total:
+        step = f"{outcome.step:,} of {outcome.total:,}"
+        stopped = f"stopped and saved at step {step} in {outcome.folder}"
+        if outcome.saved < outcome.step:
+            stopped = (
+                f"stopped at step {step}, where the run seemed to fail; the last checkpoint in "
+                f"{outcome.folder} is of step {outcome.saved:,}"
+            )
+        print_line(f"{stopped}; run the same command to resume")
+        return
+    if outcome.accuracy is not None:
+        print_line(
+            f"held-out labels: kNN {outcome.accuracy.neighbors:.1%}, "
+            f"linear probe {outcome.accuracy.probe:.1%} of {outcome.accuracy.count:,} images"
+        )
+    print_line(f"encoder: {outcome.folder / ENCODER}")
+    print_line(f'in Python: compressive.load("{outcome.folder}")')
+
+
+def sweep_command(
+    data: DataSource,
+    recipe: RecipeName = "",
+    vary: Axes = None,
+    preset: Preset = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
+    changes: Changes = None,
+    suite: SweepSuite = "quick",
+    tasks: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
+    max_images: SweepImages = 0,
+    held_out: HeldOut = False,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    out: SweepFolder = Path("sweeps/sweep"),
+) -> None:
+    """Train and evaluate every combination of some settings, and compare them in one table.
+
+    The same command resumes a sweep and skips finished runs. A failed run does not end the others.
+    Prints a table and writes a report.
+    """
+    with one_line_errors():
+        if not (vary or preset or "," in seeds):
+            raise ValueError("nothing is varied; give --vary, --preset or several --seeds")
+        base: dict[str, Any] = {"recipe": recipe, "preset": preset, "seeds": seeds}
+        base |= {"vary": vary or (), "changes": changes or ()}
+        # Check settings and tasks before NumPy and torch are imported.
+        plan_runs(data, **base)
+        check_evaluation(suite, tasks, max_images, held_out)
+        from compressive.sweep.runner import sweep
+        from compressive.sweep.table import LEGEND, sweep_table
+
+        result = sweep(
+            data,
+            out,
+            **base,
+            suite=suite,
+            tasks=tasks,
+            max_images=max_images,
+            held_out=held_out,
+            at_once=jobs,
+        )
+        Console().print(sweep_table(str(out), result.rows))
+        print_line(LEGEND)
+        _write_sweep_report(out, held_out)
+    for log in result.failed:
+        print_error(f"a run failed; its output is in {log}")
+    if result.interrupted:
+        print_error("stopped; run the same command to resume")
+        raise typer.Exit(130)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def _write_sweep_report(out: Path, held_out: bool) -> None:
+    from compressive.evaluation.tables import verdicts
+    from compressive.report.page import write_report
+
+    if runs := runs_of_sweep(out):
+        found = verdicts(runs, held_out=held_out)
+        page = write_report(runs, out / "report.html", held_out=held_out, verdicts=found)
+        print_line(f"report: {page}")
+
+
+def runs_of_sweep(out: Path) -> list[Path]:
+    """Return the folders of the runs that a sweep has started."""
+    return sorted(path.parent for path in out.glob(f"*/{CONFIG}"))

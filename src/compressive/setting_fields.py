@@ -1,0 +1,150 @@
+"""Describe, check and parse settings: dataclass fields with a help text and bounds."""
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import Field, field, fields, is_dataclass
+from typing import Any, Literal, NamedTuple
+
+__all__ = ["SettingInfo", "build", "check_fields", "info", "parse", "require_setting", "setting"]
+
+
+class SettingInfo(NamedTuple):
+    """What a field's metadata says about its setting."""
+
+    help: str
+    low: float
+    high: float
+    open_low: bool  # low itself is not allowed
+    choices: Collection[str]
+    unused: Callable[[Any], str]  # returns why a config does not read the setting, or ""
+
+    @property
+    def bounds(self) -> str:
+        """The allowed range in words, or "" if there is none."""
+        if math.isinf(self.low):
+            return ""
+        least = f"above {self.low:g}" if self.open_low else f"{self.low:g} or more"
+        return least if math.isinf(self.high) else f"{least} and at most {self.high:.10g}"
+
+    def contains(self, value: float) -> bool:
+        """Return whether a number is finite and within the bounds."""
+        is_above = value > self.low if self.open_low else value >= self.low
+        return is_above and value <= self.high and math.isfinite(value)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    choices: Collection[str] = (),
+    unused: Callable[[Any], str] = lambda _: "",
+) -> Any:
+    """Return a dataclass field with a default, a help text and the allowed values.
+
+    A number must lie between `low` and `high`; with `open_low` it must be greater than `low`.
+    `unused` takes the whole config and returns the reason why the setting is not read, or "".
+    """
+    described = SettingInfo(help, low, high, open_low, choices, unused)
+    return field(default=default, metadata={"setting": described})
+
+
+def info(of: "Field[Any]") -> SettingInfo:
+    """Return what a field made by `setting` says."""
+    return of.metadata["setting"]
+
+
+def check_fields(settings: Any, prefix: str = "") -> None:
+    """Raise ValueError if a field has the wrong type or lies outside its bounds.
+
+    Sections are checked as well. `prefix` comes before the name of a field in messages.
+    """
+    hints = typing.get_type_hints(type(settings))
+    for each in fields(settings):
+        value, hint, name = getattr(settings, each.name), hints[each.name], f"{prefix}{each.name}"
+        if is_dataclass(hint):
+            if type(value) is not hint:
+                raise ValueError(f"{name} must be of type {name.title()}, got {value!r}")
+            check_fields(value, f"{name}.")
+            continue
+        _require_type(value, hint, name)
+        known = info(each)
+        if known.choices:
+            _require_one_of(name, value, known.choices)
+        if isinstance(value, int | float) and known.bounds and not known.contains(value):
+            allowed = "finite" if value == math.inf else known.bounds
+            raise ValueError(f"{name} must be {allowed}, got {value}")
+
+
+def build(kind: Any, settings: Any, section: str = "") -> Any:
+    """Return a dataclass made from nested dictionaries; unknown names are errors."""
+    if not isinstance(settings, dict):
+        raise ValueError(f"{section or 'a config'} must be an object of settings, got {settings!r}")
+    hints, values = typing.get_type_hints(kind), {}
+    for key, value in settings.items():
+        require_setting(key, kind, section)
+        make = _build_section if is_dataclass(hints[key]) else _require_type
+        values[key] = make(value, hints[key], f"{section}.{key}" if section else key)
+    return kind(**values)
+
+
+def _build_section(value: Any, kind: Any, name: str) -> Any:
+    return build(kind, value, name)
+
+
+def parse(text: str, kind: Any, name: str) -> Any:
+    """Convert text from a command line to the type of the setting `name`."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return _require_one_of(name, text, options)
+    if isinstance(kind, types.UnionType):
+        if text.lower() in ("none", "null"):
+            return None
+        kind = options[0]
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{name} must be true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return int(text) if kind is int else float(text) if kind is float else text
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} must be {what}, got {text!r}") from None
+
+
+def _require_one_of(name: str, value: Any, options: Collection[Any]) -> Any:
+    """Return the value, or raise ValueError if it is not one of the options."""
+    if value not in options:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, options))}, got {value!r}")
+    return value
+
+
+def require_setting(name: str, kind: Any, section: str = "") -> None:
+    """Raise ValueError if a dataclass has no field of that name; suggest the nearest."""
+    names = [each.name for each in fields(kind)]
+    if name in names:
+        return
+    dot = f"{section}." if section else ""
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {dot}{near[0]}? " if near else ""
+    rest = f"{section} has {', '.join(names)}" if section else "`compressive settings` lists all"
+    raise ValueError(f"no setting {f'{dot}{name}'!r}; {hint}{rest}")
+
+
+def _require_type(value: Any, kind: Any, name: str) -> Any:
+    """Return the value, an integer as a float if the setting is one."""
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return _require_one_of(name, value, options)
+    allowed = options or (kind,)
+    if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)  # also for NumPy numbers
+    if type(value) not in allowed:
+        expected = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)
+        raise ValueError(f"{name} must be of type {expected}, got {value!r}")
+    return value

@@ -1,0 +1,39 @@
+"""Choose settings for a data source from its images and this machine."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from compressive import recipes
+from compressive.config import Config, with_data
+from compressive.data.decode import Unreadable
+from compressive.data.source import Source
+from compressive.distributed import world_size
+from compressive.train.images import load_source
+from compressive.train.online_eval import evenly_spaced_indices
+
+
+def auto_config(data: str, epochs: int | None = None, changes: Sequence[str] = ()) -> Config:
+    """Return settings that fit the number and size of the images and the GPU memory.
+
+    The settings of the data among `changes` decide which images are counted and measured.
+    """
+    of_data = [change for change in changes if change.strip().startswith("data.")]
+    source = load_source(with_data(Config(), data, *of_data))
+    # Use the total and not the free memory: a command must give the same settings when it resumes.
+    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
+    memory *= world_size()
+    side = median_side(source)
+    return recipes.auto_recipe(len(source), side, memory=memory, epochs=epochs).config
+
+
+def median_side(source: Source) -> int:
+    """Return the median of the shorter sides of 64 images that are spread over the source."""
+    sides = []
+    for place in evenly_spaced_indices(len(source), 64).tolist():
+        with suppress(Unreadable):
+            sides.append(min(source.image(place).shape[1:]))
+    if not sides:
+        raise ValueError(f"none of {min(64, len(source))} images of {source.name} can be read")
+    return int(torch.tensor(sides).median())

@@ -1,0 +1,129 @@
+"""The quick start: its rows and table, and the linear probe on pixels."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+from typer.testing import CliRunner
+
+from compressive.cli import quickstart
+from compressive.cli.app import app
+from compressive.cli.quickstart import linear_probe
+from compressive.evaluation.logistic import fit
+from compressive.evaluation.results import Results
+from compressive.train.loop import Outcome
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PENALTIES = (1e-3, 1e-1, 10.0, 1e3)
+
+
+def few(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return three classes, with one informative feature among many of other scales."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=generator)
+    feats = torch.randn(count, 20, generator=generator)
+    feats[:, 0] += 1.5 * labels
+    return feats * torch.logspace(-2, 2, 20) + 3, labels
+
+
+def sklearns(train: tuple[Tensor, Tensor], feats: Tensor, penalty: float) -> Tensor:
+    """Return predictions from features standardized by the training part."""
+    mean, std = train[0].mean(0), train[0].std(0, unbiased=False)
+    model = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=10_000)
+    model.fit(((train[0] - mean) / std).double().numpy(), train[1].numpy())
+    return torch.from_numpy(model.predict(((feats - mean) / std).double().numpy()))
+
+
+def test_the_penalty_is_the_best_on_a_held_out_fifth() -> None:
+    (feats, labels), test = few(60, seed=0), few(400, seed=1)
+    held = torch.randperm(60, generator=torch.Generator().manual_seed(0)) % 5 == 0
+    assert held.sum() == 12
+    part = feats[~held], labels[~held]
+
+    def score(penalty: float) -> tuple[float, float]:
+        right = sklearns(part, feats[held], penalty) == labels[held]
+        return right.double().mean().item(), penalty
+
+    best = max(PENALTIES, key=score)
+    expected = (sklearns((feats, labels), test[0], best) == test[1]).double().mean().item()
+    found = linear_probe((feats, labels), test, classes=3, penalties=PENALTIES)
+    assert found == pytest.approx(expected)
+
+
+def test_test_labels_do_not_influence_the_penalty() -> None:
+    """Wrong test labels do not change which classifier is chosen.
+
+    Each label is moved to the next class. A penalty tuned on the test part would then be another.
+    """
+    train, (feats, labels) = few(60, seed=0), few(400, seed=1)
+    fits = fit(*train, classes=3, penalties=PENALTIES, standardize=True)
+    rights = [
+        [
+            (fits.logits(feats, i).argmax(1) == truth).double().mean().item()
+            for truth in (labels, (labels + 1) % 3)
+        ]
+        for i in range(len(PENALTIES))
+    ]
+    pair = [
+        linear_probe(train, (feats, truth), classes=3, penalties=PENALTIES)
+        for truth in (labels, (labels + 1) % 3)
+    ]
+    assert min(max(abs(a - b) for a, b in zip(pair, one, strict=True)) for one in rights) < 1e-6
+    plain, moved = zip(*rights, strict=True)
+    assert plain.index(max(plain)) != moved.index(max(moved))
+
+
+FIGURES = {
+    ("logistic", "top-1"): 0.71, ("kNN 20", "top-1"): 0.62, ("kNN 200", "top-1"): 0.11,
+    ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
+    ("information", "residual"): 180.0, ("information", "reducible_residual"): 1.25,
+    ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
+}  # fmt: skip
+
+
+@pytest.fixture
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretrain(config: Any, out: Path, **_: Any) -> Outcome:
+        return Outcome(out, 5, 5, 5, None)
+
+    def evaluate(*_: Any, **__: Any) -> tuple[Results, Path]:
+        results = Results("a")
+        for (task, metric), value in FIGURES.items():
+            results.add(task, "set", metric, value, protocol={}, n=1)
+        return results, Path()
+
+    monkeypatch.setattr(quickstart, "pretrain", pretrain)
+    monkeypatch.setattr(quickstart, "evaluate", evaluate)
+    monkeypatch.setattr(quickstart, "_pixel_accuracy", lambda: 0.095)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+
+
+@pytest.mark.usefixtures("_stand_ins")
+def test_rows_have_the_metrics_of_their_names(tmp_path: Path) -> None:
+    pixels, *rows = quickstart.run_quickstart(tmp_path)
+    assert pixels[:5] == ("raw pixels", 0.095, None, None, None)
+    assert [row[:5] for row in rows] == [
+        (name, 0.71, 0.62, 0.53, 1.25) for name in ("simclr", "c-simclr")
+    ]
+
+
+@pytest.mark.usefixtures("_stand_ins")
+def test_the_table_has_the_metrics_in_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressive.report.page.write_report", lambda runs, out, **_: out)
+    monkeypatch.setattr("compressive.evaluation.tables.verdicts", lambda runs: None)
+    printed = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
+    assert printed.exit_code == 0, printed.output
+    rows = [
+        re.findall(r"[\w%.][\w%. -]*[\w%]", line)
+        for line in printed.output.splitlines()
+        if "│" in line or "┃" in line
+    ]
+    assert ["linear", "kNN", "10 % of labels", "reducible_residual"] in rows
+    assert ["raw pixels", "9.5%"] in rows
+    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25"] in rows

@@ -1,0 +1,85 @@
+"""Light commands and all errors in recipes, settings and options come before torch is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from compressive.config import Config
+from compressive.rundir.folder import write_config
+
+HEAVY = ("torch", "torchvision", "timm", "scipy", "matplotlib", "pyarrow")
+# Runs command lines in one process, and prints for each its exit code and the heavy modules.
+PROGRAM = """
+import json, sys
+from compressive.cli.app import app
+for line in json.loads(sys.argv[1]):
+    try:
+        app(line)
+    except SystemExit as stop:
+        code = stop.code
+    print("RESULT", json.dumps([code, [name for name in {heavy} if name in sys.modules]]))
+"""
+LIGHT = ["--help", "--version", "recipes", "recipes c-simclr/quickstart", "settings optim"]
+WRONG = [
+    "recipes typo",
+    "settings typo",
+    "pretrain builtin --recipe typo",
+    "pretrain builtin --nonsense",
+    "pretrain builtin --set optim.lrr=1",
+    "pretrain builtin --set optim.lr=-1",
+    "pretrain builtin --set train.device=gpu",
+    "pretrain builtin --recipe simclr/quickstart --set optim.lrr=1",
+    "pretrain builtin --recipe simclr/quickstart --steps -1",
+    "evaluate run --tasks nonsense",
+    "evaluate run --suite nonsense",
+    "evaluate run --max-images -1",
+    "evaluate run --device gpu",
+    "embed run images --size -1",
+    "quickstart --seed -1",
+    "meter --dim 1",
+    "sweep builtin",
+    "sweep builtin --preset nonsense",
+    "sweep builtin --vary optim.lrr=1,2",
+    "sweep builtin --vary optim.lr=1,-1",
+    "sweep builtin --vary optim.lr=1,2 --tasks nonsense",
+    "sweep builtin --vary optim.lr=1,2 --suite nonsense",
+    "sweep builtin --vary optim.lr=1,2 --jobs 0",
+    "report nowhere",
+    "watch nowhere",
+]
+
+
+def invoke(lines: list[str], folder: Path) -> list[tuple[int, list[str]]]:
+    """Return the exit code of each line and the heavy modules that are imported by then."""
+    program = [sys.executable, "-c", PROGRAM.replace("{heavy}", repr(HEAVY))]
+    words = json.dumps([line.split() for line in lines])
+    done = subprocess.run([*program, words], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return [tuple(json.loads(line.removeprefix("RESULT "))) for line in found]
+
+
+def test_help_recipes_settings_report_and_watch_import_no_torch(tmp_path: Path) -> None:
+    write_config(tmp_path / "run", Config(), torch.device("cpu"))
+    lines = [*LIGHT, "report run", "watch run --once"]
+    for line, (code, heavy) in zip(lines, invoke(lines, tmp_path), strict=True):
+        assert (code, heavy) == (0, []), line
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_wrong_recipes_settings_and_options_are_refused_before_torch_is_imported(
+    tmp_path: Path,
+) -> None:
+    for line, (code, heavy) in zip(WRONG, invoke(WRONG, tmp_path), strict=True):
+        assert (code, heavy) == (2, []), line
+    assert not list(tmp_path.iterdir())
+
+
+def test_torch_is_found_when_it_is_imported(tmp_path: Path) -> None:
+    """The check above can fail."""
+    ((code, heavy),) = invoke(["meter --dim 4 --batch 2"], tmp_path)
+    assert code == 0
+    assert "torch" in heavy
