@@ -7,6 +7,7 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -340,15 +341,28 @@ def from_dict(settings: dict[str, Any]) -> Config:
     return _build(Config, settings, "")
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted name."""
+def flat(settings: Config | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every setting by its dotted name."""
+    nested = asdict(settings) if isinstance(settings, Config) else settings
     result: dict[str, Any] = {}
-    for name, value in asdict(config).items():
+    for name, value in nested.items():
         if isinstance(value, dict):
-            result |= {f"{name}.{key}": inner for key, inner in value.items()}
+            result |= flat(value, f"{prefix}{name}.")
         else:
-            result[name] = value
+            result[f"{prefix}{name}"] = value
     return result
+
+
+def total_steps(examples: int, epochs: int, batch: int) -> int:
+    """Return the steps of a whole run: one more than its full batches, as in the official code."""
+    for name, value, least in (
+        ("batch", batch, 1),
+        ("examples", examples, 1),
+        ("epochs", epochs, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be {'positive' if least else '0 or more'}, got {value}")
+    return examples * epochs // batch + 1
 
 
 def _set(settings: dict[str, Any], name: str, text: str) -> None:

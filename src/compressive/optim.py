@@ -170,14 +170,6 @@ def parameter_groups(
     ]
 
 
-def total_steps(examples: int, epochs: int, batch: int) -> int:
-    """Steps of a whole run: one more than its full batches, as in the official code."""
-    _require(batch > 0, "batch", batch, "positive")
-    _require(examples > 0, "examples", examples, "positive")
-    _require(epochs >= 0, "epochs", epochs, "0 or more")
-    return examples * epochs // batch + 1
-
-
 def warmup_steps(examples: int, epochs: float, batch: int) -> int:
     """Steps of the linear warm-up, whose epochs need not be whole."""
     _require(batch > 0, "batch", batch, "positive")

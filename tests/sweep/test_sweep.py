@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from run_files import metrics_text, record, results_text
 from tiny import CHANGES, Written, journal, last, silent, sorted_photos
 from typer.testing import CliRunner
 
@@ -27,7 +28,7 @@ from compressive.report.summary import Spread
 from compressive.rundir.lock import acquire_lock
 from compressive.sweep.plan import Job, ablation, plan
 from compressive.sweep.runner import Summary, _State, summary_table, sweep
-from compressive.sweep.table import Row, figures, rows
+from compressive.sweep.table import SweepRow, figures, rows
 
 
 def test_the_plan_is_the_product_of_values_and_seeds() -> None:
@@ -251,9 +252,7 @@ signal.signal(signal.SIGINT, lambda *_: asked.append(1))
 print(sys.argv[3], "in group", os.getpgrp())
 if sys.argv[3] == "evaluate":
     (out / "evaluation").mkdir()
-    record = {"task": "logistic", "dataset": "d", "metric": "top-1", "value": 0.5}
-    whole = {"about": {"data": "d"}, "records": [record]}
-    (out / "evaluation" / "results.json").write_text(json.dumps(whole))
+    (out / "evaluation" / "results.json").write_text(RESULTS)
 elif "beta0-" not in out.name and not (out / "asked").exists():
     out.mkdir()
     (out / "ready").touch()
@@ -340,8 +339,10 @@ def test_a_sweep_without_a_suite_trains_and_opens_no_test_image(
         "out.mkdir()\n"
         "held = float(out.name.removeprefix('beta').removesuffix('-seed0'))\n"
         "lines = [{'step': 1, 'probe_accuracy': 0.2}, {'step': 2, 'probe_accuracy': held}]\n"
-        "(out / 'config.json').write_text('{}')\n"
-        "(out / 'metrics.jsonl').write_text('\\n'.join(map(json.dumps, lines)))\n"
+        "version = json.dumps({'format_version': 2})\n"
+        "(out / 'config.json').write_text(version)\n"
+        "text = '\\n'.join([version, *map(json.dumps, lines)])\n"
+        "(out / 'metrics.jsonl').write_text(text)\n"
         "(out / 'encoder.safetensors').touch()\n"
     )
     program.chmod(0o755)
@@ -370,7 +371,7 @@ def test_a_sweep_by_held_out_images_says_so_to_every_evaluation(
         "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
         "out.mkdir()\n"
         "name = 'config.json' if sys.argv[3] == 'pretrain' else 'results.json'\n"
-        "(out / name).write_text('{}')\n"
+        f"(out / name).write_text({results_text([])!r})\n"
         "(out / 'words').write_text(' '.join(sys.argv[3:]))\n"
     )
     program.chmod(0o755)
@@ -436,18 +437,12 @@ def evaluated(
 ) -> Path:
     """What a finished run leaves behind, as far as a sweep reads it."""
     (run / "evaluation").mkdir(parents=True)
-    records = [
-        {"task": task, "dataset": "set", "metric": metric, "value": value}
-        for (task, metric), value in scores.items()
-    ]
-    other = {"task": "logistic", "dataset": "another", "metric": "top-1", "value": 0.0}
-    whole = {"run": "x", "about": {"data": "set"}, "records": [other, *records], "skipped": []}
-    (run / "evaluation" / "results.json").write_text(json.dumps(whole))
-    lines = [
-        json.dumps({"step": i, "reducible_residual": value})
-        for i, value in enumerate(reducible_residual)
-    ]
-    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "movab']))
+    records = [record(task, "set", metric, value) for (task, metric), value in scores.items()]
+    other = record("logistic", "another", "top-1", 0.0)
+    whole = results_text([other, *records], about={"data": "set"})
+    (run / "evaluation" / "results.json").write_text(whole)
+    lines = [{"step": i, "reducible_residual": value} for i, value in enumerate(reducible_residual)]
+    (run / "metrics.jsonl").write_text(metrics_text(lines) + '{"step": 9, "movab')
     return run
 
 
@@ -524,8 +519,8 @@ def shown(summary: Summary) -> str:
 
 def test_the_table_says_what_is_missing_and_has_no_empty_column(tmp_path: Path) -> None:
     lines = [
-        Row("beta 0", {"bottleneck.beta": "0"}, 1, 3, {"kNN": Spread(0.5, None, 1)}, {}),
-        Row("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}, {}),
+        SweepRow("beta 0", {"bottleneck.beta": "0"}, 1, 3, {"kNN": Spread(0.5, None, 1)}, {}),
+        SweepRow("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}, {}),
     ]
     text = shown(Summary(tmp_path, lines, [], False))
     assert "setting seeds kNN" in " ".join(text.split())
@@ -543,8 +538,8 @@ def test_the_table_says_how_a_run_failed(tmp_path: Path) -> None:
         evaluated(tmp_path / name, {("kNN 20", "top-1"): 0.5}, [1.0])
     for name, health in (("beta1-seed0", "collapse: spread 0.08"), ("beta2-seed2", "nan: loss")):
         (tmp_path / name).mkdir()
-        line = json.dumps({"step": 63, "reducible_residual": 0.02, "health": health})
-        (tmp_path / name / "metrics.jsonl").write_text(f"{line}\n")
+        line = {"step": 63, "reducible_residual": 0.02, "health": health}
+        (tmp_path / name / "metrics.jsonl").write_text(metrics_text([line]))
     summary = Summary(
         tmp_path,
         rows(

@@ -27,7 +27,7 @@ from compressive.rundir.files import (
 )
 from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.sweep.plan import Job, plan
-from compressive.sweep.table import Row, rows, table
+from compressive.sweep.table import SweepRow, rows, table
 from compressive.train.signals import handle_stop_signals
 
 NONE = "none"  # a suite: trained and not evaluated
@@ -38,7 +38,7 @@ class Summary(NamedTuple):
     """What a sweep came to."""
 
     out: Path
-    rows: list[Row]
+    rows: list[SweepRow]
     failed: list[Path]  # logs of the runs that failed
     interrupted: bool  # it was asked to stop; the same command goes on
 
@@ -175,7 +175,7 @@ class _State:
             self.runs[job.name] = how
             self.write()
 
-    def write(self) -> list[Row]:
+    def write(self) -> list[SweepRow]:
         """The file as it is now, the old one or the new one at any time; the table's lines."""
         done = {job.name for job in self.jobs if self.is_done(job)}
         found = rows(self.out, self.jobs, done, self.failed, held_out=self.about["held_out"])

@@ -33,7 +33,7 @@ _BROKEN = {
 }
 
 
-class Row(NamedTuple):
+class SweepRow(NamedTuple):
     """A line of the table: a setting, how many of its seeds are done, and their figures."""
 
     setting: str
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 def rows(
     out: Path, jobs: Sequence[Job], done: set[str], failed: set[str], *, held_out: bool = False
-) -> list[Row]:
+) -> list[SweepRow]:
     """Figures of the runs that are done, by setting; jobs of one setting stand together."""
     found = []
     for setting, group in itertools.groupby(jobs, lambda job: job.setting):
@@ -55,7 +55,7 @@ def rows(
         names = [name for name in FIGURES if any(name in one for one in each)]
         spreads = {name: spread([one[name] for one in each if name in one]) for name in names}
         ends = Counter(_end(out / job.name) for job in of if job.name in failed)
-        found.append(Row(setting, of[0].varied, len(each), len(of), spreads, dict(ends)))
+        found.append(SweepRow(setting, of[0].varied, len(each), len(of), spreads, dict(ends)))
     return found
 
 
@@ -73,7 +73,7 @@ def _end(folder: Path) -> str:
     return failure(run) or "failed"
 
 
-def table(title: str, lines: Sequence[Row]) -> Table:
+def table(title: str, lines: Sequence[SweepRow]) -> Table:
     """One line for a setting: mean and deviation over its seeds."""
     drawn = Table(
         title=escape(title),
@@ -89,12 +89,12 @@ def table(title: str, lines: Sequence[Row]) -> Table:
     for name in names:
         drawn.add_column(_BROKEN.get(name, name), justify="right", overflow="fold")
     for line in lines:
-        cells = [_words(name, line.figures.get(name)) for name in names]
-        drawn.add_row(escape(line.setting or "as given"), _seeds(line), *cells)
+        cells = [_format_spread(name, line.figures.get(name)) for name in names]
+        drawn.add_row(escape(line.setting or "as given"), _seed_counts(line), *cells)
     return drawn
 
 
-def _seeds(line: Row) -> str:
+def _seed_counts(line: SweepRow) -> str:
     """How many are done, and what became of others."""
     if line.of == 1 and line.failed:
         return next(iter(line.failed))
@@ -102,7 +102,7 @@ def _seeds(line: Row) -> str:
     return ", ".join([count, *(f"{many} {end}" for end, many in line.failed.items())])
 
 
-def _words(name: str, found: Spread | None) -> str:
+def _format_spread(name: str, found: Spread | None) -> str:
     if found is None:
         return ""
     by, digits = (1, 2) if name in NATS else (100, 1)
