@@ -35,10 +35,8 @@ _ALIKE = (
     *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
     *("left_out", "table", "source", "value", "train_images", "views", "norm"),
 )
-_ALIKE_IF_PRESENT = ("learned_from",)  # likewise, but older results lack it
-_FEW_IMAGES = (
-    20  # below so many paired images a bootstrap reports noise as a gain in over 5 % of cases
-)
+_OPTIONAL = ("learned_from",)  # likewise, but older results lack it
+_FEW_IMAGES = 20  # with fewer pairs a bootstrap reports noise as a gain in over 5 % of cases
 
 
 class Experiment(NamedTuple):
@@ -72,9 +70,7 @@ def open_groups(places: Sequence[str]) -> list[Experiment]:
         seeds.add((name, seed))
         found.setdefault(name, []).append((short, read(place)))
     return [
-        Experiment(
-            " + ".join(name for name, _ in members), tuple(results for _, results in members)
-        )
+        Experiment(" + ".join(name for name, _ in members), tuple(run for _, run in members))
         for members in found.values()
     ]
 
@@ -136,10 +132,7 @@ def _alike(key: str, first: Experiment, second: Experiment) -> bool:
     records = [_record_of(run, key) for run in (*first.runs, *second.runs)]
     if len({(record.images, record.of) for record in records}) > 1:
         return False
-    if any(
-        len({str(r.protocol.get(name)) for r in records} - {"None"}) > 1
-        for name in _ALIKE_IF_PRESENT
-    ):
+    if any(len({str(r.protocol.get(name)) for r in records} - {"None"}) > 1 for name in _OPTIONAL):
         return False
     return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
 

@@ -103,9 +103,8 @@ def _run_summary(run: RunFolder) -> str:
     loss = run.last("loss")
     words.append("" if loss is None else f"last loss {format_digits(loss)}")
     best = headline(run, "top-1")
-    words.append(
-        f"{best.task} top-1 {number_cell(best).text} {number_cell(best).note}" if best else ""
-    )
+    if best is not None:
+        words.append(f"{best.task} top-1 {number_cell(best).text} {number_cell(best).note}")
     return ", ".join(word.strip() for word in words if word) or "nothing measured yet"
 
 

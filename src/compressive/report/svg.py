@@ -13,12 +13,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 CHART_WIDTH, CHART_HEIGHT = 360, 230
-_MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = (
-    58,
-    10,
-    10,
-    38,
-)  # for the tick and axis labels
+_LEFT_EDGE, _RIGHT_EDGE, _TOP_EDGE, _BOTTOM_EDGE = 58, 350, 10, 192  # of the area of the lines
 _LETTER = 7  # width of a letter at the axes, in a wide font
 COLORS = 8
 _DASHES = ("", "6 3", "2 3")  # the ninth run has the color of the first, dashed
@@ -108,9 +103,7 @@ def chart(
     xs = [p[0] for line in lines for p in line.points]
     xs += [line.mark for line in lines if line.mark is not None]
     ys = [p[1] for line in lines for p in line.points]
-    ys += [
-        p[1] + s * h for li in lines for p, h in _zip_if_given(li.points, li.bars) for s in (-1, 1)
-    ]
+    ys += [p[1] + s * h for li in lines for p, h in _pairs(li.points, li.bars) for s in (-1, 1)]
     if clip:
         usual = Frame(_central_range(xs), _central_range(ys))
         kept = [p for line in lines for p in line.points if usual.holds(p)]
@@ -145,9 +138,9 @@ class Frame(NamedTuple):
     def place(self, point: Point) -> Point:
         """Return the pixel position of a point."""
         (left, right), (low, high) = self
-        x = (point[0] - left) / (right - left) * (CHART_WIDTH - _MARGIN_LEFT - _MARGIN_RIGHT)
-        y = (point[1] - low) / (high - low) * (CHART_HEIGHT - _MARGIN_TOP - _MARGIN_BOTTOM)
-        return _MARGIN_LEFT + x, CHART_HEIGHT - _MARGIN_BOTTOM - y
+        x = (point[0] - left) / (right - left) * (_RIGHT_EDGE - _LEFT_EDGE)
+        y = (point[1] - low) / (high - low) * (_BOTTOM_EDGE - _TOP_EDGE)
+        return _LEFT_EDGE + x, _BOTTOM_EDGE - y
 
     def holds(self, point: Point) -> bool:
         """Return whether a point is within the axes."""
@@ -159,14 +152,11 @@ def _line_elements(line: Line, frame: Frame, ends: bool) -> Iterator[str]:
     yield f'<path class="line" d="{_path(line.points, frame)}"/>'
     if line.mark is not None:
         at = f"{frame.place((line.mark, 0))[0]:.1f}"
-        bottom = CHART_HEIGHT - _MARGIN_BOTTOM
-        yield f'<line class="mean" x1="{at}" x2="{at}" y1="{_MARGIN_TOP}" y2="{bottom}"/>'
-    for (x, y), half in _zip_if_given(line.points, line.bars):
+        yield f'<line class="mean" x1="{at}" x2="{at}" y1="{_TOP_EDGE}" y2="{_BOTTOM_EDGE}"/>'
+    for (x, y), half in _pairs(line.points, line.bars):
         (at, low), (_, high) = frame.place((x, y - half)), frame.place((x, y + half))
         yield f'<path class="line" d="M{at:.1f} {low:.1f}V{high:.1f}"/>'
-    dots = [
-        (point, 9 * math.sqrt(weight)) for point, weight in _zip_if_given(line.points, line.weights)
-    ]
+    dots = [(point, 9 * math.sqrt(weight)) for point, weight in _pairs(line.points, line.weights)]
     if ends or len(line.points) == 1:
         dots += [(point, 4.5) for point in line.points[-1:]]
     for point, radius in dots:
@@ -178,18 +168,16 @@ def _line_elements(line: Line, frame: Frame, ends: bool) -> Iterator[str]:
         yield f'<path class="line" d="M{x - 4:.1f} {y - 11:.1f}l8 8m0 -8l-8 8"/>'
 
 
-def _zip_if_given(points: Sequence[Point], values: Sequence[Any]) -> Iterator[tuple[Point, Any]]:
+def _pairs(points: Sequence[Point], values: Sequence[Any]) -> Iterator[tuple[Point, Any]]:
     """Pair points with their values, or return nothing if there are no values."""
     return zip(points, values, strict=True) if values else zip((), (), strict=True)
 
 
 def _point_labels(lines: Sequence[Line], frame: Frame) -> Iterator[str]:
     """Yield labels next to their points, without overlaps; drop a label if there is no space."""
-    marked = [
-        (frame.place(p), word) for li in lines for p, word in _zip_if_given(li.points, li.words)
-    ]
+    marked = [(frame.place(p), word) for li in lines for p, word in _pairs(li.points, li.words)]
     taken = [LabelBox(x - 4, y - 4, x + 4, y + 4) for (x, y), _ in marked]
-    room = LabelBox(_MARGIN_LEFT, 0, CHART_WIDTH, CHART_HEIGHT - _MARGIN_BOTTOM)
+    room = LabelBox(_LEFT_EDGE, 0, CHART_WIDTH, _BOTTOM_EDGE)
     for (x, y), word in marked:
         wide = _LETTER * len(word)
         corners = ((7, -6), (-7 - wide, -6), (-wide / 2, -18), (-wide / 2, 7))
@@ -274,26 +262,21 @@ def _clip_segment(one: Point, two: Point, frame: Frame) -> tuple[Point, Point] |
 
 
 def _axes(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
-    bottom, right = CHART_HEIGHT - _MARGIN_BOTTOM, CHART_WIDTH - _MARGIN_RIGHT
+    left, bottom, right = _LEFT_EDGE, _BOTTOM_EDGE, _RIGHT_EDGE
     parts = []
     heights, places = ticks(*frame.upright), ticks(*frame.across)
     for value, word in zip(heights, labels(heights), strict=True):
         at = f"{frame.place((0, value))[1]:.1f}"
-        parts.append(f'<line class="grid" x1="{_MARGIN_LEFT}" x2="{right}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text x="{_MARGIN_LEFT - 5}" y="{at}" dy=".32em" text-anchor="end">{word}</text>'
-        )
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text x="{left - 5}" y="{at}" dy=".32em" text-anchor="end">{word}</text>')
     for value, word in _category_ticks(names, frame) or zip(places, labels(places), strict=True):
         at = f"{frame.place((value, 0))[0]:.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 4}"/>')
         parts.append(f'<text x="{at}" y="{bottom + 15}" text-anchor="middle">{escape(word)}</text>')
-    parts.append(
-        f'<line class="axis" x1="{_MARGIN_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
-    )
-    middle, half = (_MARGIN_LEFT + right) / 2, (_MARGIN_TOP + bottom) / 2
-    parts.append(
-        f'<text x="{middle:g}" y="{CHART_HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
-    )
+    parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    middle, half = (left + right) / 2, (_TOP_EDGE + bottom) / 2
+    base = CHART_HEIGHT - 6
+    parts.append(f'<text x="{middle:g}" y="{base}" text-anchor="middle">{escape(x)}</text>')
     turn = f'transform="translate(11 {half:g}) rotate(-90)"'
     parts.append(f'<text {turn} text-anchor="middle">{escape(y)}</text>')
     return parts

@@ -71,8 +71,9 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     """
     texts = path.read_bytes().splitlines() if path.is_file() else []
     parsed = [_parse_line(text) for text in texts if text.strip()]
-    if parsed and parsed[0] is not None:
-        check_format(path, METRICS, parsed.pop(0).get(FORMAT_KEY))
+    if parsed and (header := parsed[0]) is not None:
+        check_format(path, METRICS, header.get(FORMAT_KEY))
+        parsed = parsed[1:]
     lines = [line for line in parsed if line and _is_step(line.get("step"))]
     return lines, len(parsed) - len(lines)
 
