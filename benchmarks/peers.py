@@ -33,7 +33,7 @@ from step import begun, stepper
 from timing import environment
 
 from compressive import networks, optim, recipes
-from compressive.config import Config, override
+from compressive.config import Config, override, total_steps
 from compressive.data.loaders import Resident
 from compressive.data.sampler import BatchIndices
 from compressive.data.sources import open_source
@@ -125,7 +125,7 @@ def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step,
         model.parameters(), peak, momentum=0.9, weight_decay=config.optim.weight_decay
     )
     warmup = optim.warmup_steps(count, config.optim.warmup_epochs, batch)
-    total = optim.total_steps(count, config.train.epochs, batch)
+    total = total_steps(count, config.train.epochs, batch)
     batches, number = _endless(loader), iter(range(10**9))
 
     def step() -> None:

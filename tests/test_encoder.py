@@ -11,8 +11,8 @@ import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialize
-from safetensors.torch import save_file
 from tiny import noise, silent, tiny
 from torch import Tensor, nn
 
@@ -27,6 +27,7 @@ from compressive.encoder import Encoder, load, pack, save
 from compressive.evaluation.frozen_model import FrozenModel, open_subject
 from compressive.networks import backbone, build, feature_dim
 from compressive.rundir.files import ENCODER
+from compressive.rundir.versions import UnsupportedFormat
 from compressive.train.loop import pretrain
 from compressive.train.online_eval import features
 
@@ -274,7 +275,7 @@ def test_a_picture_is_seen_as_its_file(encoder: Encoder, mode: str, tmp_path: Pa
 
 def test_what_was_not_prepared_is_refused(encoder: Encoder, tmp_path: Path) -> None:
     for images in (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(3, 32, 32)):
-        with pytest.raises(ValueError, match=r"encoder\.preprocess has made, got torch"):
+        with pytest.raises(ValueError, match=r"encoder\.preprocess.* got torch"):
             encoder(images)
     with pytest.raises(
         ValueError, match="is a folder; give its images, or use `compressive embed`"
@@ -377,6 +378,18 @@ def test_the_weights_of_others_are_left_to_timm(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not say which network") as caught:
         load(tmp_path / "x.safetensors")
     one_line(caught.value)
+
+
+@pytest.mark.parametrize("version", [None, "1", "3"])
+def test_another_format_is_refused_by_its_number(version: str | None, tmp_path: Path) -> None:
+    saved(tmp_path, SETTINGS)
+    with safe_open(tmp_path / ENCODER, "pt") as file:
+        metadata = {k: v for k, v in file.metadata().items() if k != "format_version"}
+    metadata |= {} if version is None else {"format_version": version}
+    save_file(load_file(tmp_path / ENCODER), tmp_path / ENCODER, metadata)
+    with pytest.raises(UnsupportedFormat, match=rf"format {version or 1}\b") as caught:
+        load(tmp_path)
+    assert str(tmp_path / ENCODER) in one_line(caught.value)
 
 
 def test_load_is_at_the_front_door() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from compressive.config import total_steps
 from compressive.optim import (
     LARS,
     cosine_beta,
@@ -21,7 +22,6 @@ from compressive.optim import (
     linear_beta,
     parameter_groups,
     scaled_lr,
-    total_steps,
     warmup_cosine,
     warmup_steps,
 )

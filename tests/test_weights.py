@@ -140,7 +140,7 @@ def test_the_file_says_what_the_original_says_and_what_it_is_told(
     assert metadata(again) == metadata(path) | {"seed": "2"}
     once, twice = load_file(path), load_file(again)
     assert all(torch.equal(once[name], twice[name]) for name in once)
-    with pytest.raises(ValueError, match="about must leave 'size'") as caught:
+    with pytest.raises(ValueError, match="'size'") as caught:
         pack(whole, tmp_path / "c.safetensors", {"size": "64"})
     one_line(caught)
 

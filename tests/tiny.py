@@ -85,8 +85,8 @@ def last(run: Path) -> dict[str, Any]:
 
 
 def journal(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run without what is measured by a clock."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """The lines of a run without what is measured by a clock, and without the header."""
+    _, *lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         for name in TIMING:
             line.pop(name, None)

@@ -4,6 +4,7 @@ Longer than 300 lines, so that every setting is in one file.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -11,7 +12,7 @@ from compressive.setting_fields import build, check_fields, info, parse, require
 
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
 __all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
-__all__ += ["check_device_name", "flat"]
+__all__ += ["check_device_name", "flat", "total_steps"]
 __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
 
 
@@ -473,15 +474,28 @@ def from_dict(settings: dict[str, Any]) -> Config:
     return build(Config, settings)
 
 
-def flat(config: Config) -> dict[str, Any]:
+def flat(settings: Config | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return every setting by its dotted name."""
+    nested = asdict(settings) if isinstance(settings, Config) else settings
     result: dict[str, Any] = {}
-    for name, value in asdict(config).items():
+    for name, value in nested.items():
         if isinstance(value, dict):
-            result |= {f"{name}.{key}": inner for key, inner in value.items()}
+            result |= flat(value, f"{prefix}{name}.")
         else:
-            result[name] = value
+            result[f"{prefix}{name}"] = value
     return result
+
+
+def total_steps(examples: int, epochs: int, batch: int) -> int:
+    """Return the steps of a whole run: one more than its full batches, as in the official code."""
+    for name, value, least in (
+        ("batch", batch, 1),
+        ("examples", examples, 1),
+        ("epochs", epochs, 0),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be {'positive' if least else '0 or more'}, got {value}")
+    return examples * epochs // batch + 1
 
 
 def _set(settings: dict[str, Any], name: str, text: str) -> None:

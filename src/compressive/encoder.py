@@ -1,4 +1,4 @@
-"""The product of a run: a frozen backbone with its preprocessing, saved and loaded."""
+"""The trained encoder: a frozen backbone with its preprocessing, saved and loaded."""
 
 import json
 import math
@@ -22,20 +22,21 @@ from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.files import ENCODER, write_bytes
+from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
 
-_FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
+_METADATA = frozenset({"network", "size", "side", "antialias"})  # keys of encoder.safetensors
 
 ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
 
 class Encoder(nn.Module):
-    """A backbone and how images must be prepared for it.
+    """A backbone with its preprocessing.
 
-    `encoder(encoder.preprocess(images))` gives one feature vector per image: the deterministic
-    output h of the backbone, without the heads that pretraining put behind it. Its weights are
-    frozen; `encoder.requires_grad_(True).train()` fine-tunes them.
+    `encoder(encoder.preprocess(images))` returns one feature vector per image: the deterministic
+    output h of the backbone, without the projection heads of pretraining. The weights are frozen;
+    call `encoder.requires_grad_(True).train()` to fine-tune them.
     """
 
     def __init__(
@@ -50,21 +51,21 @@ class Encoder(nn.Module):
         super().__init__()
         self.network = network
         self.settings = settings
-        self.size = size  # of what the network sees
-        self.side = side  # of the canvases in training: longer images were shrunk to it first
-        self.antialias = antialias  # whether its views were
+        self.size = size  # input side of the network, in pixels
+        self.side = side  # data.max_side: larger images were shrunk to it before views were taken
+        self.antialias = antialias  # whether views were resized with antialiasing
 
     @property
     def feature_dim(self) -> int:
-        """Length of a feature vector."""
+        """Return the length of a feature vector."""
         return feature_dim(self.network)
 
     @validates_inputs
     def forward(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch feat"]:
-        """Features of prepared images."""
+        """Return features of preprocessed images."""
         if images.ndim != 4 or not images.is_floating_point():
             raise ValueError(
-                "an encoder takes a batch that encoder.preprocess has made, got "
+                "an encoder takes a batch that encoder.preprocess returned, got "
                 f"{images.dtype} of shape {tuple(images.shape)}"
             )
         return self.network(images)
@@ -73,9 +74,9 @@ class Encoder(nn.Module):
     def preprocess(
         self, images: ImageInput | Sequence[ImageInput] | UInt8[Tensor, "batch 3 h w"]
     ) -> Float[Tensor, "batch 3 size size"]:
-        """Images as the encoder saw them in training: shrunk, centered, normalized, on its device.
+        """Shrink, center-crop and normalize images as in training, on the encoder's device.
 
-        Takes paths, PIL images or uint8 tensors, one or many.
+        Takes one or many paths, PIL images or uint8 tensors.
         """
         device = next(self.parameters()).device
         if isinstance(images, Tensor) and images.ndim == 4:
@@ -86,8 +87,8 @@ class Encoder(nn.Module):
         many = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
         if not many:
             raise ValueError("no images were given")
-        # Bytes are shrunk on the host: torch has no antialiased resizing of them elsewhere.
-        small = [shrink(_decode_input(one).cpu(), self.side, least(self.size)) for one in many]
+        # Shrink on the CPU: torch resizes uint8 with antialiasing only there.
+        small = [shrink(_to_uint8(one).cpu(), self.side, least(self.size)) for one in many]
         return torch.cat([self._seen(one[None].to(device)) for one in small])
 
     def _seen(self, images: UInt8[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 size size"]:
@@ -95,7 +96,7 @@ class Encoder(nn.Module):
 
 
 def least(size: int) -> int:
-    """Pixels of the shorter side from which a network that sees `size` has them all."""
+    """Return the shorter side of an image whose central crop has `size` pixels."""
     return math.ceil(size / central_share(size))
 
 
@@ -108,46 +109,45 @@ def save(
     *,
     antialias: bool = False,
 ) -> Path:
-    """Write encoder.safetensors: the backbone's weights by their timm names.
+    """Write encoder.safetensors: the backbone's weights by their timm names, and metadata.
 
-    `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it where timm has the same
-    network; with `stem=cifar`, `width` above 1, or `variant=official` of ResNet-18 and -34 only
-    `load` does. With `variant=official` of deeper ones timm loads it and computes different
-    features.
+    `timm.create_model(name, num_classes=0, checkpoint_path=...)` loads it if timm has the same
+    network. Only `load` reads networks with `stem=cifar`, `width` above 1, or `variant=official` of
+    ResNet-18 and -34. With `variant=official` of deeper ones timm computes different features.
     """
     views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
-    about = {"network": json.dumps(asdict(settings)), **views, "format": "pt"}
+    version = {"format": "pt", FORMAT_KEY: str(FORMAT_VERSIONS[ENCODER])}
+    metadata = {"network": json.dumps(asdict(settings)), **views, **version}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     path = folder / ENCODER
-    write_bytes(path, _content(weights, about))
+    write_bytes(path, _reproducible_bytes(weights, metadata))
     return path
 
 
 def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None) -> Path:
-    """Write an encoder again in half the bytes, with facts about it, such as recipe and seed.
+    """Write an encoder with float16 weights and more metadata, such as its recipe and seed.
 
-    Its matrices and kernels are rounded to float16; what has one axis (biases, batch norms with
-    their statistics) and counters are kept as they are. `load` makes float32 of all again.
+    Matrices and kernels are rounded to float16. Tensors with one axis (biases, batch norms with
+    their statistics) and counters are kept. `load` converts all to float32.
     """
-    path = _file(place)
-    kept, weights = _read(path)
-    if taken := (_FACTS | {"antialias", "format"}) & (about or {}).keys():
-        raise ValueError(f"about must leave {min(taken)!r} to the encoder, which has its own")
-    rounded = {name: _rounded(value, f"{name} of {path}") for name, value in weights.items()}
-    write_bytes(target, _content(rounded, {**kept, **(about or {})}))
+    path = _find_file(place)
+    kept, weights = _read_file(path)
+    if taken := (_METADATA | {"format", FORMAT_KEY}) & (about or {}).keys():
+        raise ValueError(f"about must not contain {min(taken)!r}, which the encoder sets itself")
+    rounded = {name: _to_float16(value, f"{name} of {path}") for name, value in weights.items()}
+    write_bytes(target, _reproducible_bytes(rounded, {**kept, **(about or {})}))
     return target
 
 
-def _content(weights: dict[str, Tensor], about: dict[str, str]) -> bytes:
-    """A safetensors file whose bytes are the same whenever it is written.
+def _reproducible_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """Serialize to safetensors with sorted metadata, which the library writes in random order.
 
-    The library writes what is said about the weights in another order each time, and results
-    know their encoder by its checksum.
+    Results identify their encoder by its checksum.
     """
-    content = serialize(weights, about)
+    content = serialize(weights, metadata)
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(about.items()))
+    header["__metadata__"] = dict(sorted(metadata.items()))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + content[end:]
@@ -156,18 +156,18 @@ def _content(weights: dict[str, Tensor], about: dict[str, str]) -> bytes:
 def load(
     place: str | Path, device: str | torch.device = "cpu", *, network: nn.Module | None = None
 ) -> Encoder:
-    """The encoder of a run, given its folder or its encoder.safetensors; frozen, not training.
+    """Load an encoder from a run folder or an encoder.safetensors, frozen and in evaluation mode.
 
-    Or one that comes with the package, by its name (`shipped.names`) where no file has that name.
-    `network` takes the weights of a run whose backbone was your own.
+    If there is no such file or folder, `place` may name an encoder of the package
+    (`weights.names`). Pass `network` to load the weights of a custom backbone.
     """
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # the latter if torch was built without CUDA
         raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
-    about, weights = _read(_file(place), device)
-    settings = from_dict({"network": json.loads(about["network"])}).network
-    size, side = int(about["size"]), int(about["side"])
+    metadata, weights = _read_file(_find_file(place), device)
+    settings = from_dict({"network": json.loads(metadata["network"])}).network
+    size, side = int(metadata["size"]), int(metadata["side"])
     network = build(settings, size) if network is None else network
     if not fits(network, weights):
         raise ValueError(
@@ -175,12 +175,12 @@ def load(
             "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
         )
     network.load_state_dict(weights)
-    antialias = about.get("antialias") == "true"  # older files do not say, and were not
-    ours = Encoder(network, settings, size, side, antialias=antialias)
-    return ours.to(device).eval().requires_grad_(False)
+    antialias = metadata["antialias"] == "true"
+    encoder = Encoder(network, settings, size, side, antialias=antialias)
+    return encoder.to(device).eval().requires_grad_(False)
 
 
-def _file(place: str | Path) -> Path:
+def _find_file(place: str | Path) -> Path:
     path = Path(place).expanduser()
     if path.is_dir():
         path = path / ENCODER
@@ -194,27 +194,30 @@ def _file(place: str | Path) -> Path:
     return path
 
 
-def _read(
+def _read_file(
     path: Path, device: str | torch.device = "cpu"
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What a file of ours says of itself, and its weights."""
+    """Return metadata and weights of an encoder.safetensors."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            about = file.metadata() or {}
+            metadata = file.metadata() or {}
         weights = load_file(path, device=str(device))
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    if not about.keys() >= _FACTS:
+    if "network" not in metadata:
         raise ValueError(f"{path} does not say which network it is of; timm may load it")
-    return about, weights
+    check_format(path, ENCODER, metadata.get(FORMAT_KEY))
+    if absent := _METADATA - metadata.keys():
+        raise ValueError(f"{path} is damaged: its metadata lack {min(absent)!r}")
+    return metadata, weights
 
 
-def _rounded(value: Tensor, name: str) -> Tensor:
+def _to_float16(value: Tensor, name: str) -> Tensor:
     if value.ndim < 2 or not value.is_floating_point():
         return value
     half, exact = value.half(), value.double()
-    # Float16 keeps 11 bits, so that half of 2^-10 is lost at most; more only where values are too
-    # large for it, or most of them too small. Not "greater": nan must be refused, too.
+    # Float16 keeps 11 bits, so rounding loses at most half of 2^-10. More is lost only if values
+    # are too large for float16, or most are too small. Not ">": NaN must fail, too.
     if not (half - exact).norm() <= 2**-10 * exact.norm():
         largest = exact.abs().max().item()
         raise ValueError(
@@ -225,7 +228,7 @@ def _rounded(value: Tensor, name: str) -> Tensor:
 
 
 @validates_inputs
-def _decode_input(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
+def _to_uint8(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
     if isinstance(picture, Tensor):
         return planar(picture[None])[0]
     if not isinstance(picture, str | os.PathLike | Image.Image):
@@ -234,12 +237,12 @@ def _decode_input(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
             f"got {type(picture).__name__}; PIL.Image.fromarray makes one of an array"
         )
     try:
-        return rgb(picture) if isinstance(picture, Image.Image) else decode(_read_file(picture))
+        return rgb(picture) if isinstance(picture, Image.Image) else decode(_read_image(picture))
     except Unreadable as problem:
         raise ValueError(f"{picture} cannot be read: {problem}") from None
 
 
-def _read_file(path: str | os.PathLike[str]) -> bytes:
+def _read_image(path: str | os.PathLike[str]) -> bytes:
     path = Path(path).expanduser()
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")

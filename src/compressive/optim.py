@@ -16,7 +16,6 @@ __all__ = [
     "linear_beta",
     "parameter_groups",
     "scaled_lr",
-    "total_steps",
     "warmup_cosine",
     "warmup_steps",
 ]
@@ -180,14 +179,6 @@ def parameter_groups(
         {"params": adapted, "weight_decay": weight_decay, "adapt": True},
         {"params": spared, "weight_decay": 0.0, "adapt": False},
     ]
-
-
-def total_steps(examples: int, epochs: int, batch: int) -> int:
-    """Steps of a whole run: one more than its full batches, as in the official code."""
-    _require(batch > 0, "batch", batch, "positive")
-    _require(examples > 0, "examples", examples, "positive")
-    _require(epochs >= 0, "epochs", epochs, "0 or more")
-    return examples * epochs // batch + 1
 
 
 def warmup_steps(examples: int, epochs: float, batch: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from compressive.config import Config, override
 from compressive.evaluation.compare import (
     Difference,
-    Group,
+    Experiment,
     compare,
     open_groups,
     short_names,
@@ -187,7 +187,7 @@ def test_runs_on_other_data_are_another_experiment(tmp_path: Path) -> None:
     assert len(open_groups(runs)) == 2
 
 
-A, B = Group("a", ()), Group("b", ())
+A, B = Experiment("a", ()), Experiment("b", ())
 
 
 def lines(*found: Difference) -> list[str]:

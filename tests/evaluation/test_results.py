@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_files import results_text
 
 from compressive.evaluation.results import Results, read
 from compressive.metrics import bootstrap_interval
+from compressive.rundir.versions import UnsupportedFormat
 
 
 def some() -> Results:
@@ -60,19 +62,23 @@ def test_a_missing_file_says_what_makes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("{", "{}", "\xff", "3", '{"run": "a", "records": [{"run": 1}], "skipped": []}'),
-        '{"run": "a", "records": ["b"], "skipped": []}',
-        json.dumps(
-            {"run": "a", "records": [asdict(some().records[0]) | {"value": "x"}], "skipped": []}
-        ),
-        json.dumps(
-            {"run": "a", "records": [asdict(some().records[0]) | {"protocol": 3}], "skipped": []}
-        ),
+        *("{", "\xff", "3", '{"format_version": 2}', results_text([{"run": 1}])),
+        results_text(["b"]),
+        results_text([asdict(some().records[0]) | {"value": "x"}]),
+        results_text([asdict(some().records[0]) | {"protocol": 3}]),
+        results_text([asdict(some().records[0]) | {"unknown": 3}]),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="is damaged"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_another_format_is_refused_by_its_number(version: int | None, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(results_text([], format_version=version))
+    with pytest.raises(UnsupportedFormat, match=rf"results\.json.*format {version or 1}\b"):
         read(tmp_path)
 
 

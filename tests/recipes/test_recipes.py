@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny import noise
 
 from compressive import networks, optim, recipes
-from compressive.config import Config, flat, from_dict, override
+from compressive.config import Config, flat, from_dict, override, total_steps
 from compressive.data.sources import open_source
 from compressive.recipes.auto import auto_recipe
 from compressive.recipes.recipe import Recipe
@@ -157,7 +157,7 @@ def test_schedules_are_the_official_ones(name: str, theirs: str, change: list[st
     golden = next(c for c in golden_json("schedules")["configs"] if c["name"] == theirs)
     config = override(recipes.get(name).config, *change)
     size = (golden["num_examples"], config.train.epochs, config.train.batch_size)
-    total = optim.total_steps(*size)
+    total = total_steps(*size)
     warmup = optim.warmup_steps(size[0], config.optim.warmup_epochs, size[2])
     assert (total, warmup) == (golden["total_steps"], golden["warmup_steps"])
     peak = optim.scaled_lr(config.optim.lr, config.train.batch_size)
@@ -377,7 +377,7 @@ def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: f
     assert 2 <= batch <= min(count, 512)
     assert batch & (batch - 1) == 0
     assert 0 < config.optim.warmup_epochs < epochs
-    assert optim.warmup_steps(count, config.optim.warmup_epochs, batch) < optim.total_steps(
+    assert optim.warmup_steps(count, config.optim.warmup_epochs, batch) < total_steps(
         count, epochs, batch
     )
     looks = count * epochs

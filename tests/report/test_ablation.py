@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_page import Page, drawings, record, report, write_run
+from run_files import record, results_text
+from test_page import Page, drawings, report, write_run
 
 from compressive.report.summary import failure, outcome
-from compressive.report.svg import HEIGHT, WIDTH, Line, chart, labels
+from compressive.report.svg import CHART_HEIGHT, CHART_WIDTH, Line, chart, labels
 from compressive.rundir.reader import read_runs
 
 
@@ -22,8 +23,8 @@ def made(folder: Path, beta: float, scores: dict[str, float], **changes: Any) ->
     (run / "config.json").write_text(json.dumps({**config, **changes}))
     names = [(*name.split("/", 2), value) for name, value in scores.items()]
     records = [record(task, dataset, metric, value) for task, dataset, metric, value in names]
-    results = {"about": {"data": "set"}, "records": records}
-    (run / "evaluation/results.json").write_text(json.dumps(results))
+    results = results_text(records, about={"data": "set"})
+    (run / "evaluation/results.json").write_text(results)
     return run
 
 
@@ -139,7 +140,7 @@ def test_what_was_judged_otherwise_is_not_averaged(tmp_path: Path) -> None:
             runs.append(made(tmp_path / f"b{i}s{seed}", beta, scores, seed=seed))
     path = runs[5] / "evaluation/results.json"
     records = [record("linear", "set held out", "top-1", 0.01)]
-    path.write_text(json.dumps({"about": {"data": "set held out"}, "records": records}))
+    path.write_text(results_text(records, about={"data": "set held out"}))
     path = runs[0] / "evaluation/results.json"
     content = json.loads(path.read_text())
     content["records"][1] = record("logistic", "set", "brier", 0.9)
@@ -244,8 +245,8 @@ def test_an_outcome_is_of_the_runs_own_images(tmp_path: Path) -> None:
 def test_a_run_has_failed_if_it_ended_ill_and_left_nothing(tmp_path: Path) -> None:
     run = collapsed(tmp_path / "a", 1.0)
     assert failure(read_runs([run])[0]) == "collapsed"
-    results = {"records": [record("linear", "set", "top-1", 0.1)]}  # of a checkpoint
-    (run / "evaluation/results.json").write_text(json.dumps(results))
+    results = results_text([record("linear", "set", "top-1", 0.1)])  # of a checkpoint
+    (run / "evaluation/results.json").write_text(results)
     assert failure(read_runs([run])[0]) == ""
     well = made(tmp_path / "b", 1.0, {}, train={"steps": 1000})
     assert failure(read_runs([well])[0]) == ""
@@ -292,9 +293,9 @@ def test_axes_end_before_the_few_points_that_lie_far_away() -> None:
     pieces = paths(cut)
     ends = np.concatenate(pieces)
     assert ends[:, 0].min() >= 57.9
-    assert ends[:, 0].max() <= WIDTH - 9.9
+    assert ends[:, 0].max() <= CHART_WIDTH - 9.9
     assert ends[:, 1].min() >= 9.9
-    assert ends[:, 1].max() <= HEIGHT - 37.9
+    assert ends[:, 1].max() <= CHART_HEIGHT - 37.9
     # The stretch that enters comes first; what follows is the line as it is without the far ones.
     np.testing.assert_allclose([p[0] for p in pieces[1:]], plain[:-1], atol=0.11)
     np.testing.assert_allclose([p[1] for p in pieces[1:]], plain[1:], atol=0.11)
@@ -302,7 +303,7 @@ def test_axes_end_before_the_few_points_that_lie_far_away() -> None:
     slope = (first[1] - last[1]) / (first[0] - last[0])
     assert slope == 0  # it enters from the right, at the height it comes from
     np.testing.assert_allclose(pieces[0][:, 1], plain[0, 1], atol=0.11)
-    assert pieces[0][0, 0] == pytest.approx(WIDTH - 10, abs=0.11)
+    assert pieces[0][0, 0] == pytest.approx(CHART_WIDTH - 10, abs=0.11)
 
 
 def test_a_line_that_leaves_the_axes_ends_at_them_on_its_way(tmp_path: Path) -> None:
@@ -325,9 +326,9 @@ def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path
     """An early one, as the first reading of the plane may be."""
     run = write_run(tmp_path / "run")
     before = drawings(report(tmp_path, run))
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    header, *lines = (run / "metrics.jsonl").read_text().splitlines()
     spike = json.dumps({**json.loads(lines[0]), "step": 0, "loss": 4e4, "reducible_residual": 4e4})
-    (run / "metrics.jsonl").write_text("\n".join([spike, *lines]))
+    (run / "metrics.jsonl").write_text("\n".join([header, spike, *lines]))
     after = drawings(report(tmp_path, run))
 
     def highest(found: list[str], words: str) -> float:
@@ -336,11 +337,8 @@ def test_curves_over_training_leave_a_spike_out_and_keep_the_rest(tmp_path: Path
         return max(float(text.replace("k", "e3")) for text in texts)
 
     assert highest(after, '"loss against step') == highest(before, '"loss against step')
-    assert (
-        highest(after, "against reducible residual")
-        == highest(before, "against reducible residual")
-        < 10
-    )
+    plane = "against reducible_residual"
+    assert highest(after, plane) == highest(before, plane) < 10
 
 
 def test_an_axis_has_one_unit() -> None:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from test_page import SECTIONS, record, write_run
 
 from compressive.report import write_report
-from compressive.report.tables import Verdicts
+from compressive.rundir.records import ComparisonText
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FOUND = [os.environ.get("CHROMIUM"), *(shutil.which(name) for name in NAMES)]
@@ -163,7 +163,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
             json.dumps({"step": 31, "loss": 1e4, "reducible_residual": 90.0, "health": ill}) + "\n"
         )
     line = ("smoothness saturation+, train", "0.350", "0.305", "-0.046 [-0.059, -0.033]", "better")
-    judged = Verdicts("beta0.0-seed0", "beta0.01-seed0", [line, line], "on set")
+    judged = ComparisonText("beta0.0-seed0", "beta0.01-seed0", [line, line], "on set")
     path = write_report(runs, folder / "report.html", verdicts=judged)
     return path.read_text(encoding="utf-8")
 

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from run_files import config_text, metrics_text, record, results_text
 from safetensors.numpy import save_file
 
 from compressive.recipes import paper
 from compressive.report import write_report
 from compressive.report.gallery import png
-from compressive.report.svg import MOST, Line, chart, thinned, ticks
-from compressive.report.tables import Verdicts, cell
-from compressive.rundir.reader import Figure
+from compressive.report.svg import MAX_POINTS, Line, chart, thinned, ticks
+from compressive.report.tables import number_cell
+from compressive.rundir.records import ComparisonText, Record
+from compressive.rundir.versions import UnsupportedFormat
 
 SECTIONS = [
     *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
@@ -73,16 +75,6 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
-
-
-def record(task: str, dataset: str, metric: str, value: float, **more: Any) -> dict[str, Any]:
-    fixed = {"run": "r", "n": 2400, "images": "i", "of": "o", "seed": 0, "command": "compressive e"}
-    return {
-        **{"task": task, "dataset": dataset, "metric": metric, "value": value},
-        **{"low": None, "high": None, "protocol": {}},
-        **fixed,
-        **more,
-    }
 
 
 def records(shift: float) -> list[dict[str, Any]]:
@@ -155,13 +147,11 @@ def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
         "train": {"epochs": 6},
         "about": {"command": "compressive train x", "device": "a CPU", "versions": {"torch": "3"}},
     }
-    (folder / "config.json").write_text(json.dumps(settings))
-    lines = (json.dumps(line) + "\n" for line in journal(30, shift))
-    (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "config.json").write_text(config_text(settings))
+    (folder / "metrics.jsonl").write_text(metrics_text(journal(30, shift)))
     (folder / "encoder.safetensors").write_bytes(b"")
-    content = {"run": name, "about": {"device": "cpu"}, "records": records(shift)}
-    skipped = ["frost, which needs photographs"]
-    results = json.dumps({**content, "skipped": skipped})
+    about, skipped = {"device": "cpu"}, ["frost, which needs photographs"]
+    results = results_text(records(shift), run=name, about=about, skipped=skipped)
     (folder / "evaluation/results.json").write_text(results)
     words = {"classes": json.dumps(["dots", "rings", "<b>grid"]), "map_method": "two axes of PCA"}
     save_file(gallery(0), folder / "evaluation/gallery.safetensors", metadata=words)
@@ -265,7 +255,7 @@ def records_text(name: str) -> str:
     found += [record(name, name, name, 1.0, command=name)]
     bins = {"reliability": [[0.5, 0.5, 10]]}
     found += [record(name, name, "ece", 1.0, protocol=bins)]
-    return json.dumps({"run": name, "about": {name: name}, "records": found})
+    return results_text(found, run=name, about={name: name})
 
 
 @pytest.mark.parametrize(
@@ -321,6 +311,29 @@ def test_half_written_files_are_told_of_and_do_not_end_the_report(
     assert f"{Path(file).name}: " in page.text
 
 
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "evaluation/results.json"])
+@pytest.mark.parametrize("version", [1, 3])
+def test_files_of_another_format_are_rejected_with_the_version_that_wrote_them(
+    tmp_path: Path, file: str, version: int
+) -> None:
+    """Format 1, compressive 0.1, wrote no version at all."""
+    run = write_run(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["about"]["versions"]["compressive"] = "0.7"
+    (run / "config.json").write_text(json.dumps(config))
+    assert "summary" in report(tmp_path, run).sections
+    text = (run / file).read_text()
+    removed = {"metrics.jsonl": '{"format_version": 2}\n'}.get(file, '"format_version": 2, ')
+    assert removed in text
+    new = "" if version == 1 else removed.replace("2", str(version))
+    (run / file).write_text(text.replace(removed, new))
+    with pytest.raises(UnsupportedFormat) as caught:
+        report(tmp_path, run)
+    for words in (str(run / file), "compressive 0.7", f"format {version}", "format 2"):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_damaged_last_lines_are_skipped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     whole = report(tmp_path, run)
@@ -349,17 +362,18 @@ def test_odd_values_in_whole_files_are_left_out(tmp_path: Path) -> None:
         {"task": "linear"},
         "text",
     ]
-    content = json.dumps({"records": bad, "skipped": "no", "about": []})
-    (run / "evaluation/results.json").write_text(content)
-    (run / "config.json").write_text('{"method": ["list"], "about": 3}')
+    (run / "evaluation/results.json").write_text(results_text(bad))
+    (run / "config.json").write_text(config_text({"method": ["list"], "about": 3}))
     odd = {**gallery(0), "views": np.zeros((2, 2)), "query": np.zeros((9, 4, 4, 3), np.uint8)}
     odd["map"] = np.full((4, 2), np.nan, np.float32)
     save_file(odd, run / "evaluation/gallery.safetensors", metadata={"classes": "{"})
     page = report(tmp_path, run)
-    assert "3 records without a finite number left out" in page.text
+    assert "4 records without a finite number left out" in page.text
     assert "views of another shape" in page.text
-    assert page.numbers["figures"] == [0.5, 0.5]
+    assert page.numbers["figures"] == [0.5]
     assert page.sections == ["summary", "curves", "plane", "figures", "origins"]
+    (run / "evaluation/results.json").write_text(results_text([], skipped="no"))
+    assert "results.json: damaged" in report(tmp_path, run).text
 
 
 def test_far_readings_do_not_stretch_axes_but_the_end_is_shown() -> None:
@@ -393,7 +407,7 @@ def test_numbers_of_other_images_are_marked(tmp_path: Path) -> None:
 def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.json").write_text('{"method": "simclr"}')
+    (run / "config.json").write_text(config_text({"method": "simclr"}))
     page = report(tmp_path, run)
     assert page.sections == ["summary", "origins"]
 
@@ -500,22 +514,22 @@ def test_ticks_are_few_and_inside(low: float, span: float) -> None:
 
 
 def test_long_lines_are_thinned_by_means() -> None:
-    points = [(float(i), float(i % 2)) for i in range(10 * MOST)]
+    points = [(float(i), float(i % 2)) for i in range(10 * MAX_POINTS)]
     found = thinned(points)
-    assert len(found) == MOST
+    assert len(found) == MAX_POINTS
     np.testing.assert_allclose(np.array(found)[:, 1], 0.5)
-    np.testing.assert_allclose(np.array(found)[:, 0], np.arange(MOST) * 10 + 4.5)
+    np.testing.assert_allclose(np.array(found)[:, 0], np.arange(MAX_POINTS) * 10 + 4.5)
 
 
 def test_a_speed_is_thinned_by_medians_and_drawn_from_zero(tmp_path: Path) -> None:
     """In every other ten readings two are three times too fast: means would go up and down."""
     run = write_run(tmp_path / "run")
-    rates = [2100.0 if step % 20 < 2 else 700.0 for step in range(10 * MOST)]
+    rates = [2100.0 if step % 20 < 2 else 700.0 for step in range(10 * MAX_POINTS)]
     lines = [{"step": step, "images_per_second": rate} for step, rate in enumerate(rates)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "metrics.jsonl").write_text(metrics_text(lines))
     (drawing,) = [d for d in drawings(report(tmp_path, run)) if "images per second" in d]
     path = re.findall(r'<path class="line" d="M([^"]*)"', drawing)[0].split("L")
-    assert len(path) == MOST
+    assert len(path) == MAX_POINTS
     assert len({point.split()[1] for point in path}) == 1
     assert '>0</text><line class="grid"' in drawing
 
@@ -540,7 +554,7 @@ def test_verdicts_are_told_as_compare_has_them(tmp_path: Path) -> None:
         ("kNN <20>", "87.6", "87.5", "-0.1 [-0.2, 0.0]", "undecided"),
         ("nll", "0.30", "0.35", "0.05 [0.01, 0.09]", "worse (seeds)"),
     ]
-    judged = Verdicts("one", "other", lines, "on set; over seeds")
+    judged = ComparisonText("one", "other", lines, "on set; over seeds")
     page = Page(write_report(runs, tmp_path / "r.html", verdicts=judged))
     assert page.sections[5:8] == ["maps", "verdicts", "figures"]
     found = part(page, "verdicts")
@@ -556,7 +570,7 @@ def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in ("plain-run", "rich-run")]
     lines = [line for line in journal(30, 0.0) if "loss" in line]
     kept = [{"step": line["step"], "loss": line["loss"]} for line in lines]
-    (runs[0] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    (runs[0] / "metrics.jsonl").write_text(metrics_text(kept))
     page = report(tmp_path, *runs)
     legends = {
         name: re.findall(r'<p class="legend">.*?</p>', part(page, name), re.DOTALL)[0]
@@ -617,7 +631,7 @@ def drawings_in(page: Page, section: str) -> list[str]:
 def test_numbers_keep_their_zeros_their_sign_and_their_unit(
     metric: str, value: float, printed: str
 ) -> None:
-    assert cell(Figure("linear", "set", metric, value)).text == printed
+    assert number_cell(Record(**record("linear", "set", metric, value))).text == printed
 
 
 def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None:

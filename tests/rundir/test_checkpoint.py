@@ -76,14 +76,15 @@ def test_the_comparison_above_can_fail() -> None:
     assert not same({"a": 1}, {"a": True})
 
 
-@pytest.mark.parametrize("dtype", checkpoint._DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", checkpoint.DTYPES, ids=str)
 def test_every_bit_pattern_of_every_dtype_survives(dtype: torch.dtype, tmp_path: Path) -> None:
     """NaN payloads too: random bytes, seen as numbers."""
     data = torch.randint(256 if dtype != torch.bool else 2, (64, 8), dtype=torch.uint8)
     state = {"x": data.view(dtype), "scalar": data.view(dtype)[0, 0]}
     path = tmp_path / "a.safetensors"
     assert same(round_trip(path, state), state)
-    assert same(load_file(path), state), "safetensors' own reader agrees"
+    theirs = load_file(path)  # sorted by name
+    assert same({name: theirs[name] for name in state}, state), "safetensors' own reader agrees"
 
 
 def test_views_and_other_memory_formats_keep_their_values(tmp_path: Path) -> None:
@@ -188,9 +189,7 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_old_file(
 
 def test_a_header_that_no_reader_takes_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    with pytest.raises(
-        ValueError, match=r"header of 100 MB.*keep long lists of numbers as tensors"
-    ):
+    with pytest.raises(ValueError, match=r"header of 100 MB"):
         checkpoint.save(path, {"a": "x" * 100_000_000})
     assert not path.exists()
 
@@ -220,9 +219,7 @@ def test_a_changed_bit_anywhere_in_what_was_saved_is_seen(tmp_path: Path) -> Non
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {"w": torch.randn(50), "n": 3, "step": 1234})
     whole = path.read_bytes()
-    state = whole.index(b'"state"')
-    begin = whole.index(b"1234")
-    assert state < begin < whole.index(b'"crc32"')
+    begin = whole.index(b"1234", whole.index(b'"state"'))
     for place in (begin, begin + 3, len(whole) - 200, len(whole) - 77, len(whole) - 1):
         changed = bytearray(whole)
         changed[place] ^= 1
@@ -241,14 +238,22 @@ def rewritten(path: Path, **changes: str | None) -> None:
     save_file(load_file(path), path, header)
 
 
-def test_foreign_and_newer_files_are_told_apart_from_damaged_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["3", None])
+def test_foreign_newer_and_older_files_are_not_called_damaged(
+    version: str | None, tmp_path: Path
+) -> None:
+    """Format 1, of compressive 0.1, had no key of this name."""
     path = tmp_path / "step_00000001.safetensors"
     checkpoint.save(path, {"w": torch.randn(5)})
-    rewritten(path, compressive=str(checkpoint.FORMAT + 1))
-    with pytest.raises(ValueError, match=r"has format 2, .* reads up to 1; update") as newer:
+    rewritten(path, format_version=version)
+    with pytest.raises(ValueError, match=rf"format {version or 1}\b.*format 2\b") as newer:
         checkpoint.load(path)
-    with pytest.raises(ValueError, match="has format 2"):
+    with pytest.raises(ValueError, match=rf"format {version or 1}\b"):
         checkpoint.latest(tmp_path)  # falling back here would throw progress away
+    config = {"about": {"versions": {"compressive": "0.7"}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"compressive 0\.7 "):
+        checkpoint.load(path)
     save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(ValueError, match="no checkpoint of a run") as foreign:
         checkpoint.load(path)
@@ -269,7 +274,7 @@ def test_a_forged_header_is_refused_in_words(header: dict[str, str | None], tmp_
     checkpoint.save(path, {})
     crc = checkpoint._checksum(header["state"] or "", {})
     rewritten(path, **header, crc32=crc)
-    with pytest.raises(checkpoint.Damaged, match="header is not as we write it"):
+    with pytest.raises(checkpoint.Damaged, match="header"):
         checkpoint.load(path)
 
 
@@ -323,7 +328,7 @@ def test_damaged_checkpoints_are_skipped_and_named(
         "metadata, file not fully covered); delete it and resume from the one before"
     ]
     first.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"all 2 checkpoints in .* are damaged; choose another"):
+    with pytest.raises(ValueError, match=r"all 2 checkpoints in .* are damaged"):
         checkpoint.latest(tmp_path)
 
 
@@ -351,7 +356,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import torch
-from compressive import checkpoint
+from compressive.rundir import checkpoint
 folder = Path(sys.argv[1])
 checkpoint.save_step(folder, 1, {"w": torch.arange(9.0)})
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -381,7 +386,7 @@ KILLS = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from compressive import checkpoint
+from compressive.rundir import checkpoint
 
 def save_for_ever(path, n):
     while True:

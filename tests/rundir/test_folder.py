@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_files import config_text
 from tiny import tiny
 
 from compressive.config import Config, flat, override
@@ -34,6 +35,7 @@ def test_config_json_has_every_setting_and_where_it_was_made(tmp_path: Path) -> 
     config = tiny("method=c-byol", "bottleneck.target_residual=2", "seed=7")
     found = json.loads((written(tmp_path / "a" / "b", config) / "config.json").read_text())
     about = found.pop("about")
+    assert found.pop("format_version") == 2
     assert found == asdict(config)
     assert torch.__version__.startswith(about["versions"]["torch"])  # it may add +cu132
     assert set(about["versions"]) == {"compressive", "torch", "torchvision", "timm", "numpy"}
@@ -155,10 +157,23 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert "config.json is damaged: " in refusal(tmp_path, tiny())
     (tmp_path / "config.json").write_bytes(b'{"seed": "\xff"}')
     assert "config.json is damaged: " in refusal(tmp_path, tiny())
-    (tmp_path / "config.json").write_text('{"sead": 1}')
+    (tmp_path / "config.json").write_text(config_text({"sead": 1}))
     told = refusal(tmp_path, tiny())
     assert told.startswith(f"{tmp_path / 'config.json'}: no setting 'sead'")
     assert "did you mean seed?" in told
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_a_run_of_another_format_is_refused_with_the_version_that_wrote_it(
+    version: int | None, tmp_path: Path
+) -> None:
+    path = written(tmp_path, tiny()) / "config.json"
+    config = json.loads(path.read_text())
+    about = {"versions": {"compressive": "0.1.5"}}
+    path.write_text(json.dumps(config | {"format_version": version, "about": about}))
+    message = refusal(tmp_path, tiny())
+    for words in (str(path), "compressive 0.1.5", f"format {version or 1}", "format 2"):
+        assert words in message
 
 
 def test_what_a_kill_left_of_the_first_write_is_no_foreign_folder(tmp_path: Path) -> None:

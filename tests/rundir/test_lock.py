@@ -20,8 +20,8 @@ from compressive.train.loop import pretrain
 
 def test_a_folder_is_one_processs_until_it_ends_even_by_force(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "a"
-    code = "import sys, time, pathlib; from compressive.lock import hold\n"
-    code += "hold(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    code = "import sys, time, pathlib; from compressive.rundir.lock import acquire_lock\n"
+    code += "acquire_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     words = [sys.executable, "-c", code, str(out)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         try:

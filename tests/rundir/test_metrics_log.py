@@ -13,7 +13,7 @@ from PIL import Image
 from tiny import silent, tiny
 
 from compressive.augment.ops import colors, normalize
-from compressive.rundir.metrics_log import MetricsLogger
+from compressive.rundir.metrics_log import MetricsLogger, read_metrics
 from compressive.train.loop import pretrain
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
@@ -25,7 +25,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         raise AssertionError(f"{constant} is no JSON")
 
     text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    header, *found = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    assert header == {"format_version": 2}
+    assert read_metrics(folder / "metrics.jsonl") == (found, 0)
+    return found
 
 
 def test_every_line_is_json_and_there_at_once(tmp_path: Path) -> None:

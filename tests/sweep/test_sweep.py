@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from run_files import metrics_text, record, results_text
 from tiny import CHANGES, Written, journal, last, silent, sorted_photos
 from typer.testing import CliRunner
 
@@ -264,9 +265,7 @@ signal.signal(signal.SIGINT, lambda *_: asked.append(1))
 print(sys.argv[1], "in group", os.getpgrp())
 if sys.argv[1] == "evaluate":
     (out / "evaluation").mkdir()
-    record = {"task": "logistic", "dataset": "d", "metric": "top-1", "value": 0.5}
-    whole = {"about": {"data": "d"}, "records": [record]}
-    (out / "evaluation" / "results.json").write_text(json.dumps(whole))
+    (out / "evaluation" / "results.json").write_text(RESULTS)
 elif "beta0-" not in out.name and not (out / "asked").exists():
     out.mkdir()
     (out / "ready").touch()
@@ -435,18 +434,12 @@ def evaluated(
 ) -> Path:
     """Write the files of a finished run that a sweep reads."""
     (run / "evaluation").mkdir(parents=True)
-    records = [
-        {"task": task, "dataset": "set", "metric": metric, "value": value}
-        for (task, metric), value in scores.items()
-    ]
-    other = {"task": "logistic", "dataset": "another", "metric": "top-1", "value": 0.0}
-    whole = {"run": "x", "about": {"data": "set"}, "records": [other, *records], "skipped": []}
-    (run / "evaluation" / "results.json").write_text(json.dumps(whole))
-    lines = [
-        json.dumps({"step": i, "reducible_residual": value})
-        for i, value in enumerate(reducible_residual)
-    ]
-    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "movab']))
+    records = [record(task, "set", metric, value) for (task, metric), value in scores.items()]
+    other = record("logistic", "another", "top-1", 0.0)
+    whole = results_text([other, *records], about={"data": "set"})
+    (run / "evaluation" / "results.json").write_text(whole)
+    lines = [{"step": i, "reducible_residual": value} for i, value in enumerate(reducible_residual)]
+    (run / "metrics.jsonl").write_text(metrics_text(lines) + '{"step": 9, "movab')
     return run
 
 

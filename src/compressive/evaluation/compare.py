@@ -1,4 +1,4 @@
-"""Runs side by side: differences with an interval, and a verdict that noise does not make."""
+"""Compare experiments: differences with confidence intervals, and verdicts."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compressive.config import flat
-from compressive.evaluation.results import Record, Results, read
+from compressive.evaluation.results import Results, read
 from compressive.metric_info import HIGHER, LOWER
 from compressive.metrics import bootstrap_interval
 from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.records import Record
 
 Verdict = Literal[
     "better",
@@ -27,26 +28,26 @@ Verdict = Literal[
     "measured differently",
 ]
 
-# Settings in which two runs may differ and still be the same experiment with another seed.
+# Settings in which runs of one experiment may differ.
 _SAME = (folder.FREE - {"data.source"}) | {"seed"}
-# What two numbers must have in common to be compared.
+# Keys of the protocol that must be equal for two numbers to be comparable.
 _ALIKE = (
     *("classifier", "head", "augmentation", "epochs", "labels", "bank", "bound", "types"),
     *("left_out", "table", "source", "value", "train_images", "views", "norm"),
 )
-_LATER = ("learned_from",)  # likewise, but older results do not say it
-_FEW = 20  # paired images below which a bootstrap calls noise a gain in more than 5 % of cases
+_OPTIONAL = ("learned_from",)  # likewise, but older results lack it
+_FEW_IMAGES = 20  # with fewer pairs a bootstrap reports noise as a gain in over 5 % of cases
 
 
-class Group(NamedTuple):
-    """Runs of one experiment, which differ in their seed."""
+class Experiment(NamedTuple):
+    """Runs that differ only in their seed."""
 
     name: str
     runs: tuple[Results, ...]
 
 
 class Difference(NamedTuple):
-    """A figure of two groups; the second less the first, and how sure that is."""
+    """Difference of a metric between two experiments, second minus first."""
 
     key: str
     first: float
@@ -54,28 +55,28 @@ class Difference(NamedTuple):
     difference: float
     low: float | None
     high: float | None
-    over: str  # what the interval is over
+    over: str  # images or seeds: what the interval is taken over
     verdict: Verdict
 
 
-def open_groups(places: Sequence[str]) -> list[Group]:
-    """Results of runs, those together whose settings differ in the seed alone."""
+def open_groups(places: Sequence[str]) -> list[Experiment]:
+    """Read results of runs and group runs that differ only in their seed."""
     found: dict[str, list[tuple[str, Results]]] = {}
     seeds: set[tuple[str, int | None]] = set()
     for place, short in zip(places, short_names(places), strict=True):
-        name, seed = _experiment(place)
+        name, seed = _settings_and_seed(place)
         if (name, seed) in seeds:
             raise ValueError(f"{place} is given twice, or has settings and seed of another run")
         seeds.add((name, seed))
         found.setdefault(name, []).append((short, read(place)))
     return [
-        Group(" + ".join(name for name, _ in members), tuple(results for _, results in members))
+        Experiment(" + ".join(name for name, _ in members), tuple(run for _, run in members))
         for members in found.values()
     ]
 
 
 def short_names(places: Sequence[str]) -> list[str]:
-    """Paths without the folders that all have in common in front, and without the results'."""
+    """Return paths without their common leading folders and without results folders."""
     if len(places) < 2:
         return list(places)
     names = [list(Path(place).parts) for place in places]
@@ -88,15 +89,15 @@ def short_names(places: Sequence[str]) -> list[str]:
     return [str(Path(*name)) for name in names]
 
 
-def compare(first: Group, second: Group) -> list[Difference]:
-    """Every figure that all runs of both groups have."""
+def compare(first: Experiment, second: Experiment) -> list[Difference]:
+    """Return the difference of every metric that all runs of both experiments have."""
     tables = [{record.key: record for record in run.records} for run in (*first.runs, *second.runs)]
     common = [key for key in tables[0] if all(key in table for table in tables)]
     return [_difference(key, first, second) for key in common]
 
 
-def _experiment(place: str) -> tuple[str, int | None]:
-    """What runs with another seed have in common, and the seed; or the place, without settings."""
+def _settings_and_seed(place: str) -> tuple[str, int | None]:
+    """Return the settings that runs of an experiment share, and the seed; or the path and None."""
     path = Path(place)
     inside = path if path.is_dir() else path.parent
     run = inside if (inside / CONFIG).exists() else inside.parent
@@ -108,8 +109,8 @@ def _experiment(place: str) -> tuple[str, int | None]:
     return str(settings), config.seed
 
 
-def _difference(key: str, first: Group, second: Group) -> Difference:
-    values = [[_record(run, key).value for run in group.runs] for group in (first, second)]
+def _difference(key: str, first: Experiment, second: Experiment) -> Difference:
+    values = [[_record_of(run, key).value for run in group.runs] for group in (first, second)]
     a, b = (math.fsum(each) / len(each) for each in values)
     low = high = pairs = None
     over = ""
@@ -119,19 +120,19 @@ def _difference(key: str, first: Group, second: Group) -> Difference:
         found = bootstrap_interval(pairs)
         low, high, over = float(found.low), float(found.high), "images"
     verdict = _verdict(key.rpartition("/")[2], low, high)
-    if pairs is not None and len(pairs) < _FEW:
+    if pairs is not None and len(pairs) < _FEW_IMAGES:
         verdict = "too few images"
     if not _alike(key, first, second):
         verdict = "measured differently"
     return Difference(key, a, b, b - a, low, high, over, verdict)
 
 
-def _alike(key: str, first: Group, second: Group) -> bool:
-    """Whether a number means the same in all runs, and is of the same images."""
-    records = [_record(run, key) for run in (*first.runs, *second.runs)]
+def _alike(key: str, first: Experiment, second: Experiment) -> bool:
+    """Return whether a number was measured in the same way, and on the same images, in all runs."""
+    records = [_record_of(run, key) for run in (*first.runs, *second.runs)]
     if len({(record.images, record.of) for record in records}) > 1:
         return False
-    if any(len({str(r.protocol.get(name)) for r in records} - {"None"}) > 1 for name in _LATER):
+    if any(len({str(r.protocol.get(name)) for r in records} - {"None"}) > 1 for name in _OPTIONAL):
         return False
     return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
 
@@ -148,13 +149,13 @@ def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
     return "higher" if low > 0 else "lower"
 
 
-def _record(run: Results, key: str) -> Record:
+def _record_of(run: Results, key: str) -> Record:
     return next(record for record in run.records if record.key == key)
 
 
-def _paired(key: str, first: Group, second: Group) -> Float[Tensor, " n"] | None:
-    """Differences image by image, where all runs have values of the same images."""
-    images = {_record(run, key).images for run in (*first.runs, *second.runs)}
+def _paired(key: str, first: Experiment, second: Experiment) -> Float[Tensor, " n"] | None:
+    """Return differences per image, if all runs have values of the same images."""
+    images = {_record_of(run, key).images for run in (*first.runs, *second.runs)}
     if len(images) > 1 or images == {""}:
         return None
     means = []
@@ -167,9 +168,10 @@ def _paired(key: str, first: Group, second: Group) -> Float[Tensor, " n"] | None
 
 
 def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Welch's 95 % interval for the difference of two means, of runs that differ in their seed.
+    """Return Welch's 95 % confidence interval for the difference of the means over seeds.
 
-    None where all runs of a group have one value: of few images, no proof that seeds do not matter.
+    None if the variance is zero: with few images, equal values do not prove that seeds do not
+    matter.
     """
     a, b = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
     parts = [float(each.var()) / len(each) for each in (a, b)]
@@ -183,10 +185,10 @@ def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float,
 
 
 def t_quantile(p: float, freedom: float) -> float:
-    """Where Student's t with these degrees of freedom has p of its probability below, p > 1/2.
+    """Return the quantile of Student's t distribution for p > 1/2.
 
-    With t = sqrt(freedom) tan(angle) its density in the angle is cos^(freedom - 1), smooth on a
-    bounded interval: Simpson's rule, and bisection.
+    With t = sqrt(freedom) tan(angle) the density in the angle is cos^(freedom - 1), which is smooth
+    on a bounded interval. Integrate it with Simpson's rule and invert by bisection.
     """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
 

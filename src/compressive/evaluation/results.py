@@ -1,7 +1,6 @@
-"""Numbers and where each comes from: one record for one number, and the images behind it."""
+"""Collect the numbers of an evaluation with confidence intervals, and write and read them."""
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +12,21 @@ from torch import Tensor
 
 from compressive.metric_info import ACCURACIES
 from compressive.metrics import bootstrap_interval
-from compressive.rundir.files import RESULTS, write_bytes, write_text
+from compressive.rundir.files import RESULTS, write_bytes
+from compressive.rundir.records import Record, ResultsFile, read_results
 
 VALUES = "values.safetensors"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One number."""
+@dataclass(kw_only=True, eq=False)
+class Results(ResultsFile):
+    """Records of an evaluation, the values per image behind them, and what was skipped."""
 
-    run: str
-    task: str
-    dataset: str
-    metric: str
-    value: float
-    low: float | None  # ends of a 95 % interval over images, where the number is a mean of them
-    high: float | None
-    n: int  # images
-    images: str  # a short name for which they are: only values of the same ones can be paired
-    of: str  # a short name for the set as it was opened; "" for one that has no other reading
-    protocol: dict[str, Any]  # what was done, and every hyperparameter that was chosen
-    seed: int
-    command: str
-
-    @property
-    def key(self) -> str:
-        """What the number is of, whichever run."""
-        return f"{self.task}/{self.dataset}/{self.metric}"
-
-
-class Results:
-    """Records as they come, values per image where there are any, and what was left out."""
-
-    def __init__(self, run: str, *, seed: int = 0, command: str = "") -> None:
-        self.run, self.seed, self.command = run, seed, command
-        self.set, self.of = "", ""  # name and content of the set that records are of
-        self.records: list[Record] = []
-        self.values: dict[str, Tensor] = {}
-        self.skipped: list[str] = []
-        self.skipped_in: dict[str, str] = {}  # these words: the task and set that they are of
-        self.about: dict[str, Any] = {}
+    seed: int = 0
+    command: str = ""
+    set: str = ""  # name of the dataset that is evaluated
+    of: str = ""  # fingerprint of its content
+    values: dict[str, Tensor] = field(default_factory=dict)  # key of a record: value per image
 
     def add(
         self,
@@ -65,14 +39,14 @@ class Results:
         n: int = 0,
         images: str = "",
     ) -> Record:
-        """A number, or one value per image whose mean it is; those get an interval."""
+        """Add a number, or values per image; of the latter record the mean and its interval."""
         low = high = None
         each = None
         if isinstance(value, Tensor):
             each = value.detach().double().cpu()
             interval = bootstrap_interval(each, seed=self.seed)
             low, high, n = float(interval.low), float(interval.high), len(each)
-            if metric in ACCURACIES:  # of values that are weighted by class the means may exceed 1
+            if metric in ACCURACIES:  # with class weights a resampled mean can exceed 1
                 low, high = max(low, 0.0), min(high, 1.0)
             value = float(each.mean())
         record = Record(
@@ -98,7 +72,7 @@ class Results:
         return record
 
     def begin_with(self, old: "Results") -> None:
-        """Keep what was measured before of the same things, until it is measured anew."""
+        """Take over records of the same encoder and data; `add` replaces them."""
         if old.about.get("weights") != self.about.get("weights"):
             return
         same = [r for r in old.records if not self._is_of_the_set(r.dataset) or r.of == self.of]
@@ -106,29 +80,21 @@ class Results:
         self.values = {r.key: old.values[r.key] for r in same if r.key in old.values}
 
     def _is_of_the_set(self, dataset: str) -> bool:
-        """Whether it is this set, a split of it, or what corruptions made of it."""
+        """Return whether this is the evaluated dataset, a split of it, or corruptions of it."""
         own = (f"{self.set} ", f"{self.set}-C ")
         return bool(self.set) and (
             dataset in (self.set, f"{self.set}-C") or dataset.startswith(own)
         )
 
     def write(self, folder: Path) -> Path:
-        """results.json, and beside it the values per image; each whole or not at all."""
+        """Write the values per image and results.json, each atomically; return the latter."""
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / VALUES, serialize(self.values))
-        content = {
-            "run": self.run,
-            "about": self.about,
-            "records": [asdict(record) for record in self.records],
-            "skipped": self.skipped,
-            "skipped_in": self.skipped_in,
-        }
-        write_text(folder / RESULTS, json.dumps(content, indent=1) + "\n")
-        return folder / RESULTS
+        return self.write_json(folder)
 
 
 def read(folder: str | Path) -> Results:
-    """What `write` wrote, given the folder or its results.json."""
+    """Return what `Results.write` wrote, given the folder or its results.json."""
     path = Path(folder)
     path = path / RESULTS if path.is_dir() else path
     if not Path(folder).exists():
@@ -139,19 +105,11 @@ def read(folder: str | Path) -> Results:
         raise FileNotFoundError(
             f"no {RESULTS} in {folder}; `compressive evaluate {folder}` makes it"
         )
+    found, damaged = read_results(path)
+    if damaged:
+        raise ValueError(f"{path} is damaged or from another program: {damaged} invalid records")
+    values = path.parent / VALUES
     try:
-        content = json.loads(path.read_text())
-        known = {field.name for field in fields(Record)}
-        records = [Record(**{k: v for k, v in r.items() if k in known}) for r in content["records"]]
-        found = Results(content["run"])
-        found.records, found.skipped = records, content["skipped"]
-        found.about = content.get("about", {})
-        found.skipped_in = dict(content.get("skipped_in", {}))
-        for record in records:
-            if not isinstance(record.value, int | float) or not isinstance(record.protocol, dict):
-                raise TypeError(f"{record.key} has no number or no protocol")
-        if (path.parent / VALUES).is_file():
-            found.values = load_file(path.parent / VALUES)
-    except (ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} is damaged or from another program: {error!r}") from None
-    return found
+        return Results(**vars(found), values=load_file(values) if values.is_file() else {})
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{values} is damaged: {error}") from None

@@ -1,3 +1,3 @@
-"""Runs as one page to look at, from the files of their folders alone."""
+"""Report: one HTML page about runs, from the files of their folders, without torch."""
 
 from compressive.report.page import write_report as write_report

@@ -1,4 +1,4 @@
-"""The gallery: views, nearest neighbors and a map of the embeddings, as pictures in the page."""
+"""Gallery of the report: views, nearest neighbors and a map of the embeddings."""
 
 import base64
 import struct
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from compressive.report.svg import Box, first_free, svg
-from compressive.rundir.reader import Run
+from compressive.report.svg import LabelBox, first_free, svg
+from compressive.rundir.reader import RunFolder
 
-_DOTS = 4000  # of a map: more only hide each other
+_DOTS = 4000  # of a map: more would hide each other
 
 
-def views(runs: Sequence[Run]) -> list[tuple[str, list[list[str]]]]:
-    """Pictures of the runs' views; runs that see the same share them."""
+def views(runs: Sequence[RunFolder]) -> list[tuple[str, list[list[str]]]]:
+    """Return run names and their views as data URLs; runs with equal views share them."""
     groups: list[tuple[list[str], np.ndarray]] = []
     for run in runs:
         views = run.gallery.get("views")
@@ -30,20 +30,20 @@ def views(runs: Sequence[Run]) -> list[tuple[str, list[list[str]]]]:
     return [(", ".join(names), [[png(v) for v in row] for row in g]) for names, g in groups]
 
 
-def _has_neighbors(run: Run) -> bool:
+def _has_neighbors(run: RunFolder) -> bool:
     query, near = run.gallery.get("query"), run.gallery.get("neighbors")
     if query is None or near is None:
         return False
     return len(query) == len(near) and query.shape[-1] == near.shape[-1] == 3
 
 
-def neighbors(runs: Sequence[Run]) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Number and rows of pictures of each run that has them."""
-    return [(place, _neighbors(run)) for place, run in enumerate(runs) if _has_neighbors(run)]
+def neighbors(runs: Sequence[RunFolder]) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Return position and rows of each run that has neighbors."""
+    return [(place, _neighbor_rows(run)) for place, run in enumerate(runs) if _has_neighbors(run)]
 
 
-def _neighbors(run: Run) -> list[dict[str, Any]]:
-    """For each query its picture and class, and those of its neighbors with whether they agree."""
+def _neighbor_rows(run: RunFolder) -> list[dict[str, Any]]:
+    """Return image and class of each query and of its neighbors, and whether classes agree."""
     query, near = run.gallery["query"], run.gallery["neighbors"]
     of, others = run.gallery.get("query_label"), run.gallery.get("neighbor_label")
     if of is None or others is None or (len(of), others.shape) != (len(query), near.shape[:2]):
@@ -63,8 +63,8 @@ def _neighbors(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def maps(runs: Sequence[Run]) -> list[tuple[int, str, Markup]]:
-    """Number, method and map of each run that has one."""
+def maps(runs: Sequence[RunFolder]) -> list[tuple[int, str, Markup]]:
+    """Return position, method and map of each run that has a map."""
     found = []
     for place, run in enumerate(runs):
         points, labels = run.gallery.get("map"), run.gallery.get("map_label")
@@ -77,21 +77,21 @@ def maps(runs: Sequence[Run]) -> list[tuple[int, str, Markup]]:
         labels = None if labels is None else labels[finite]
         every = -(-len(points) // _DOTS)
         labels = None if labels is None else labels[::every]
-        method = run.gallery_words.get("map_method", "")
+        method = run.gallery_metadata.get("map_method", "")
         found.append((place, method, _scatter(points[::every], labels, run.classes)))
     return found
 
 
 def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]) -> Markup:
-    """Points of a map, a hue and a name in the middle for each class."""
+    """Draw points of a map, with a hue and a label per class."""
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
-    room = Box(0, 0, 520, max(160, 24 + 496 * float(high[1] - low[1]) / span))
+    room = LabelBox(0, 0, 520, max(160, 24 + 496 * float(high[1] - low[1]) / span))
     middle = np.array([room.right, room.bottom]) / 2
     at = middle + (points - (low + high) / 2) / span * np.array([496, -496])
     groups = np.zeros(len(at), dtype=np.int64) if labels is None else labels
     present = np.unique(groups)
-    parts, words, taken = [], [], list[Box]()
+    parts, words, taken = [], [], list[LabelBox]()
     for number, label in enumerate(present):
         mine = at[groups == label]
         dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in mine)
@@ -99,19 +99,21 @@ def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
         parts.append(f'<path class="dots" stroke="{hue}" d="{dots}"/>')
         if labels is not None and len(present) <= 30:
             word = _label_name(int(label), names)
-            words.append(_near(np.median(mine, 0).tolist(), word, hue, room, taken))
+            words.append(_class_label(np.median(mine, 0).tolist(), word, hue, room, taken))
     return svg(parts + words, "map of the embeddings", int(room.right), int(room.bottom))
 
 
-def _near(point: Sequence[float], word: str, hue: str, room: Box, taken: list[Box]) -> str:
-    """A word at a point, or above or below it where others stand; nothing where all is taken.
+def _class_label(
+    point: Sequence[float], word: str, hue: str, room: LabelBox, taken: list[LabelBox]
+) -> str:
+    """Return a label near a point, or "" if there is no space without overlaps.
 
-    Before it a dot of its hue, as it may stand among the dots of another.
+    A dot before it shows its hue, because it may lie among dots of another class.
     """
     half = 5.0 * len(word) + 8
     x, y = min(max(point[0], half), room.right - half), point[1]
     shifts = (sign * 18 * step for step in range(8) for sign in (1, -1))
-    places = (Box(x - half, y + shift - 13, x + half, y + shift + 4) for shift in shifts)
+    places = (LabelBox(x - half, y + shift - 13, x + half, y + shift + 4) for shift in shifts)
     box = first_free((place for place in places if place.is_within(room)), taken)
     if box is None:
         return ""
@@ -122,7 +124,7 @@ def _near(point: Sequence[float], word: str, hue: str, room: Box, taken: list[Bo
 
 
 def _label_name(label: int, names: Sequence[str]) -> str:
-    """The class of this number in words, or the number."""
+    """Return the name of a class, or its number if it has none."""
     return names[label] if 0 <= label < len(names) else str(label)
 
 

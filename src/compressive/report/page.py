@@ -1,4 +1,4 @@
-"""The page: which sections there is data for, and what stands in each."""
+"""The report page: collect the content of each section that has data, and render it."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,43 +9,48 @@ from typing import Any
 
 import numpy as np
 
+from compressive.config import flat
 from compressive.report import gallery
 from compressive.report.ablation import studies
-from compressive.report.svg import COLORS, Line, Picture, Point, chart, thinned
+from compressive.report.svg import COLORS, Drawing, Line, Point, chart, thinned
 from compressive.report.tables import (
-    Verdicts,
-    beside_paper,
-    cell,
-    corruptions,
-    differences,
-    digits,
+    corruption_notes,
+    corruption_tables,
+    finite_numbers,
+    format_digits,
     headline,
-    heat,
-    numbers,
-    tables,
-    terms,
+    metric_descriptions,
+    number_cell,
+    paper_rows,
+    record_tables,
+    setting_differences,
 )
 from compressive.rundir.files import write_bytes
 from compressive.rundir.lock import ensure_writable
-from compressive.rundir.reader import Figure, Run, flat, read_runs
+from compressive.rundir.reader import RunFolder, read_runs
+from compressive.rundir.records import ComparisonText, Record
 
-_CURVES = {  # key of a journal line: title, words at the axis
+_TRAINING_CURVES = {  # key in metrics.jsonl: title, axis label
     "loss": ("Loss", "loss"),
-    "nll": ("Loss without the price of information", "nll (nats)"),
+    "nll": ("Loss without the compression term", "nll (nats)"),
     "lr": ("Learning rate", "learning rate"),
     "images_per_second": ("Speed", "images per second"),
     "probe_accuracy": ("Linear probe, held-out images", "accuracy"),
     "knn_accuracy": ("Nearest neighbors, held-out images", "accuracy"),
 }
-_FEW = 0.001  # share of the images below which the accuracy of a bin is chance
+_MIN_BIN_SHARE = 0.001  # smaller bins of a reliability diagram are left out
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, held_out: bool = False, verdicts: Verdicts | None = None
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    held_out: bool = False,
+    verdicts: ComparisonText | None = None,
 ) -> Path:
-    """Write one HTML file that shows these runs and needs nothing else; its path.
+    """Write one self-contained HTML file about these runs and return its path.
 
-    held_out: with their results on held-out images, where there are others as well. verdicts: of
+    With `held_out` show results on held-out images even if there are others. `verdicts` comes from
     `evaluation.tables`, which needs torch.
     """
     from jinja2 import Environment, StrictUndefined
@@ -54,148 +59,152 @@ def write_report(
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
     ensure_writable(out.parent)
-    content = _content(read_runs(runs, held_out=held_out)) | {"verdicts": verdicts}
+    content = _page_content(read_runs(runs, held_out=held_out)) | {"verdicts": verdicts}
     source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    room = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    text = room.from_string(source).render(content)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    text = environment.from_string(source).render(content)
     write_bytes(out, text.encode(errors="replace"))
     return out
 
 
-def _content(runs: Sequence[Run]) -> dict[str, Any]:
-    origins = [_origin(run) for run in runs]
-    shared = _shared(origins)
+def _page_content(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    origins = [_facts_of(run) for run in runs]
+    shared = _common_facts(origins)
     return {
         "runs": runs,
         "colors": COLORS,
-        "summaries": [_summary(run) for run in runs],
+        "summaries": [_run_summary(run) for run in runs],
         "curves": _curves(runs),
         "plane": _plane(runs),
         "views": gallery.views(runs),
         "neighbors": gallery.neighbors(runs),
         "maps": gallery.maps(runs),
-        "tables": tables(runs),
-        "terms": terms(runs),
+        "tables": record_tables(runs),
+        "terms": metric_descriptions(runs),
         "reliability": _reliability(runs),
-        "heat": heat(runs),
-        "corruptions": corruptions(runs),
+        "heat": corruption_tables(runs),
+        "corruptions": corruption_notes(runs),
         "smoothness": _smoothness(runs),
         "studies": studies(runs),
-        "paper": beside_paper(runs),
-        "differences": differences(runs),
-        "judged": [place for place, run in enumerate(runs) if run.figures],
+        "paper": paper_rows(runs),
+        "differences": setting_differences(runs),
+        "judged": [place for place, run in enumerate(runs) if run.records],
         "shared": shared,
         "origins": [[fact for fact in facts if fact not in shared] for facts in origins],
         "settings": [json.dumps(run.settings, indent=1, ensure_ascii=False) for run in runs],
     }
 
 
-def _summary(run: Run) -> str:
+def _run_summary(run: RunFolder) -> str:
     settings = run.settings
     words = [" on ".join(str(settings[k]) for k in ("method", "data.source") if k in settings)]
     steps = run.series()
     words.append(f"{int(steps[-1][0]):,} steps" if steps else "")
     loss = run.last("loss")
-    words.append("" if loss is None else f"last loss {digits(loss)}")
+    words.append("" if loss is None else f"last loss {format_digits(loss)}")
     best = headline(run, "top-1")
-    words.append(f"{best.task} top-1 {cell(best).text} {cell(best).note}" if best else "")
+    if best is not None:
+        words.append(f"{best.task} top-1 {number_cell(best).text} {number_cell(best).note}")
     return ", ".join(word.strip() for word in words if word) or "nothing measured yet"
 
 
-def _picture(
+def _drawing(
     title: str, lines: Sequence[Line], x: str, y: str, numbers: Sequence[Any] = (), **how: Any
-) -> Picture:
-    return Picture(title, chart(lines, x, y, **how), numbers, [line.run for line in lines])
+) -> Drawing:
+    return Drawing(title, chart(lines, x, y, **how), numbers, [line.run for line in lines])
 
 
-def _lines(runs: Sequence[Run], x: str, y: str) -> list[Line]:
-    """A line for each run that has both along its training; "step" is always there."""
+def _run_lines(runs: Sequence[RunFolder], x: str, y: str) -> list[Line]:
+    """Return a line for each run whose metrics have both keys."""
     lines = []
     is_speed = y == "images_per_second"
     for place, run in enumerate(runs):
         rows = run.series(*(key for key in (x, y) if key != "step"))
         if is_speed:
-            rows = [row for row in rows if row[-1] > 0]  # the first line has had no time yet
+            rows = [row for row in rows if row[-1] > 0]  # the first line has no throughput yet
         if rows:
             points = [(row[0] if x == "step" else row[1], row[-1]) for row in rows]
-            # A speed jumps while another run on the same device rests.
+            # Median: throughput jumps while another run on the same device pauses.
             points = thinned(points, np.median if is_speed else np.mean)
             lines.append(Line(points, place, run.name))
     return lines
 
 
-def _curves(runs: Sequence[Run]) -> list[Picture]:
+def _curves(runs: Sequence[RunFolder]) -> list[Drawing]:
     return [
-        _picture(title, lines, "step", axis, clip=True, zero=key == "images_per_second")
-        for key, (title, axis) in _CURVES.items()
-        if (lines := _lines(runs, "step", key))
+        _drawing(title, lines, "step", axis, clip=True, zero=key == "images_per_second")
+        for key, (title, axis) in _TRAINING_CURVES.items()
+        if (lines := _run_lines(runs, "step", key))
     ]
 
 
-def _plane(runs: Sequence[Run]) -> list[Picture]:
-    pictures = []
+def _plane(runs: Sequence[RunFolder]) -> list[Drawing]:
+    drawings = []
     for key, title in (
         ("reducible_residual", "Reducible part"),
         ("residual", "Residual, floor and all"),
     ):
-        if lines := _lines(runs, key, "predictive"):
+        if lines := _run_lines(runs, key, "predictive"):
             axes = (f"{key} (nats)", "predictive (nats)")
-            pictures.append(_picture(title, lines, *axes, ends=True, clip=True))
-    return pictures
+            drawings.append(_drawing(title, lines, *axes, ends=True, clip=True))
+    return drawings
 
 
 def _grouped(
-    runs: Sequence[Run], wanted: Callable[[Figure], bool]
-) -> dict[tuple[str, str], list[tuple[int, Figure]]]:
-    """Figures of all runs by task and dataset."""
-    found: dict[tuple[str, str], list[tuple[int, Figure]]] = {}
+    runs: Sequence[RunFolder], wanted: Callable[[Record], bool]
+) -> dict[tuple[str, str], list[tuple[int, Record]]]:
+    """Return position and record of all runs, by task and dataset."""
+    found: dict[tuple[str, str], list[tuple[int, Record]]] = {}
     for place, run in enumerate(runs):
-        for figure in filter(wanted, run.figures):
-            found.setdefault((figure.task, figure.dataset), []).append((place, figure))
+        for record in filter(wanted, run.records):
+            found.setdefault((record.task, record.dataset), []).append((place, record))
     return found
 
 
-def _reliability(runs: Sequence[Run]) -> list[Picture]:
-    pictures = []
+def _reliability(runs: Sequence[RunFolder]) -> list[Drawing]:
+    drawings = []
     for (task, dataset), found in _grouped(runs, lambda f: f.metric == "ece").items():
         lines, errors = [], []
-        for place, figure in found:
-            bins = [numbers(row) for row in _rows(figure.protocol.get("reliability"))]
+        for place, record in found:
+            bins = [finite_numbers(row) for row in _as_list(record.protocol.get("reliability"))]
             bins = [row for row in bins if len(row) == 3 and row[2] > 0]
             images = sum(row[2] for row in bins)
-            if bins := [row for row in bins if row[2] >= _FEW * images]:
+            if bins := [row for row in bins if row[2] >= _MIN_BIN_SHARE * images]:
                 points, shares = [(row[0], row[1]) for row in bins], [r[2] / images for r in bins]
                 lines.append(Line(points, place, runs[place].name, weights=shares))
-                errors.append((place, cell(figure)))
+                errors.append((place, number_cell(record)))
         if lines:
             title, axes = f"{task}, {dataset}", ("confidence", "accuracy")
-            pictures.append(_picture(title, lines, *axes, square=True, numbers=errors))
-    return pictures
+            drawings.append(_drawing(title, lines, *axes, square=True, numbers=errors))
+    return drawings
 
 
-def _smoothness(runs: Sequence[Run]) -> dict[str, list[Picture]]:
-    """A drawing for each change of the images, by the set they are of."""
-    pictures: dict[str, list[Picture]] = {}
+def _smoothness(runs: Sequence[RunFolder]) -> dict[str, list[Drawing]]:
+    """Return a drawing for each perturbation, by dataset."""
+    drawings: dict[str, list[Drawing]] = {}
     for (task, dataset), found in _grouped(runs, lambda f: "histogram" in f.protocol).items():
-        shapes = [(place, figure, _steps(figure.protocol["histogram"])) for place, figure in found]
-        shapes = [(place, figure, points) for place, figure, points in shapes if points]
+        shapes = [
+            (place, record, _histogram_outline(record.protocol["histogram"]))
+            for place, record in found
+        ]
+        shapes = [(place, record, points) for place, record, points in shapes if points]
         end = max((_end_of_most(points) for _, _, points in shapes), default=0.0)
         lines = [
-            Line([p for p in points if p[0] <= end], place, runs[place].name, mark=figure.value)
-            for place, figure, points in shapes
+            Line([p for p in points if p[0] <= end], place, runs[place].name, mark=record.value)
+            for place, record, points in shapes
         ]
-        means = [(place, cell(figure)) for place, figure, _ in shapes]
+        means = [(place, number_cell(record)) for place, record, _ in shapes]
         if lines:
             title, axes = task.removeprefix("smoothness "), ("local Lipschitz estimate", "density")
-            drawing = _picture(title, lines, *axes, zero=True, numbers=means)
-            pictures.setdefault(dataset, []).append(drawing)
-    return pictures
+            drawing = _drawing(title, lines, *axes, zero=True, numbers=means)
+            drawings.setdefault(dataset, []).append(drawing)
+    return drawings
 
 
-def _steps(shape: object) -> list[Point]:
-    """A histogram as a line that goes along its bars."""
+def _histogram_outline(shape: object) -> list[Point]:
+    """Return the outline of a histogram."""
     shape = shape if isinstance(shape, dict) else {}
-    edges, density = numbers(shape.get("edges")), numbers(shape.get("density"))
+    edges, density = finite_numbers(shape.get("edges")), finite_numbers(shape.get("density"))
     if not density or len(edges) != len(density) + 1:
         return []
     sides = zip(pairwise(edges), density, strict=True)
@@ -203,7 +212,7 @@ def _steps(shape: object) -> list[Point]:
 
 
 def _end_of_most(points: Sequence[Point], share: float = 0.99) -> float:
-    """The edge that leaves this share of a histogram to its left."""
+    """Return the bin edge below which this share of a histogram lies."""
     bars = list(zip(points[::2], points[1::2], strict=True))
     areas = [(right - left) * height for (left, height), (right, _) in bars]
     wanted = share * sum(areas) * (1 - 1e-9)
@@ -211,24 +220,24 @@ def _end_of_most(points: Sequence[Point], share: float = 0.99) -> float:
     return next((bar[1][0] for area, bar in sums if area >= wanted), points[-1][0])
 
 
-def _origin(run: Run) -> list[tuple[str, str]]:
-    """How, where and by what a run and its figures were made."""
+def _facts_of(run: RunFolder) -> list[tuple[str, str]]:
+    """Return how, where and with which versions a run and its records were made."""
     about = {"folder": str(run.path), **flat(run.about)}
     judged = {f"evaluation: {key}": value for key, value in flat(run.evaluated).items()}
-    commands = dict.fromkeys(figure.command for figure in run.figures if figure.command)
+    commands = dict.fromkeys(record.command for record in run.records if record.command)
     return [
         *((k.removeprefix("versions."), str(v)) for k, v in (about | judged).items() if v != ""),
         *(("evaluation: command", command) for command in commands),
     ]
 
 
-def _shared(origins: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
-    """What is the same in all runs that have it, and in more than one."""
+def _common_facts(origins: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """Return facts that are equal in all runs that have them, and that several runs have."""
     values: dict[str, list[str]] = {}
     for key, value in (fact for facts in origins for fact in facts):
         values.setdefault(key, []).append(value)
     return [(key, all_[0]) for key, all_ in values.items() if len(all_) > len(set(all_)) == 1]
 
 
-def _rows(values: object) -> list[object]:
+def _as_list(values: object) -> list[object]:
     return values if isinstance(values, list) else []

@@ -1,13 +1,13 @@
-"""What a run came to: the few figures by which runs are compared, and how it ended if it failed."""
+"""Summary of a run: the main figures by which runs are compared, and how it failed."""
 
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compressive.rundir.reader import Run
+from compressive.rundir.reader import RunFolder
 
 FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
-    # name: tasks it is taken from, the first that was done; metric
+    # name: tasks in order of preference, metric
     "held-out probe": ((), ""),
     "held-out kNN": ((), ""),
     "linear": (("linear",), "top-1"),
@@ -20,49 +20,49 @@ FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
     "predictive": (("information",), "predictive"),
 }
 NATS = ("reducible_residual", "predictive")
-# What a journal can tell: accuracies on labels held out of train, by which to choose; nats.
-_JOURNAL = {
+# Figures in metrics.jsonl: accuracies on held-out labels, for model selection; nats.
+_FROM_METRICS = {
     "held-out probe": "probe_accuracy",
     "held-out kNN": "knn_accuracy",
     "reducible_residual": "reducible_residual",
     "predictive": "predictive",
 }
-_ENDS = {"collapse": "collapsed", "nan": "diverged"}  # what the monitor said last: in one word
+_ENDS = {"collapse": "collapsed", "nan": "diverged"}  # last health status: one word
 
 
 class Spread(NamedTuple):
-    """A figure over seeds."""
+    """Mean and standard deviation of a figure over seeds."""
 
     mean: float
-    std: float | None  # with n - 1 below; one seed has none
+    std: float | None  # with n - 1 degrees of freedom; None for one seed
     n: int
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and deviation of one value or more."""
+    """Return mean and standard deviation of one or more values."""
     std = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.fmean(values), std, len(values))
 
 
-def outcome(run: Run) -> dict[str, float]:
-    """Figures of a run on its own images; nats of new views of them, else the last in training."""
-    return {name: next(iter(values.values())) for name, values in told(run).items()}
+def outcome(run: RunFolder) -> dict[str, float]:
+    """Return figures of a run on its own data; nats of the evaluation, else of training."""
+    return {name: next(iter(values.values())) for name, values in figures_by_origin(run).items()}
 
 
-def told(run: Run) -> dict[str, dict[str, float]]:
-    """Each figure of a run by what it is from, the best first: task and set, or the journal.
+def figures_by_origin(run: RunFolder) -> dict[str, dict[str, float]]:
+    """Return each figure by its origin, the best first: task and dataset, or training.
 
-    Only figures from the same can be averaged or joined by a line.
+    Only figures of the same origin can be averaged or joined by a line.
     """
     home = run.evaluated.get("data")
-    own = [f for f in run.figures if home is None or f.dataset in (home, f"{home}-C")]
+    own = [f for f in run.records if home is None or f.dataset in (home, f"{home}-C")]
     result: dict[str, dict[str, float]] = {}
     for name, (tasks, metric) in FIGURES.items():
         measured = [f for task in tasks for f in own if (f.task, f.metric) == (task, metric)]
         found: dict[str, float] = {}
-        for figure in measured:
-            found.setdefault(f"{figure.task} on {figure.dataset}", figure.value)
-        last = run.last(_JOURNAL[name]) if name in _JOURNAL else None
+        for record in measured:
+            found.setdefault(f"{record.task} on {record.dataset}", record.value)
+        last = run.last(_FROM_METRICS[name]) if name in _FROM_METRICS else None
         if last is not None:
             found["training"] = last
         if found:
@@ -70,12 +70,12 @@ def told(run: Run) -> dict[str, dict[str, float]]:
     return result
 
 
-def failure(run: Run) -> str:
-    """How a run ended before its time, in one word; none if it did not fail.
+def failure(run: RunFolder) -> str:
+    """Return how a run failed in one word, or "" if it did not.
 
-    There is an encoder from the first step on, so that it proves nothing.
+    An encoder proves nothing: there is one from the first step on.
     """
-    if run.figures or run.is_over:
+    if run.records or run.is_over:
         return ""
     words = (word for state, word in _ENDS.items() if (run.health or "").startswith(state))
     return next(words, "")

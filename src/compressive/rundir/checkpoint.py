@@ -1,107 +1,93 @@
-"""What a run leaves on disk to go on from, with no code in it."""
+"""Checkpoints: nested training state in a safetensors file, with a checksum and without code."""
 
 import json
 import logging
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
 from torch import Tensor
 
-from compressive.rundir.files import PARTIAL, STEP, write_bytes
+from compressive.rundir.files import CHECKPOINTS, PARTIAL, STEP, write_bytes
+from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
-# Raise it when a reader of the old format would misread the new one.
-FORMAT = 1
-
-# As safetensors calls them.
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_LONGEST_HEADER = 100_000_000  # a limit of safetensors' reader
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+_MAX_TEXT = 50_000_000  # letters; safetensors reads headers of 100 MB, and quotes count twice there
 
 _log = logging.getLogger(__name__)
 
 
 class Damaged(ValueError):
-    """A file that was cut or changed since it was written, so that an older one must do."""
+    """Raised for a file that was truncated or changed after it was written."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write nested dicts, lists and tuples of tensors, numbers, strings and None.
+    """Write nested dicts, lists and tuples of tensors, numbers, strings and None, atomically.
 
-    The file is a safetensors file: tensors named by their place in the state, which other programs
-    can read too, and the rest as JSON in its header. So loading runs no code, whoever wrote the
-    file; torch's weights-only unpickler promises the same and broke it once (CVE-2025-32434).
-    What comes back is equal bit by bit and shares no memory; strides are not kept.
+    The file is a safetensors file. Its tensors are named by their position in the state, and the
+    rest is JSON in the metadata. Loading therefore never runs code, whoever wrote the file;
+    torch's weights-only unpickler promises the same and broke it once (CVE-2025-32434).
+    The loaded state is bitwise equal and its tensors share no memory; strides are not kept.
 
-    The path holds the old file or the new one at any time, whenever the process or the machine
-    stops. One process at a time may write to a folder: it clears away what an interrupted one
-    left there.
+    Only one process at a time may write to a folder: it deletes partial files that an interrupted
+    process left there.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_packed(state, "state", tensors))
-    # Large elements first: then every tensor begins at a multiple of its element's size.
-    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    content = {name: _bytes(tensors[name]) for name in order}
-    about = {"format": "pt", "compressive": str(FORMAT), "state": text}
-    header: dict[str, Any] = {"__metadata__": about | {"crc32": _checksum(text, tensors)}}
-    end = 0
-    for name, data in content.items():
-        begin, end = end, end + len(data)
-        header[name] = {
-            "dtype": _DTYPES[tensors[name].dtype],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [begin, end],
-        }
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    if len(encoded) > _LONGEST_HEADER:
+    if len(text) > _MAX_TEXT:
         raise ValueError(
-            f"{path} would have a header of {len(encoded) / 1e6:.0f} MB, which no reader takes; "
+            f"{path} would have a header of {len(text) / 1e6:.0f} MB, which no reader takes; "
             "keep long lists of numbers as tensors"
         )
-    write_bytes(path, len(encoded).to_bytes(8, "little"), encoded, *content.values())
+    metadata = {
+        "format": "pt",
+        FORMAT_KEY: str(FORMAT_VERSIONS[CHECKPOINTS]),
+        "crc32": _checksum(text, tensors),
+        "state": text,
+    }
+    write_bytes(path, serialize(_unshared(tensors), metadata))
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The state that `save` wrote, its tensors on this device."""
+    """Return the state that `save` wrote, with its tensors on a device."""
     if not path.is_file():
         names = ", ".join(p.name for p in steps(path.parent)) or "none"
         raise FileNotFoundError(f"there is no checkpoint {path}; the folder has {names}")
     try:
         with safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}
-            _require_readable(path, header)
+            if "crc32" not in header:
+                raise ValueError(
+                    f"{path} is a safetensors file but no checkpoint of a run; "
+                    "give one from a run's checkpoints folder"
+                )
+            check_format(path, CHECKPOINTS, header.get(FORMAT_KEY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _checksum(header["state"], tensors) != header["crc32"]:
             raise Damaged(_damaged(path, "its checksum does not fit"))
-        # Copies, since safetensors maps the file, and hands out what lies in it.
+        # Copy: safetensors maps the file into memory, and its tensors point there.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
         return _unpacked(json.loads(header["state"]), tensors)
     except SafetensorError as error:
         raise Damaged(_damaged(path, str(error).removeprefix("Error while "))) from None
     except (KeyError, TypeError, RecursionError, json.JSONDecodeError):
-        raise Damaged(_damaged(path, "its header is not as we write it")) from None
+        raise Damaged(_damaged(path, "its header is invalid")) from None
 
 
 def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write the checkpoint of a step and remove all but the last two.
+    """Write the checkpoint of a step and delete all but the last two.
 
-    Checkpoints of later steps are removed too: they belong to a continuation that was given up.
+    Checkpoints of later steps are deleted too: training went back to an earlier one.
     """
     path = folder / f"step_{step:08d}.safetensors"
-    for left in folder.glob(f".step_*{PARTIAL}"):  # of a step that will not come again
+    for left in folder.glob(f".step_*{PARTIAL}"):  # of an interrupted save
         left.unlink(missing_ok=True)
     save(path, state)
     earlier = [p for p in steps(folder) if step_of(p) <= step]
@@ -111,10 +97,10 @@ def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The last checkpoint that is whole and its state, or None where there is none at all.
+    """Return the path and state of the last intact checkpoint, or None if there are none.
 
-    Reads each in full, from the last one back; damaged ones are named in the log. A folder with
-    nothing but damaged ones is an error, lest a long run start again from nothing unasked.
+    Damaged checkpoints are skipped with a warning. If all are damaged, raise ValueError: a long run
+    must not start over silently.
     """
     found = steps(folder)
     for path in reversed(found):
@@ -124,19 +110,19 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             _log.warning("skipped: %s", error)
     if found:
         raise ValueError(
-            f"all {len(found)} checkpoints in {folder} are damaged; choose another --out to begin "
-            "anew"
+            f"all {len(found)} checkpoints in {folder} are damaged; choose another --out to start "
+            "over"
         )
     return None
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints in a folder in the order of their steps; unread."""
+    """Return the checkpoints in a folder, sorted by step."""
     return sorted((p for p in folder.glob("step_*") if STEP.fullmatch(p.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The number of optimizer steps in the name of a checkpoint."""
+    """Return the number of optimizer steps in the name of a checkpoint."""
     match = STEP.fullmatch(path.name)
     if match is None:
         raise ValueError(f"a checkpoint is called step_NUMBER.safetensors, got {path.name}")
@@ -144,9 +130,9 @@ def step_of(path: Path) -> int:
 
 
 def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """The state as JSON: what is no number, string or list becomes an object that says what."""
+    """Return the state as JSON: tensors, dicts and tuples become objects that name their type."""
     if isinstance(value, Tensor):
-        if value.dtype not in _DTYPES or value.layout != torch.strided:
+        if value.dtype not in DTYPES or value.layout != torch.strided:
             raise ValueError(f"{place} must be dense and real, got {value.dtype}, {value.layout}")
         name = _free_name(place.removeprefix("state."), tensors)
         tensors[name] = value.detach().cpu().contiguous()
@@ -156,7 +142,7 @@ def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             raise ValueError(
                 f"{place} must have strings or whole numbers as keys, got {strange[0]!r}"
             )
-        # Pairs: an object's keys could only be strings, and an optimizer's are numbers.
+        # Pairs, because keys of an optimizer's state are numbers and JSON's are strings.
         items = [[key, _packed(v, f"{place}.{key}", tensors)] for key, v in value.items()]
         return {"dict": items}
     if isinstance(value, list | tuple):
@@ -184,38 +170,31 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _free_name(name: str, tensors: dict[str, Tensor]) -> str:
-    """Keys such as 1 and "1", or with dots inside, can lead to one name."""
-    while name in tensors or name == "__metadata__":  # the header's own
+    """Append underscores until a name is free: keys 1 and "1", or with dots, can collide."""
+    while name in tensors or name == "__metadata__":  # reserved by safetensors
         name += "_"
     return name
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory: safetensors rejects them."""
+    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+    users = Counter(storages.values())
+    return {n: t.clone() if users[storages[n]] > 1 else t for n, t in tensors.items()}
+
+
+def _raw_bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
-    """Of all that was saved: safetensors itself sees only a wrong length."""
+    """Return the CRC-32 of text and tensors; safetensors itself detects only a wrong length."""
     crc = zlib.crc32(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(_bytes(tensor), crc)
+        crc = zlib.crc32(_raw_bytes(tensor), crc)
     return str(crc)
-
-
-def _require_readable(path: Path, header: dict[str, str]) -> None:
-    number = header.get("compressive", "")
-    if not number.isdecimal():
-        raise ValueError(
-            f"{path} is a safetensors file but no checkpoint of a run; "
-            "give one from a run's checkpoints folder"
-        )
-    if int(number) > FORMAT:
-        raise ValueError(
-            f"{path} has format {number}, this version of compressive reads up to {FORMAT}; "
-            "update compressive to the version that wrote it"
-        )
 
 
 def _damaged(path: Path, cause: str) -> str:

@@ -1,4 +1,4 @@
-"""The files of a run: what they are called, and that each is written whole or not at all."""
+"""Names of the files of a run folder, and atomic writes."""
 
 import errno
 import glob
@@ -10,31 +10,36 @@ from pathlib import Path
 CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
 CHECKPOINTS, UNREADABLE = "checkpoints", "unreadable.txt"
 STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
-EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of an evaluation, by what it judges on
+EVALUATION, HELD_OUT = (
+    "evaluation",
+    "held-out",
+)  # folders of results on test images and on held-out ones
 RESULTS, SWEEP = "results.json", "sweep.json"
 
 PARTIAL = ".partial"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's share, the file's limit
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file, such as JSON, whole or not at all."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file in these parts: beside the path, to the disk, and only then under its name."""
+    """Write a file atomically: to a temporary name, with fsync, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         left.unlink(missing_ok=True)
-    # With the process in its name: if two write after all, one fails, and no mixture is renamed.
+    # The name contains the process id: if two processes write after all, their bytes do not mix.
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             for part in content:
                 file.write(part)
             file.flush()
-            os.fsync(file.fileno())  # else a power cut may keep the new name without its content
+            os.fsync(
+                file.fileno()
+            )  # else a power failure may keep the new name without its content
         partial.replace(path)
         _flush_names(path.parent)
     except OSError as error:
@@ -50,7 +55,7 @@ def write_bytes(path: Path, *content: bytes | memoryview) -> None:
 
 
 def _flush_names(folder: Path) -> None:
-    """Have the new name survive a power cut as well; not every file system can."""
+    """Fsync a folder so that a rename survives a power failure, if the file system can."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

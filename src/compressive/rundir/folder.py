@@ -1,4 +1,4 @@
-"""The folder of a run: its settings with where and by what it was made, and whether they fit."""
+"""config.json: write and read the settings of a run, and check them before it is resumed."""
 
 import importlib.metadata
 import json
@@ -17,8 +17,14 @@ import torch
 from compressive.config import Config, Data, flat, from_dict
 from compressive.rundir.files import CONFIG, PARTIAL, write_text
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.versions import (
+    FORMAT_KEY,
+    FORMAT_VERSIONS,
+    UnsupportedFormat,
+    check_format,
+)
 
-# Settings that do not change what is learned: a run may go on with other values of these.
+# Settings that do not change what is learned: a run may be resumed with other values of these.
 FREE = {
     "recipe",
     "data.source",
@@ -37,10 +43,9 @@ FREE = {
 
 
 def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
-    """Make the folder, or go on in it; whether there is a run to go on with.
+    """Check that a run can be started or resumed in a folder; return whether there is one.
 
-    A folder that holds a run with other settings is refused: two runs in one folder would be
-    neither.
+    Raises ValueError if the folder holds a run with other settings.
     """
     ensure_writable(folder)
     path = folder / CONFIG
@@ -52,9 +57,9 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
         raise ValueError(f"{folder} already holds a run; choose another --out, or delete it")
     old, new = flat(read_config(folder)), flat(config)
     changed = [name for name in old if old[name] != new[name] and name not in FREE]
-    new["data.source"] = _place(config)
+    new["data.source"] = _absolute_source(config)
     if changed and new["data.source"] != old["data.source"]:
-        changed = ["data.source", *changed]  # from which others may follow
+        changed = ["data.source", *changed]  # the others may follow from it
     if changed:
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -66,44 +71,48 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
 
 
 def write_config(folder: Path, config: Config, device: torch.device) -> None:
-    """config.json: every setting, and under "about" where, when and by what it was made."""
+    """Write config.json: every setting, and under "about" time, command, device and versions."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, Any] = {**asdict(config), "about": _about(device)}
-    settings["data"]["source"] = _place(config)
+    settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
+    settings["data"]["source"] = _absolute_source(config)
+    settings["about"] = _provenance(device)
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
 
 
-def _place(config: Config) -> str:
-    """Where the images are, from wherever that is read."""
+def _absolute_source(config: Config) -> str:
+    """Return data.source, as an absolute path if it is a path."""
     source = config.data.source
     path = Path(source).expanduser()
     return os.path.abspath(path) if source != Data().source and path.exists() else source
 
 
 def read_config(folder: Path) -> Config:
-    """The settings of the run in this folder."""
+    """Return the settings of the run in a folder."""
     path = Path(folder) / CONFIG
     try:
         settings = json.loads(path.read_text())
         if isinstance(settings, dict):
+            check_format(path, CONFIG, settings.pop(FORMAT_KEY, None))
             settings.pop("about", None)
         return from_dict(settings)
+    except UnsupportedFormat:
+        raise
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} is no folder of a run: it has no {CONFIG}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    except ValueError as error:  # a setting of another version, or a value that somebody wrote
+    except ValueError as error:  # an unknown setting or an invalid value
         raise ValueError(f"{path}: {error}") from None
 
 
 def command() -> str:
-    """What was called: this program, however it was started, or another one."""
+    """Return the command line, with `compressive` for every way of starting this program."""
     called = Path(sys.argv[0])
     is_ours = called.name == "compressive" or called == Path(__file__).parents[1] / "__main__.py"
     return shlex.join(["compressive" if is_ours else sys.argv[0], *sys.argv[1:]])
 
 
-def _about(device: torch.device) -> dict[str, Any]:
+def _provenance(device: torch.device) -> dict[str, Any]:
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,7 +133,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of our source tree, with a + where it has changes; nothing once installed."""
+    """Return the commit of the source tree, with a + if it has changes; "" if installed."""
     here = str(Path(__file__).parents[1])
 
     def git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""A folder that is one process's while it writes there."""
+"""Exclusive lock on a run folder."""
 
 import fcntl
 import os
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def ensure_writable(folder: Path, called: str = "--out") -> None:
-    """Refuse now what could not be written there later; nothing is made."""
+    """Raise ValueError if a folder could not be created or written to; create nothing."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"{place} is a file, not a folder; choose another {called}")
-    try:  # rights alone do not tell: a disk may be mounted for reading
+    try:  # permissions are not enough: the disk may be mounted read-only
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -24,10 +24,11 @@ def ensure_writable(folder: Path, called: str = "--out") -> None:
 
 
 def acquire_lock(folder: Path) -> int:
-    """Make the folder this process's own until the descriptor is closed; another is refused.
+    """Lock a folder for this process until the returned descriptor is closed.
 
-    Two processes would mix their checkpoints. The lock goes with the process, however it ends.
-    Where the file system has none for folders, as some networks', nothing is held.
+    Raises ValueError if another process holds the lock, because two processes would mix their
+    checkpoints. The operating system releases the lock when the process ends. Some network file
+    systems have no locks on folders; there nothing is locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,98 +1,97 @@
-"""The diary of a run: a line of JSON for every reading, and tensorboard's numbers and pictures."""
+"""metrics.jsonl: one JSON object per line, after a header line with the format version."""
 
 import json
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
-
-from compressive.distributed import rank
 from compressive.rundir.files import METRICS, write_text
+from compressive.rundir.records import finite_number
+from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
-_SIDE = 96  # pixels at most: larger ones only make the files heavy
-_PAIRS = 512  # directions that are compared with each other
-
-STOPPED = "stopped"  # in the last line of a run that was asked to, or fell ill too often: why
+STOPPED = "stopped"  # key of the last line of a run that stopped early; the value is the reason
 
 
 class MetricsLogger:
-    """metrics.jsonl, one JSON object per line, and if asked tensorboard's event files.
+    """Write metrics.jsonl and, if requested, TensorBoard event files.
 
-    Only the first process writes; in the others all of this does nothing. `step` is the one that
-    the run goes on from: lines of later steps, which will be written again, are dropped, as are a
-    last line that was cut off and one that says that the run stopped.
+    Only rank 0 writes; in other processes every method does nothing. `step` is the step from which
+    training resumes. Lines of later steps are dropped because they will be written again, as are
+    truncated lines and a line which says that the run stopped.
     """
 
     def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False) -> None:
+        from compressive.distributed import rank  # imports torch, which readers do not need
+
         self._lines, self._events = None, None
         if rank() > 0:
             return
         path = folder / METRICS
         old = path.read_text(errors="replace").splitlines() if path.exists() else []
-        # Written again even where all lines stay: the last may lack its end.
-        old = [line for line in old if f'"{STOPPED}": ' not in line]
-        kept = [line for line in old if _step_of_line(line) <= step]
-        write_text(path, "".join(f"{line}\n" for line in kept))
+        kept = [
+            line for line in old if f'"{STOPPED}": ' not in line and _step_of_line(line) <= step
+        ]
+        # Rewrite the file even if all lines are kept: the last one may lack its line break.
+        header = json.dumps({FORMAT_KEY: FORMAT_VERSIONS[METRICS]})
+        write_text(path, "".join(f"{line}\n" for line in (header, *kept)))
         self._lines = path.open("a")
         if tensorboard:
-            self._events = _event_writer(folder / "tensorboard", step)
+            from compressive.rundir.tensorboard import TensorBoardWriter
+
+            self._events = TensorBoardWriter(folder / "tensorboard", step)
 
     def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
-        """Add a line. JSON knows no infinity and no NaN: they become null."""
+        """Append a line. JSON has no infinity and no NaN: they become null."""
         if self._lines is None:
             return
         line = {"step": step} | {name: _as_json(value) for name, value in values.items()}
         self._lines.write(json.dumps(line, allow_nan=False) + "\n")
         self._lines.flush()
         if self._events is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float) and math.isfinite(value):
-                    self._events.add_scalar(name, value, step)
+            self._events.add_scalars(step, values)
 
-    def draw(
-        self,
-        step: int,
-        x: Float[Tensor, "some 3 size size"],
-        y: Float[Tensor, "some 3 size size"],
-        r: Float[Tensor, "batch dim"],
-    ) -> None:
-        """Show what the network sees, and how its directions lie, where tensorboard is asked for.
-
-        Waits for the device: not for every reading.
-        """
-        if self._events is None:
-            return
-        pairs = torch.stack([x, y], 1).flatten(0, 1).float().clamp(0, 1)
-        if pairs.shape[-1] > _SIDE:
-            pairs = F.interpolate(pairs, (_SIDE, _SIDE), mode="area")
-        self._events.add_images("views of the same images, in pairs", pairs.cpu().numpy(), step)
-        r = F.normalize(r[:_PAIRS].float(), dim=1)
-        i, j = torch.triu_indices(len(r), len(r), 1, device=r.device)
-        shapes = {
-            "cosine of different images": (r @ r.mT)[i, j],
-            "deviation of each axis over uniform": r.std(0) * r.shape[1] ** 0.5,
-        }
-        for name, values in shapes.items():
-            values = values[values.isfinite()].cpu().numpy()
-            if values.size:
-                self._events.add_histogram(f"directions/{name}", values, step)
+    def draw(self, step: int, x: Any, y: Any, r: Any) -> None:
+        """Call `TensorBoardWriter.add_views` if TensorBoard is on."""
+        if self._events is not None:
+            self._events.add_views(step, x, y, r)
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Flush and close the files."""
         if self._lines is not None:
             self._lines.close()
         if self._events is not None:
             self._events.close()
 
 
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the valid lines of a metrics.jsonl, and the number of damaged or truncated ones.
+
+    Raises `UnsupportedFormat` if the first line is not the header of the format read here.
+    """
+    texts = path.read_bytes().splitlines() if path.is_file() else []
+    parsed = [_parse_line(text) for text in texts if text.strip()]
+    if parsed and (header := parsed[0]) is not None:
+        check_format(path, METRICS, header.get(FORMAT_KEY))
+        parsed = parsed[1:]
+    lines = [line for line in parsed if line and _is_step(line.get("step"))]
+    return lines, len(parsed) - len(lines)
+
+
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):  # not JSON, or not text
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and finite_number(value) is not None
+
+
 def _step_of_line(line: str) -> float:
-    """Infinity for what is no line of ours, such as one that a kill cut in two."""
+    """Return the step of a line, or infinity for the header and for damaged lines."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -101,13 +100,3 @@ def _step_of_line(line: str) -> float:
 
 def _as_json(value: float | str | None) -> float | str | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    try:
-        with warnings.catch_warnings():  # of tensorboard about its own dependencies
-            warnings.simplefilter("ignore")
-            from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("no tensorboard; install it, or set train.tensorboard=false") from None
-    return SummaryWriter(str(folder), purge_step=step + 1)

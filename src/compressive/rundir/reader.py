@@ -1,18 +1,16 @@
-"""What the folder of a run holds so far, whole or not, read without torch.
-
-Longer than 300 lines, as every file of a run may be missing, damaged or half-written.
-"""
+"""Read run folders without torch, whether complete, unfinished or damaged."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from compressive.config import flat, total_steps
 from compressive.rundir.files import (
     CHECKPOINTS,
     CONFIG,
@@ -23,87 +21,91 @@ from compressive.rundir.files import (
     RESULTS,
     STEP,
 )
-
-_GALLERY = {  # array of the gallery: its axes, kind of number
-    "views": (5, "u"),
-    "query": (4, "u"),
-    "neighbors": (5, "u"),
-    "query_label": (1, "i"),
-    "neighbor_label": (2, "i"),
-    "map": (2, "f"),
-    "map_label": (1, "i"),
-}
+from compressive.rundir.gallery_file import read_gallery
+from compressive.rundir.metrics_log import STOPPED, read_metrics
+from compressive.rundir.records import Record, ResultsFile, finite_number, read_results
+from compressive.rundir.versions import FORMAT_KEY, UnsupportedFormat, check_format
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One number of an evaluation."""
-
-    task: str
-    dataset: str
-    metric: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    n: int | None = None
-    of: str = ""  # which images: numbers of other images cannot be compared
-    command: str = ""
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Run:
-    """The files of a run, and what is not among them."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingFiles:
+    """Settings and metrics of a run."""
 
     path: Path
-    name: str
-    settings: Mapping[str, Any]  # dotted name of a setting: its value
-    about: Mapping[str, Any]
-    journal: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
-    figures: Sequence[Figure]
-    skipped: Sequence[str]
-    evaluated: Mapping[str, Any]  # what the evaluation says of itself
-    gallery: Mapping[str, np.ndarray]
-    gallery_words: Mapping[str, str]
-    missing: Sequence[str]
-    total: int | None = None  # steps that it was to make; none where nothing tells
+    settings: Mapping[str, Any]  # by dotted name
+    about: Mapping[str, Any]  # how config.json says the run was started
+    metrics: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    total: int | None  # steps of the whole run; None until a checkpoint states the image count
+
+    @property
+    def step(self) -> int:
+        """Return the last step in the metrics."""
+        return self.metrics[-1]["step"] if self.metrics else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the run stopped early, by request or after too many failures."""
+        return bool(self.metrics) and STOPPED in self.metrics[-1]
 
     @property
     def is_over(self) -> bool | None:
-        """Whether training came to its end; none where nothing tells how long it was to be."""
-        if self.total is None:
-            return None
-        last = self.journal[-1] if self.journal else {"step": 0}
-        return last["step"] >= self.total and "stopped" not in last
+        """Return whether training is complete, or None if its length is unknown."""
+        return None if self.total is None else self.step >= self.total and not self.is_stopped
 
     @property
     def health(self) -> str | None:
-        """The last verdict of the monitor."""
-        verdicts = [line["health"] for line in self.journal if isinstance(line.get("health"), str)]
-        return verdicts[-1] if verdicts else None
+        """Return the last health status."""
+        states = (line.get("health") for line in reversed(self.metrics))
+        return next((state for state in states if isinstance(state, str)), None)
+
+    def series(self, *keys: str) -> list[tuple[float, ...]]:
+        """Return step and values of the lines that have finite numbers for all keys."""
+        names = ("step", *keys)
+        rows = [tuple(finite_number(line.get(name)) for name in names) for line in self.metrics]
+        return [tuple(v for v in row if v is not None) for row in rows if None not in row]
+
+    def last(self, key: str) -> float | None:
+        """Return the last finite number for a key."""
+        found = self.series(key)
+        return found[-1][1] if found else None
+
+    def unfinished(self) -> str:
+        """Return a line if training is incomplete, else "".
+
+        The step is that of the weights, hence of the last checkpoint: metrics may be ahead of it.
+        """
+        names = (path.name for path in (self.path / CHECKPOINTS).glob("step_*"))
+        saved = [int(match[1]) for match in map(STEP.fullmatch, names) if match]
+        step = max(saved) if saved else self.step
+        if self.total is None or step >= self.total:
+            return ""
+        return f"training has not come to its end: step {step:,} of {self.total:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder(TrainingFiles):
+    """Files of a run, and what is missing or damaged among them."""
+
+    name: str
+    records: Sequence[Record]  # those with a finite value
+    skipped: Sequence[str]
+    evaluated: Mapping[str, Any]  # "about" of results.json
+    gallery: Mapping[str, np.ndarray]
+    gallery_metadata: Mapping[str, str]
+    missing: Sequence[str]
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes of the gallery; none where there are none."""
+        """Return the class names of the gallery, if it has any."""
         try:
-            names = json.loads(self.gallery_words.get("classes") or "[]")
+            names = json.loads(self.gallery_metadata.get("classes") or "[]")
         except json.JSONDecodeError:
             return []
         return [str(name) for name in names] if isinstance(names, list) else []
 
-    def series(self, *keys: str) -> list[tuple[float, ...]]:
-        """Step and values of the lines that have finite numbers under all these keys."""
-        rows = [tuple(number(line.get(key)) for key in ("step", *keys)) for line in self.journal]
-        return [tuple(v for v in row if v is not None) for row in rows if None not in row]
 
-    def last(self, key: str) -> float | None:
-        """The last finite number under this key."""
-        found = self.series(key)
-        return found[-1][1] if found else None
-
-
-def read_runs(paths: Sequence[Path], *, held_out: bool = False) -> list[Run]:
-    """Runs in the order given, each under the shortest end of its path that no other has."""
+def read_runs(paths: Sequence[Path], *, held_out: bool = False) -> list[RunFolder]:
+    """Return runs in the order given, each named by the shortest unique end of its path."""
     if not paths:
         raise ValueError("no run to report; name one or more run folders")
     folders = [Path(path).resolve() for path in paths]
@@ -111,66 +113,52 @@ def read_runs(paths: Sequence[Path], *, held_out: bool = False) -> list[Run]:
         twice = next(f for f in folders if folders.count(f) > 1)
         raise ValueError(f"{twice} is named twice; name each run once")
     named = zip(paths, folders, strict=True)
-    return [_read(given, _name(path, folders), held_out) for given, path in named]
+    return [_read_run(Path(given), _unique_name(path, folders), held_out) for given, path in named]
+
+
+def read_training(run: Path, missing: list[str] | None = None) -> TrainingFiles:
+    """Return settings and metrics of a run, and list in `missing` what could not be read."""
+    missing = [] if missing is None else missing
+    settings = _read_config(run / CONFIG, missing)
+    about = settings.pop("about", None)
+    by_name = flat(settings)
+    return TrainingFiles(
+        path=run,
+        settings=by_name,
+        about=about if isinstance(about, dict) else {},
+        metrics=_read_metrics(run / METRICS, missing),
+        total=_total(run, by_name),
+    )
 
 
 def results_of(run: Path, *, held_out: bool = False) -> Path:
-    """The folder with a run's results: on test images, else on held-out ones; or these alone.
+    """Return the folder with the results of a run: on test images, else on held-out ones.
 
-    Results that were written elsewhere are a folder of their own.
+    With `held_out` return only the latter. A folder with a results.json of its own is returned as
+    it is.
     """
     kinds = (HELD_OUT,) if held_out else (EVALUATION, HELD_OUT)
     there = [run / kind for kind in kinds if (run / kind).is_dir()]
     return there[0] if there else run if (run / RESULTS).is_file() else run / kinds[0]
 
 
-def of_other_weights(run: Path, about: object) -> str:
-    """A line where these results are not of the encoder that the run has now; else nothing."""
-    told = about.get("sha256") if isinstance(about, dict) else None
-    path = run / ENCODER
-    if not told or not path.is_file():
+def of_other_weights(run: Path, about: Mapping[str, Any]) -> str:
+    """Return a line if results with this "about" are not of the run's present encoder, else ""."""
+    digest, path = about.get("sha256"), run / ENCODER
+    if not digest or not path.is_file():
         return ""
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == told:
+        if hashlib.file_digest(file, "sha256").hexdigest() == digest:
             return ""
     return f"results.json: of other weights than {path.name} has now; evaluate the run again"
 
 
 def unfinished(run: Path) -> str:
-    """A line where the training of a run has not come to its end; else nothing."""
-    lines = _journal(run / METRICS, [])
-    return _so_far(run, lines, total_steps(run, _json(run / CONFIG, [])))
+    """Return a line if the training of a run is incomplete, else ""."""
+    return read_training(run).unfinished()
 
 
-def _so_far(run: Path, journal: Sequence[Mapping[str, Any]], total: int | None) -> str:
-    """Of its weights, which are those of the last checkpoint: the journal may be ahead of them."""
-    found = map(STEP.fullmatch, (path.name for path in (run / CHECKPOINTS).glob("step_*")))
-    saved = [int(match[1]) for match in found if match]
-    step = max(saved) if saved else journal[-1]["step"] if journal else 0
-    if total is None or step >= total:
-        return ""
-    return f"training has not come to its end: step {step:,} of {total:,}"
-
-
-def number(value: object) -> float | None:
-    """A finite number, or none; what cannot be subtracted within floats is none either."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e300 else None
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name."""
-    found = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-def _name(path: Path, others: Sequence[Path]) -> str:
+def _unique_name(path: Path, others: Sequence[Path]) -> str:
     for length in range(1, len(path.parts)):
         end = path.parts[-length:]
         if sum(other.parts[-length:] == end for other in others) == 1:
@@ -178,82 +166,73 @@ def _name(path: Path, others: Sequence[Path]) -> str:
     return str(path)
 
 
-def _read(given: Path, name: str, held_out: bool) -> Run:
-    path = Path(given)
+def _read_run(path: Path, name: str, held_out: bool) -> RunFolder:
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}; give the folder of a run")
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; give the folder of a run")
     inside = results_of(path, held_out=held_out)
-    marks = [path / CONFIG, path / METRICS, inside / RESULTS]
-    if not any(mark.is_file() for mark in marks):
+    if not any(file.is_file() for file in (path / CONFIG, path / METRICS, inside / RESULTS)):
         raise ValueError(
             f"{path} is no run: it has none of config.json, metrics.jsonl and "
             "evaluation/results.json; give a folder that `compressive pretrain` wrote"
         )
     missing: list[str] = []
-    settings = _json(marks[0], missing) if inside != path else {}
-    about = settings.pop("about", None)
-    lines = _journal(marks[1], missing) if inside != path else []
-    total = total_steps(path, settings)
+    if inside == path:  # results without a run
+        training = TrainingFiles(path=path, settings={}, about={}, metrics=[], total=None)
+    else:
+        training = read_training(path, missing)
     has_encoder = (path / ENCODER).is_file()
-    so_far = _so_far(path, lines, total)
-    if so_far:
+    if so_far := training.unfinished():
         missing.append(so_far)
     elif inside != path and not has_encoder:
         missing.append(f"{ENCODER}: not there")
     is_trained = has_encoder and not so_far
-    hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
-    results = _json(marks[2], missing, hint)
-    gallery, words = _gallery(inside / "gallery.safetensors", missing)
-    skipped, evaluated = results.get("skipped"), results.get("about")
-    if older := of_other_weights(path, evaluated):
-        missing.append(older)
-    return Run(
-        path=path,
+    results = _read_results(
+        inside / RESULTS, missing, f"; `compressive evaluate {path}` makes it" if is_trained else ""
+    )
+    gallery = read_gallery(inside / "gallery.safetensors", missing)
+    if other := of_other_weights(path, results.about):
+        missing.append(other)
+    return RunFolder(
+        **vars(training),
         name=name,
-        settings=flat(settings),
-        about=about if isinstance(about, dict) else {},
-        journal=lines,
-        figures=_figures(results.get("records"), missing),
-        skipped=[str(text) for text in skipped] if isinstance(skipped, list) else [],
-        evaluated=evaluated if isinstance(evaluated, dict) else {},
-        gallery=gallery,
-        gallery_words=words,
+        records=results.records,
+        skipped=results.skipped,
+        evaluated=results.about,
+        gallery=gallery.arrays,
+        gallery_metadata=gallery.metadata,
         missing=missing,
-        total=total,
     )
 
 
-def total_steps(run: Path, settings: Mapping[str, Any]) -> int | None:
-    """Steps that a run is to make, as far as its files tell."""
-    train = settings.get("train")
-    train = train if isinstance(train, dict) else {}
-    steps, epochs, batch = (train.get(name) for name in ("steps", "epochs", "batch_size"))
+def _total(run: Path, settings: Mapping[str, Any]) -> int | None:
+    """Return the steps of the whole run, if its files tell."""
+    steps, epochs, batch = (settings.get(f"train.{k}") for k in ("steps", "epochs", "batch_size"))
     if isinstance(steps, int) and steps > 0:
         return steps
-    count = _images(run / "checkpoints")
-    if count is None or not isinstance(epochs, int) or not isinstance(batch, int) or batch < 1:
+    if not isinstance(epochs, int) or not isinstance(batch, int) or epochs < 0 or batch < 1:
         return None
-    return count * epochs // batch + 1  # as optim.total_steps
+    count = _image_count(run / CHECKPOINTS)
+    return total_steps(count, epochs, batch) if count else None
 
 
-def _images(checkpoints: Path) -> int | None:
-    """How many images the run has, as the header of its checkpoints tells."""
+def _image_count(checkpoints: Path) -> int | None:
+    """Return the number of training images, which the header of a checkpoint states."""
     for path in sorted(checkpoints.glob("step_*.safetensors"), reverse=True):
         try:
             with safe_open(path, "numpy") as file:
                 return int(dict(json.loads(file.metadata()["state"])["dict"])["images"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-            continue  # removed in between, damaged, or of an older version
+            continue  # deleted in the meantime, or damaged
     return None
 
 
-def _json(path: Path, missing: list[str], hint: str = "") -> dict[str, Any]:
+def _read_config(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        missing.append(f"{path.name}: not there{hint}")
+        missing.append(f"{path.name}: not there")
         return {}
     except OSError as error:
         missing.append(f"{path.name}: cannot be read: {error.strerror}")
@@ -263,30 +242,15 @@ def _json(path: Path, missing: list[str], hint: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         missing.append(f"{path.name}: damaged, or still being written")
         return {}
+    check_format(path, CONFIG, content.pop(FORMAT_KEY, None))
     return content
 
 
-def journal(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a metrics.jsonl, and how many others: the last may be half written."""
-    lines, damaged = [], 0
-    for text in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):  # not JSON, or not text
-            line = None
-        step = line.get("step") if isinstance(line, dict) else None
-        if isinstance(line, dict) and isinstance(step, int) and number(step) is not None:
-            lines.append(line)
-        else:
-            damaged += bool(text.strip())
-    return lines, damaged
-
-
-def _journal(path: Path, missing: list[str]) -> list[dict[str, Any]]:
+def _read_metrics(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         missing.append(f"{path.name}: not there, so no training curves")
         return []
-    lines, damaged = journal(path)
+    lines, damaged = read_metrics(path)
     if damaged:
         missing.append(f"{path.name}: {damaged} damaged or unfinished lines left out")
     elif not lines:
@@ -294,51 +258,24 @@ def _journal(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _figures(records: object, missing: list[str]) -> list[Figure]:
-    found, damaged = [], 0
-    for record in records if isinstance(records, list) else []:
-        kept = record if isinstance(record, dict) else {}
-        names = [kept.get(key) for key in ("task", "dataset", "metric")]
-        value = number(kept.get("value"))
-        if value is None or not all(isinstance(name, str) for name in names):
-            damaged += 1
-            continue
-        low, high, n = (number(kept.get(key)) for key in ("low", "high", "n"))
-        protocol = kept.get("protocol")
-        found.append(
-            Figure(
-                *(str(name) for name in names),
-                value=value,
-                low=low,
-                high=high,
-                n=None if n is None else int(n),
-                of=str(kept.get("of") or kept.get("images") or ""),
-                command=str(kept.get("command") or ""),
-                protocol=protocol if isinstance(protocol, dict) else {},
-            )
-        )
-    if damaged:
-        missing.append(f"results.json: {damaged} records without a finite number left out")
-    return found
-
-
-def _gallery(path: Path, missing: list[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    if not path.is_file():
-        missing.append(
-            f"{path.name}: not there, so no views, neighbors and map; "
-            "`compressive evaluate RUN --tasks gallery` makes it"
-        )
-        return {}, {}
+def _read_results(path: Path, missing: list[str], hint: str) -> ResultsFile:
+    """Return results without records that have no finite value."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            names = [name for name in file.keys() if name in _GALLERY]  # noqa: SIM118
-            arrays = {name: file.get_tensor(name) for name in names}
-            words = dict(file.metadata() or {})
-    except (SafetensorError, OSError, TypeError, ValueError):
-        missing.append(f"{path.name}: damaged, or still being written")
-        return {}, {}
-    fits = {n: (a.ndim, a.dtype.kind) == _GALLERY[n] and a.size > 0 for n, a in arrays.items()}
-    if not all(fits.values()):
-        odd = ", ".join(name for name in sorted(fits) if not fits[name])
-        missing.append(f"{path.name}: {odd} of another shape or kind, left out")
-    return {name: array for name, array in arrays.items() if fits[name]}, words
+        found, damaged = read_results(path)
+    except UnsupportedFormat:
+        raise
+    except FileNotFoundError:
+        missing.append(f"{path.name}: not there{hint}")
+        return ResultsFile("")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "damaged, or still being written"
+        missing.append(f"{path.name}: {why}")
+        return ResultsFile("")
+    finite = [
+        replace(r, value=value, low=finite_number(r.low), high=finite_number(r.high))
+        for r in found.records
+        if (value := finite_number(r.value)) is not None
+    ]
+    if damaged := damaged + len(found.records) - len(finite):
+        missing.append(f"{path.name}: {damaged} records without a finite number left out")
+    return replace(found, records=finite)

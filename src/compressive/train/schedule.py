@@ -1,7 +1,7 @@
 """When things happen in a run: steps, learning rate, EMA decay, beta, logging, evaluation."""
 
 from compressive import optim
-from compressive.config import Config, is_compressed, unused_settings
+from compressive.config import Config, is_compressed, total_steps, unused_settings
 from compressive.distributed import world_size
 
 
@@ -18,7 +18,7 @@ class Schedule:
                 f"got {train.batch_size}"
             )
         self.config, self.count, self.notes = config, count, []
-        self.total = train.steps or optim.total_steps(count, train.epochs, train.batch_size)
+        self.total = train.steps or total_steps(count, train.epochs, train.batch_size)
         self.warmup = self._steps("optim.warmup_epochs", "warm-up", config.optim.warmup_epochs)
         self.rise, rising = 0, "bottleneck.warmup_epochs"
         if rising not in unused_settings(config):

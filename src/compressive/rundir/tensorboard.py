@@ -1,0 +1,63 @@
+"""TensorBoard event files: scalars, pairs of views, and histograms of the embeddings."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+_MAX_VIEW_SIDE = 96  # pixels; larger views only make the files larger
+_MAX_EMBEDDINGS = 512  # embeddings that are compared with each other
+
+
+class TensorBoardWriter:
+    """Write event files to a folder, replacing events of steps after `step`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            with warnings.catch_warnings():  # of tensorboard about its own dependencies
+                warnings.simplefilter("ignore")
+                from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("no tensorboard; install it, or set train.tensorboard=false") from None
+        self._events = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def add_scalars(self, step: int, values: Mapping[str, float | str | None]) -> None:
+        """Add all finite numbers."""
+        for name, value in values.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                self._events.add_scalar(name, value, step)
+
+    def add_views(
+        self,
+        step: int,
+        x: Float[Tensor, "some 3 size size"],
+        y: Float[Tensor, "some 3 size size"],
+        r: Float[Tensor, "batch dim"],
+    ) -> None:
+        """Add pairs of views, and histograms of the directions of embeddings `r`.
+
+        Synchronizes with the device; do not call it at every step.
+        """
+        pairs = torch.stack([x, y], 1).flatten(0, 1).float().clamp(0, 1)
+        if pairs.shape[-1] > _MAX_VIEW_SIDE:
+            pairs = F.interpolate(pairs, (_MAX_VIEW_SIDE, _MAX_VIEW_SIDE), mode="area")
+        self._events.add_images("views of the same images, in pairs", pairs.cpu().numpy(), step)
+        r = F.normalize(r[:_MAX_EMBEDDINGS].float(), dim=1)
+        i, j = torch.triu_indices(len(r), len(r), 1, device=r.device)
+        histograms = {
+            "cosine of different images": (r @ r.mT)[i, j],
+            "deviation of each axis over uniform": r.std(0) * r.shape[1] ** 0.5,
+        }
+        for name, values in histograms.items():
+            values = values[values.isfinite()].cpu().numpy()
+            if values.size:
+                self._events.add_histogram(f"directions/{name}", values, step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._events.close()

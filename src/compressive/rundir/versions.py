@@ -1,0 +1,45 @@
+"""Format versions of the files of a run folder, in one place."""
+
+import json
+from pathlib import Path
+
+from compressive.rundir.files import CHECKPOINTS, CONFIG, ENCODER, METRICS, RESULTS
+
+FORMAT_KEY = "format_version"
+# Increment a number when a reader of the old format would reject or misread the new one.
+FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 2}
+
+
+class UnsupportedFormat(ValueError):
+    """Raised for a file that an older or newer version of compressive wrote."""
+
+
+def check_format(path: Path, kind: str, found: object) -> None:
+    """Raise if `found`, the format version that a file states, is not the one read here.
+
+    Files of compressive 0.1 state no version: pass None for them. The message names the version
+    that wrote the file, as config.json of its run has it.
+    """
+    expected = FORMAT_VERSIONS[kind]
+    number = "1" if found is None else str(found)
+    if number == str(expected):
+        return
+    package = _package_version(path)
+    writer = f"compressive {package} (format {number})" if package else f"format {number}"
+    again = "evaluate" if kind == RESULTS else "train"
+    raise UnsupportedFormat(
+        f"{path} was written by {writer}; this version reads format {expected}; "
+        f"use the version that wrote it, or {again} again"
+    )
+
+
+def _package_version(path: Path) -> str:
+    """Return the version of compressive that config.json next to or above a file names, or ""."""
+    for folder in list(path.absolute().parents)[:2]:
+        try:
+            return str(
+                json.loads((folder / CONFIG).read_bytes())["about"]["versions"]["compressive"]
+            )
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return ""
