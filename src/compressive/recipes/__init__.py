@@ -6,7 +6,7 @@ from functools import partial
 
 from compressive.recipes import paper
 from compressive.recipes.auto import auto_recipe as auto_recipe
-from compressive.recipes.cifar10 import cifar10
+from compressive.recipes.cifar10 import OTHER_METHODS, cifar10, other_method
 from compressive.recipes.imagenet import imagenet
 from compressive.recipes.quickstart import quickstart
 from compressive.recipes.recipe import Recipe as Recipe
@@ -35,4 +35,6 @@ def _registry() -> dict[str, Callable[[], Recipe]]:
     for epochs in (200, 1000):
         for method in paper.METHODS:
             book[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
+    for method in OTHER_METHODS:
+        book[f"{method}/cifar10-r18-200"] = partial(other_method, method, 200)
     return book | {f"{m}/quickstart": partial(quickstart, m) for m in ("simclr", "c-simclr")}
