@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_page import Page, drawings, record, report, write_run
+from report_pages import Page, drawings, record, report, write_run
 
 from compressive.report.summary import failure, outcome
 from compressive.report.svg import HEIGHT, WIDTH, Line, chart, labels

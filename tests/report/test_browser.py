@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from report_pages import SECTIONS, record, write_run
 from safetensors.numpy import load_file, save_file
-from test_page import SECTIONS, record, write_run
 
 from compressive.report import write_report
 from compressive.report.tables import Verdicts
