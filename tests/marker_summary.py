@@ -25,9 +25,9 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        counts = session.config.stash.get(COUNTS, Counter())
-        session.config.workeroutput["deselected"] = dict(counts)
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["deselected"] = dict(session.config.stash.get(COUNTS, Counter()))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,8 +22,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import typer
+from documents import DOCUMENTS, ROOT
 from processes import together
-from test_readme import DOCUMENTS, ROOT
 from tiny import CHANGES, noise
 from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner

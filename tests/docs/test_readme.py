@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEST_COMMAND = "uv run pytest"
 
 

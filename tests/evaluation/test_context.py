@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
+from eval_contexts import Mean, exam_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from tiny import noise, tiny
-from torch import Tensor, nn
+from torch import Tensor
 
 from compressive.augment.ops import MEAN, STD, normalize
 from compressive.corruptions.corrupt import NAMES, corrupt
@@ -51,26 +52,6 @@ def shard(path: Path, words: Sequence[str | None], folder: Path) -> None:
     pictures(folder, {"": len(words)})
     data = [{"bytes": (folder / f"flat{i}.png").read_bytes()} for i in range(len(words))]
     pq.write_table(pa.table({"image": data, "label": pa.array(words, pa.string())}), path)
-
-
-class Mean(nn.Module):
-    """Features that a person can compute: mean colors of the normalized image."""
-
-    one: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("one", torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3)) * self.one
-
-
-def exam_of(place: Path, **more: object) -> EvalContext:
-    network = Mean().eval()
-    subject = FrozenModel(name="mean", network=network, size=16, **more)  # pyright: ignore
-    splits = open_splits(str(place), seed=0)
-    return EvalContext(subject, splits, Results("mean"), device=torch.device("cpu"))
 
 
 def test_words_mean_the_same_class_in_train_and_test(tmp_path: Path) -> None:

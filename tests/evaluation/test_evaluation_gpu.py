@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_suite import paint
+from colored_images import paint
 from tiny import silent, tiny
 
 from compressive.corruptions.corrupt import EXTRAS, NAMES, corrupt

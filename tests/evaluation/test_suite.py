@@ -15,6 +15,7 @@ import timm
 import torch
 import torch.distributed as dist
 import torchvision
+from colored_images import paint
 from PIL import Image
 from processes import together
 from tiny import silent, tiny
@@ -31,18 +32,6 @@ from compressive.evaluation.tasks import classify, probing
 from compressive.rundir.folder import read_config
 from compressive.rundir.lock import acquire_lock
 from compressive.train.loop import pretrain
-
-
-def paint(folder: Path, *, seed: int, each: int, swap: bool = False) -> None:
-    """Pictures of three classes that their colors tell, more or less."""
-    random = torch.Generator().manual_seed(seed)
-    for label in range(3):
-        place = folder / f"class{(label + 1) % 3 if swap else label}"
-        place.mkdir(parents=True)
-        for i in range(each):
-            pixels = torch.randint(0, 200, (20, 20, 3), generator=random, dtype=torch.uint8)
-            pixels[:, :, label] += 55
-            Image.fromarray(pixels.numpy()).save(place / f"{seed}-{label}-{i}.png")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import golden_arrays, golden_json
+from official_variables import variables_in_order
 from processes import printed
-from test_networks import variables_in_order
 from torch import Tensor, nn
 
 from compressive.config import (

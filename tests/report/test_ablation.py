@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from report_pages import Page, drawings, report, write_run
 from run_files import record, results_text
-from test_page import Page, drawings, report, write_run
 
 from compressive.report.summary import failure, outcome
 from compressive.report.svg import CHART_HEIGHT, CHART_WIDTH, Line, chart, labels

@@ -11,8 +11,9 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from report_pages import SECTIONS, write_run
+from run_files import record
 from safetensors.numpy import load_file, save_file
-from test_page import SECTIONS, record, write_run
 
 from compressive.report import write_report
 from compressive.rundir.records import ComparisonText

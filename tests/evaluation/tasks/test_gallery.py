@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from colored_images import paint
+from eval_contexts import Mean, exam_of
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors import safe_open
@@ -15,8 +17,6 @@ from scipy.optimize import brentq
 from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits
 from sklearn.manifold import TSNE, trustworthiness
-from test_context import Mean, exam_of
-from test_suite import paint
 from tiny import noise, photos, silent, tiny
 
 from compressive.augment.ops import augment_pair
