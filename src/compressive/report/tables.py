@@ -212,7 +212,7 @@ def _heat_table(
 def beside_paper(runs: Sequence[Run]) -> list[Row]:
     """Table 1 for the methods of these runs, each followed by the runs: other data, other sizes."""
     rows = []
-    for method in paper.METHODS:
+    for method in paper.PAPER_METHODS:
         mine = [run for run in runs if run.settings.get("method") == method]
         ours = [(run, headline(run, "top-1")) for run in mine]
         if not any(best for _, best in ours):
