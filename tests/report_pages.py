@@ -1,6 +1,7 @@
 """Pages of reports, and run folders to report on."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any

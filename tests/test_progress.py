@@ -1,4 +1,4 @@
-"""What a person sees: one moving line on a terminal, few lines in a log, nothing when quiet."""
+"""Progress: one updating line on a terminal, few lines in a log, nothing when quiet."""
 
 import errno
 import io
@@ -16,12 +16,13 @@ def shown(*, terminal: bool, quiet: bool = False, every: float = 10) -> tuple[Di
     return Display(console, quiet=quiet, every=every), text
 
 
-def test_a_log_gets_a_line_at_most_every_so_often() -> None:
-    display, text = shown(terminal=False, every=0.5)
-    with display:
+def test_a_log_gets_lines_at_the_given_interval() -> None:
+    text, now = io.StringIO(), [0.0]
+    with Display(Console(file=text, width=200), every=10, clock=lambda: now[0]) as display:
         for step in range(1, 4):
+            now[0] += 3
             display.progress("c-simclr epoch 0.1", step, 40, {"loss": "3.142", "wait": "1%"})
-        time.sleep(0.55)
+        now[0] += 4
         display.progress("c-simclr epoch 2.0", 20, 40, {"loss": "2.718"})
     assert text.getvalue().splitlines() == [
         "c-simclr epoch 0.1  2%  loss 3.142  wait 1%",
@@ -29,7 +30,7 @@ def test_a_log_gets_a_line_at_most_every_so_often() -> None:
     ]
 
 
-def test_a_terminal_shows_a_bar_that_goes_away() -> None:
+def test_a_terminal_shows_a_transient_bar() -> None:
     display, text = shown(terminal=True)
     with display:
         display.progress("byol epoch 3.0", 30, 40, {"loss": "2.718", "kNN": "41.0%"})
@@ -42,7 +43,7 @@ def test_a_terminal_shows_a_bar_that_goes_away() -> None:
 
 
 class Closing(io.StringIO):
-    """A terminal that somebody closes."""
+    """A terminal that is closed."""
 
     is_closed = False
 
@@ -57,7 +58,7 @@ class Closing(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_run_goes_on_when_nobody_looks(terminal: bool) -> None:
+def test_a_closed_terminal_raises_nothing(terminal: bool) -> None:
     file = Closing()
     display = Display(Console(file=file, force_terminal=terminal, width=80), every=0)
     with display:
@@ -72,7 +73,7 @@ def test_a_run_goes_on_when_nobody_looks(terminal: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 130])
-def test_in_a_narrow_terminal_readings_are_cut_and_nothing_else(width: int) -> None:
+def test_a_narrow_terminal_cuts_only_metrics(width: int) -> None:
     file = io.StringIO()
     display = Display(Console(file=file, force_terminal=True, width=width, color_system=None))
     display.progress("c-simclr epoch 12.5", 0, 100)
@@ -96,7 +97,7 @@ def test_in_a_narrow_terminal_readings_are_cut_and_nothing_else(width: int) -> N
     assert ("\u2501" in line) == (width == 130)
 
 
-def test_a_log_gets_the_end_of_what_it_got_the_beginning_of() -> None:
+def test_a_log_shows_the_end_of_what_it_showed_the_start_of() -> None:
     display, text = shown(terminal=False, every=60)
     for done in (1, 2, 3):
         display.progress("decoding", done, 3)
@@ -104,7 +105,7 @@ def test_a_log_gets_the_end_of_what_it_got_the_beginning_of() -> None:
     assert text.getvalue().splitlines() == ["decoding  33%", "decoding  100%"]
 
 
-def test_a_quiet_one_says_nothing() -> None:
+def test_a_quiet_display_prints_nothing() -> None:
     for terminal in (True, False):
         display, text = shown(terminal=terminal, quiet=True, every=0)
         with display:
@@ -113,15 +114,15 @@ def test_a_quiet_one_says_nothing() -> None:
         assert text.getvalue().strip("\x1b[?25lh") == ""
 
 
-def test_words_are_shown_as_they_are() -> None:
-    """Brackets are no markup, and long lines stay one: paths are to be copied."""
+def test_text_is_printed_unchanged() -> None:
+    """Brackets are not markup, and long lines are not wrapped, so that paths can be copied."""
     display, text = shown(terminal=False)
     words = "runs/[bold]a[/bold] [/x] " + "long " * 60 + "end"
     display.say(words)
     assert text.getvalue() == words + "\n"
 
 
-def test_the_same_display_serves_two_runs() -> None:
+def test_one_display_can_show_two_runs() -> None:
     display, text = shown(terminal=True)
     for name in ("simclr", "c-simclr"):
         with display:
@@ -130,7 +131,7 @@ def test_the_same_display_serves_two_runs() -> None:
     assert "c-simclr" in text.getvalue()
 
 
-def test_an_error_ends_the_line_too() -> None:
+def test_an_error_stops_the_bar() -> None:
     display, _ = shown(terminal=True)
     with pytest.raises(ZeroDivisionError), display:
         raise ZeroDivisionError

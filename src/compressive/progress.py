@@ -1,7 +1,7 @@
-"""What a person sees of a run: a line of progress on a terminal, plain lines elsewhere."""
+"""Show progress: one updating line on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, cast
@@ -10,21 +10,29 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-_WIDE = 100  # columns of a terminal that has room for a bar
+_WIDE = 100  # columns from which a bar is shown
 
 
 class Display:
-    """Progress of one run: epoch, readings, and the time left.
+    """Progress of one run: epoch, metrics and remaining time.
 
-    On a terminal one line that moves; otherwise (a log file, another process) a line at most
+    On a terminal, one line is updated. Elsewhere (a log file, a pipe), a line is printed at most
     every `every` seconds.
     """
 
-    def __init__(self, console: Console | None = None, *, quiet: bool = False, every: float = 10):
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        every: float = 10,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.console: Console = console or Console()
         self.console.file = cast(IO[str], BrokenPipeSafe(self.console.file))
-        self._quiet, self._every, self._said, self._open = quiet, every, -1e9, ""
-        # In a narrow terminal readings are cut, and nothing else.
+        self._quiet, self._every, self._clock = quiet, every, clock
+        self._last_line, self._open = -1e9, ""
+        # A narrow terminal cuts only the metrics.
         fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bar = Progress(
             TextColumn("{task.description}", table_column=fixed),
@@ -54,35 +62,39 @@ class Display:
     def progress(
         self, title: str, done: float, total: float, readings: Mapping[str, str] | None = None
     ) -> None:
-        """Where the run is; readings as short texts by name."""
+        """Update the progress; `readings` are formatted metrics by name."""
         text = "  ".join(f"{name} {value}".strip() for name, value in (readings or {}).items())
         self._bar.update(self._task, description=title, completed=done, total=total, readings=text)
-        now = time.monotonic()
-        is_end = done >= total and title == self._open  # what was begun here ends here
-        if self._bar.disable and not self._quiet and (is_end or now - self._said >= self._every):
-            self._said, self._open = now, "" if done >= total else title
+        now = self._clock()
+        is_end = done >= total and title == self._open  # print the end of what was started
+        if (
+            self._bar.disable
+            and not self._quiet
+            and (is_end or now - self._last_line >= self._every)
+        ):
+            self._last_line, self._open = now, "" if done >= total else title
             self.say(f"{title}  {100 * done / total:.0f}%  {text}".rstrip())
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         if not self._quiet:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class BrokenPipeSafe:
-    """A file that loses what cannot be written: a run outlives a terminal, and a pipe."""
+    """A text stream that ignores write errors, so that a closed terminal or pipe ends no run."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write; what the file refuses is lost."""
+        """Write the text, or drop it if the stream is closed."""
         with suppress(OSError):
             self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, where the file can."""
+        """Flush the stream if it is open."""
         with suppress(OSError):
             self._file.flush()
 

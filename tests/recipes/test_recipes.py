@@ -1,8 +1,9 @@
-"""Recipes: values and numbers of the paper, sources of every setting, defaults for a folder."""
+"""Recipes: the paper's values and results, origins of settings, automatic settings."""
 
 import ast
 import itertools
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +50,7 @@ def changes(recipe: Recipe) -> dict[tuple[str, ...], float | None]:
     return {variant.changes: variant.top1 for variant in recipe.variants}
 
 
-def test_the_list_is_the_promised_one() -> None:
+def test_all_promised_recipes_exist() -> None:
     promised = {
         f"{method}/imagenet-{rest}"
         for method, rest in itertools.product(FOUR, ("r50-300", "r50-1000", "r50x2-1000"))
@@ -62,7 +63,7 @@ def test_the_list_is_the_promised_one() -> None:
 
 
 def test_no_value_has_changed_since_it_was_frozen() -> None:
-    """A change must be meant. Then: `python tests/test_recipes.py > tests/recipes.json`."""
+    """To change values: `python tests/recipes/test_recipes.py > tests/recipes/recipes.json`."""
     frozen = json.loads(FROZEN.read_text())
     assert list(frozen) == NAMES
     for name in NAMES:
@@ -71,7 +72,7 @@ def test_no_value_has_changed_since_it_was_frozen() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_survives_json_and_knows_its_name_and_method(name: str) -> None:
+def test_a_recipe_round_trips_through_json_and_has_its_name_and_method(name: str) -> None:
     recipe = recipes.get(name)
     assert from_dict(json.loads(json.dumps(asdict(recipe.config)))) == recipe.config
     assert recipe.name == recipe.config.recipe == name
@@ -276,8 +277,8 @@ def test_other_ablations_are_those_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_says_where_it_comes_from(name: str) -> None:
-    """And what is said to be the default is the default."""
+def test_every_setting_has_an_origin(name: str) -> None:
+    """A setting of origin "default" has the default value."""
     recipe = recipes.get(name)
     used, defaults = flat(recipe.config), flat(Config())
     assert set(recipe.origins) == set(used)
@@ -321,14 +322,11 @@ def test_where_paper_and_code_differ_the_other_is_one_setting_away(name: str, ch
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="no recipe") as caught:
+    near = re.escape("c-simclr/imagenet-r50-300")
+    with pytest.raises(ValueError, match=f"'c-simclr/imagenet-r50-30'.*{near}") as caught:
         recipes.get("c-simclr/imagenet-r50-30")
-    near = "c-simclr/imagenet-r50-300"
-    assert str(caught.value).startswith(
-        f"no recipe 'c-simclr/imagenet-r50-30'; did you mean {near}"
-    )
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"^no recipe 'zzz'; `compressive recipes` lists them$"):
+    with pytest.raises(ValueError, match="'zzz'"):
         recipes.get("zzz")
 
 
@@ -339,7 +337,7 @@ def test_long_cifar_runs_have_a_decay_between_the_two_published_ones() -> None:
     assert 0.06 * 5e-4 <= product <= 0.12 * 5e-4
 
 
-def test_what_is_not_compressed_is_offered_no_price() -> None:
+def test_only_compressed_methods_have_variants_of_beta() -> None:
     for name in NAMES:
         offered = any(".beta=" in change for pair in changes(recipes.get(name)) for change in pair)
         if not name.startswith("c-"):
@@ -367,7 +365,9 @@ COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, ev
 @example(2, 1, 0.0)
 @example(10**8, 300, 24.0)
 @given(COUNTS, st.integers(1, 10_000), st.one_of(st.just(0.0), st.floats(0.1, 2000.0)))
-def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: float) -> None:
+def test_automatic_settings_are_sensible_for_any_folder(
+    count: int, side: int, memory: float
+) -> None:
     recipe = recipes.auto_recipe(count, side, memory=memory)
     config = recipe.config
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
@@ -395,7 +395,7 @@ def test_any_folder_gets_a_run_that_makes_sense(count: int, side: int, memory: f
 
 @settings(max_examples=50)
 @given(COUNTS, st.integers(1, 1000), st.floats(0.1, 500.0), st.floats(1.0, 8.0))
-def test_more_memory_never_means_a_smaller_batch_or_network(
+def test_more_memory_never_gives_a_smaller_batch_or_network(
     count: int, side: int, memory: float, factor: float
 ) -> None:
     less = recipes.auto_recipe(count, side, memory=memory).config
@@ -407,7 +407,7 @@ def test_more_memory_never_means_a_smaller_batch_or_network(
         assert more.train.batch_size >= 128
 
 
-def test_known_folders_get_known_runs() -> None:
+def test_automatic_settings_of_known_data_sets() -> None:
     """CIFAR-10, ImageNet on an H200; 1,530 photographs on a CPU."""
     runs = [(50_000, 32, 140.0), (1_281_167, 375, 140.0), (1_530, 200, 0.0)]
     found = []
@@ -422,34 +422,28 @@ def test_known_folders_get_known_runs() -> None:
     ]
 
 
-def test_room_agrees_with_the_measured_memory_of_resnet50() -> None:
+def test_batch_size_agrees_with_the_measured_memory_of_resnet50() -> None:
     """22 GB for 512 views, measured: in 44 GiB of which half is for the network, 256 images."""
     config = recipes.auto_recipe(10**6, 300, memory=44.0).config
     assert (config.network.name, config.train.batch_size) == ("resnet50", 256)
 
 
 @pytest.mark.parametrize(
-    ("count", "side", "memory", "message"),
-    [
-        (1, 32, 0.0, "2 images or more are needed to tell them apart, got 1"),
-        (9, 0, 0.0, "side must be 1 or more and memory 0 or more, got 0 and 0.0"),
-        (9, 9, -1.0, "side must be 1 or more and memory 0 or more, got 9 and -1.0"),
-    ],
+    ("count", "side", "memory", "parts"),
+    [(1, 32, 0.0, "count.* 1$"), (9, 0, 0.0, "side.* 0 "), (9, 9, -1.0, r"memory.* -1\.0$")],
 )
-def test_an_impossible_folder_is_refused(
-    count: int, side: int, memory: float, message: str
-) -> None:
-    with pytest.raises(ValueError, match="or more") as caught:
+def test_an_impossible_folder_is_refused(count: int, side: int, memory: float, parts: str) -> None:
+    with pytest.raises(ValueError, match=parts):
         recipes.auto_recipe(count, side, memory=memory)
-    assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("module", ["recipes", "paper", "config"])
-def test_recipes_need_nothing_but_the_standard_library(module: str) -> None:
-    """So that `compressive recipes` answers at once; torch comes with the package itself."""
-    tree = ast.parse((SOURCE / f"{module}.py").read_text())
+@pytest.mark.parametrize(
+    "path", [*SOURCE.glob("*.py"), SOURCE.parent / "config.py"], ids=lambda path: path.stem
+)
+def test_recipes_need_only_the_standard_library(path: Path) -> None:
+    """So that `compressive recipes` starts fast."""
     roots = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             roots.add((node.module or "").split(".")[0])
         elif isinstance(node, ast.Import):
@@ -462,13 +456,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(5, 0.5), (50, 5.0), (100, 10.0), (400, 10.0)])
-def test_a_folders_warm_up_is_a_tenth_of_its_run_and_ten_epochs_at_most(
+def test_automatic_warm_up_is_a_tenth_of_the_run_and_at_most_ten_epochs(
     epochs: int, warmup: float
 ) -> None:
     assert auto_recipe(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
 
 
-def test_themedian_side_is_the_median_of_the_shorter_ones(tmp_path: Path) -> None:
+def test_median_side_is_that_of_the_shorter_sides(tmp_path: Path) -> None:
     """40, 50 and 60 of images that are 90 long, lying and upright."""
     for i, (height, width) in enumerate(((40, 90), (90, 50), (60, 90))):
         noise(height, width).save(tmp_path / f"{i}.png")

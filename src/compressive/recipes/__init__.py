@@ -13,28 +13,28 @@ from compressive.recipes.recipe import Recipe as Recipe
 
 
 def names() -> list[str]:
-    """Every recipe, the paper's first."""
+    """Return the names of all recipes, the paper's first."""
     return list(_registry())
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name."""
-    book = _registry()
-    if name not in book:
-        near = difflib.get_close_matches(name, book, n=3)
+    """Return the recipe of that name."""
+    known = _registry()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "`compressive recipes` lists them"
         raise ValueError(f"no recipe {name!r}; {hint}")
-    return book[name]()
+    return known[name]()
 
 
 def _registry() -> dict[str, Callable[[], Recipe]]:
-    """Name -> what makes the recipe."""
-    book: dict[str, Callable[[], Recipe]] = {}
-    for run in (*paper.TABLE_1, *paper.TABLE_10, *paper.SECTION_3_2):
-        book["{}/imagenet-{}-{}".format(*run)] = partial(imagenet, *run)
+    """Return a function for each name that makes the recipe."""
+    made: dict[str, Callable[[], Recipe]] = {}
+    for key in (*paper.TABLE_1, *paper.TABLE_10, *paper.SECTION_3_2):
+        made["{}/imagenet-{}-{}".format(*key)] = partial(imagenet, *key)
     for epochs in (200, 1000):
-        for method in paper.METHODS:
-            book[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
+        for method in paper.PAPER_METHODS:
+            made[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
     for method in OTHER_METHODS:
-        book[f"{method}/cifar10-r18-200"] = partial(other_method, method, 200)
-    return book | {f"{m}/quickstart": partial(quickstart, m) for m in ("simclr", "c-simclr")}
+        made[f"{method}/cifar10-r18-200"] = partial(other_method, method, 200)
+    return made | {f"{m}/quickstart": partial(quickstart, m) for m in ("simclr", "c-simclr")}

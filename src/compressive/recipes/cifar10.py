@@ -4,28 +4,28 @@ from compressive.recipes import paper
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 from compressive.recipes.small_batch import SMALL_BATCH, view_settings
 
-# Numbers of lightly's for CIFAR-10 at batch 512, but for the learning rate (our loss is 20 times
-# theirs; before batch norms that matters to the first steps alone). 13 runs of 20 or 30 epochs,
-# with smaller rates of SGD, had said AdamW and a quicker target: kNN 74.8 after 50 epochs.
+# lightly's values for CIFAR-10 at batch 512, except for the learning rate (our loss is 20 times
+# theirs; before batch norms that matters only in the first steps). 13 runs of 20 or 30 epochs, with
+# smaller learning rates of SGD, favored AdamW and a faster target: kNN 74.8 after 50 epochs.
 _SMALL_BOOTSTRAP: SettingSources = {
     "decoder.kappa_d": (10.0, "paper, sec. A.6, 300 epochs: twice the weight 5"),
     "target.ema_decay": (0.99, "lightly's; paper, 300 epochs"),
     "target.independent": (False, "ours, and lightly's: a copy gains a little"),
     "optim.name": ("sgd", "lightly's"),
-    "optim.lr": (0.24, "ours, by held-out labels, of 0.12 (lightly's) and 0.24"),
+    "optim.lr": (0.24, "ours, tuned on held-out labels: 0.12 (lightly's), 0.24"),
     "optim.weight_decay": (5e-4, "lightly's"),
 }
 
-# At the paper's beta of 1 from the start z became a constant within 300 steps: 0.02 reducible nats,
-# the loss of a decoder that knows the mean direction alone. The log has more.
+# With the paper's beta of 1 from the start, z became constant within 300 steps: 0.02 reducible nats,
+# the loss of a decoder that knows only the mean direction. See docs/log.md.
 _RISING: SettingSources = {
-    "bottleneck.schedule": ("linear", "ours: at a price of 1 from the start z is a constant"),
-    "bottleneck.warmup_epochs": (10.0, "ours: as long as the learning rate's"),
+    "bottleneck.schedule": ("linear", "ours: with beta=1 from the start z is constant"),
+    "bottleneck.warmup_epochs": (10.0, "ours: same as the learning rate"),
 }
 
 _PRICE: dict[str, SettingSources] = {
-    "c-simclr": {"bottleneck.beta": (0.3, "ours, by held-out labels, of 0, 0.1, 0.3 and 1")},
-    "c-byol": {"bottleneck.beta": (0.01, "ours, by held-out labels, of 0, 0.01, 0.1 and 1")},
+    "c-simclr": {"bottleneck.beta": (0.3, "ours, tuned on held-out labels, of 0, 0.1, 0.3 and 1")},
+    "c-byol": {"bottleneck.beta": (0.01, "ours, tuned on held-out labels, of 0, 0.01, 0.1 and 1")},
 }
 
 # docs/results/2026-11-15-cifar10.md: test images, means of three seeds.
@@ -64,15 +64,15 @@ _CIFAR_VARIANTS = {
         Variant(("bottleneck.beta=1", "bottleneck.schedule=constant"), "the paper's beta"),
         Variant(
             ("bottleneck.beta=0.1", "bottleneck.backward_view=other"),
-            "b(z|y) looks at the other view: on held-out images logistic regression 86.3, kNN 84.0",
+            "b(z|y) encodes the other view: on held-out images logistic regression 86.3, kNN 84.0",
         ),
-        Variant(("target.independent=true",), "the target starts with weights of its own: paper"),
+        Variant(("target.independent=true",), "independent initialization of the target: paper"),
         Variant(
             (
                 *("optim.name=adamw", "optim.lr=0.001", "optim.weight_decay=0.01"),
                 *("target.ema_decay=0.97", "train.batch_size=256"),
             ),
-            "what 20 epochs had favored",
+            "best in runs of 20 epochs",
         ),
     ),
 }
@@ -101,17 +101,17 @@ def other_method(method: str, epochs: int) -> Recipe:
     return make_recipe(
         f"{method}/cifar10-r18-{epochs}",
         method,
-        *(SMALL_BATCH, view_settings(32, has_gpu=True), _layer(epochs), sources),
+        *(SMALL_BATCH, view_settings(32, has_gpu=True), _shared_settings(epochs), sources),
         about=f"Ours: {method}, ResNet-18 with a CIFAR stem, CIFAR-10, {epochs} epochs.",
         expected=f"not in the paper and not run here; elsewhere: {elsewhere}",
         hardware="one GPU",
     )
 
 
-def _layer(epochs: int) -> SettingSources:
+def _shared_settings(epochs: int) -> SettingSources:
     """Return what all CIFAR-10 recipes share."""
     return {
-        "data.source": ("torchvision:CIFAR10", "ours; a path on the command line takes its place"),
+        "data.source": ("torchvision:CIFAR10", "ours; DATA on the command line replaces it"),
         "views.crop_scale_min": (0.2, "SimSiam's and dkobak's for CIFAR-10; ahead from the start"),
         "network.variant": ("official", "official code, row 23"),
         "train.batch_size": (512, "SimCLR's command for CIFAR-10; more gains nothing (dkobak)"),
@@ -121,19 +121,24 @@ def _layer(epochs: int) -> SettingSources:
 
 
 def cifar10(method: str, epochs: int) -> Recipe:
-    """CIFAR-10 with ResNet-18 on one GPU: ours, the paper has no such run and no number.
+    """Return a recipe for CIFAR-10 with ResNet-18 on one GPU: ours, not in the paper.
 
-    `expected` has what this and other code reached. 200 epochs of SimCLR or C-SimCLR are 5 minutes
-    on an H200.
+    `expected` has the results of this and other code. 200 epochs of SimCLR or C-SimCLR take 5
+    minutes on an H200.
     """
     plain = method.removeprefix("c-")
-    layer = _layer(epochs)
+    layer = _shared_settings(epochs)
     own = paper.LOSS[method] | _SMALL_BOOTSTRAP if plain == "byol" else {}
     if plain == "simclr" and epochs == 200:  # 1.5 points ahead after 60 epochs, hardly after 200
-        own = {"optim.lr": (0.4, "ours, by held-out labels: level with 0.2, ahead in shorter runs")}
+        own = {
+            "optim.lr": (
+                0.4,
+                "ours, tuned on held-out labels: level with 0.2, ahead in shorter runs",
+            )
+        }
     price = {} if method == plain else _RISING | _PRICE[method]
     variants = _CIFAR_VARIANTS[plain]
-    if method == plain:  # what is not compressed has no price
+    if method == plain:  # has no beta
         variants = tuple(v for v in variants if not any(".beta=" in c for c in v.changes))
     return make_recipe(
         f"{method}/cifar10-r18-{epochs}",

@@ -1,21 +1,20 @@
-"""What the paper did on ImageNet: every setting with its source, every result, every ablation.
+"""The paper's ImageNet runs: settings with their sources, results and ablations.
 
-"Row N" is a row of paper-vs-code, the list of where the paper and its official code differ.
+"Row N" is a row of the table in docs/notation.md: where the paper and its official code differ.
 """
 
 from compressive.recipes.recipe import SettingSources, Variant
 
-Run = tuple[str, str, int]  # method, network, epochs
+PaperRun = tuple[str, str, int]  # method, network, epochs
 
-
-METHODS = ("simclr", "c-simclr", "byol", "c-byol")
-NETWORKS = {  # as timm calls it, width, words
+PAPER_METHODS = ("simclr", "c-simclr", "byol", "c-byol")
+NETWORKS = {  # timm name, width, description
     "r50": ("resnet50", 1, "ResNet-50"),
     "r50x2": ("resnet50", 2, "ResNet-50 of double width"),
     "r101": ("resnet101", 1, "ResNet-101"),
     "r152": ("resnet152", 1, "ResNet-152"),
 }
-TABLE_1: dict[Run, tuple[float, ...]] = {  # top-1, its standard deviation, top-5, Brier (x100)
+TABLE_1: dict[PaperRun, tuple[float, ...]] = {  # top-1, its standard deviation, top-5, Brier (x100)
     ("simclr", "r50", 300): (69.1, 0.089, 89.1, 42.1),
     ("c-simclr", "r50", 300): (70.1, 0.177, 89.6, 41.0),
     ("byol", "r50", 300): (72.8, 0.155, 91.0, 37.3),
@@ -29,20 +28,20 @@ TABLE_1: dict[Run, tuple[float, ...]] = {  # top-1, its standard deviation, top-
     ("byol", "r50x2", 1000): (77.2, 0.057, 93.5, 31.8),
     ("c-byol", "r50x2", 1000): (78.8, 0.088, 94.5, 29.8),
 }
-TABLE_10: dict[Run, tuple[float, ...]] = {  # top-1, top-5
+TABLE_10: dict[PaperRun, tuple[float, ...]] = {  # top-1, top-5
     ("byol", "r101", 1000): (76.4, 93.0),
     ("c-byol", "r101", 1000): (77.8, 93.9),
     ("byol", "r152", 1000): (77.3, 93.7),
     ("c-byol", "r152", 1000): (78.7, 94.4),
 }
-SECTION_3_2: dict[Run, float] = {("c-byol", "r50", 1500): 76.0}
-_CONTRADICTIONS: dict[Run, str] = {
+SECTION_3_2: dict[PaperRun, float] = {("c-byol", "r50", 1500): 76.0}
+_CONTRADICTIONS: dict[PaperRun, str] = {
     ("simclr", "r50", 300): " (69.0 in Tables 5 and 15)",
     ("c-simclr", "r50", 300): " (70.2 in Tables 5, 11, 13 and 15)",
     ("simclr", "r50", 1000): " (70.6 in sec. A.5, 70.8 the released checkpoint)",
     ("c-byol", "r50", 1000): " (75.8 the released checkpoint)",
 }
-_SWEEPS: dict[Run, dict[str, tuple[int, dict[float, float]]]] = {  # table, {value: top-1}
+_SWEEPS: dict[PaperRun, dict[str, tuple[int, dict[float, float]]]] = {  # table, {value: top-1}
     ("simclr", "r50", 300): {
         "views.crop_scale_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4}),
     },
@@ -71,7 +70,7 @@ _ORIGINAL_SIMCLR = (  # secs. A.1, A.2 and A.4 list the differences
 )
 # Table 7 does not say with which learning rate BYOL had C-BYOL's head; BYOL's own is assumed.
 _BYOL_WITH_LAYER = ("bottleneck.beta=0", "optim.lr=0.3")
-_COMPARED: dict[Run, list[Variant]] = {  # what the paper compares by more than one setting
+_COMPARED: dict[PaperRun, list[Variant]] = {  # comparisons that change more than one setting
     ("simclr", "r50", 1000): [Variant(_ORIGINAL_SIMCLR, "Table 3: the original SimCLR", 69.3)],
     ("simclr", "r50x2", 1000): [Variant(_ORIGINAL_SIMCLR, "Table 3: the original SimCLR", 74.2)],
     ("c-simclr", "r50", 300): [Variant(("bottleneck.beta=2",), "collapsed, sec. 3.4")],
@@ -82,7 +81,7 @@ _COMPARED: dict[Run, list[Variant]] = {  # what the paper compares by more than 
 }
 
 _ALWAYS: SettingSources = {
-    "data.source": ("torchvision:ImageNet", "ours; a path on the command line takes its place"),
+    "data.source": ("torchvision:ImageNet", "ours; DATA on the command line replaces it"),
     "data.split": ("train", "paper, sec. 3.1"),
     "data.max_side": (0, "ours; the official code crops from the whole file"),
     "data.limit": (0, "paper, sec. 3.1"),
@@ -127,13 +126,13 @@ LOSS: dict[str, SettingSources] = {
 }
 
 
-def place(run: Run) -> str:
-    """Where in the paper a run is reported."""
+def place(run: PaperRun) -> str:
+    """Return where the paper reports a run."""
     return "Table 1" if run in TABLE_1 else "Table 10" if run in TABLE_10 else "sec. 3.2"
 
 
-def settings(run: Run) -> SettingSources:
-    """Everything that the paper or its code determines of a run."""
+def settings(run: PaperRun) -> SettingSources:
+    """Return all settings that the paper or its code determines."""
     method, network, epochs = run
     name, width, _ = NETWORKS[network]
     described = "paper, app. D" if run in TABLE_10 else "paper, sec. A.2"
@@ -145,28 +144,28 @@ def settings(run: Run) -> SettingSources:
     return _ALWAYS | LOSS[method] | size | _schedule(run)
 
 
-def _schedule(run: Run) -> SettingSources:
-    """What depends on how long, how large and which method."""
+def _schedule(run: PaperRun) -> SettingSources:
+    """Return the settings that depend on epochs, network and method."""
     method, network, epochs = run
     short, byol = epochs == 300, "byol" in method
     lr = {True: (0.3, 0.35), False: (0.2, 0.26)}[short][method == "c-byol"]
     row = ", row 13" if method == "c-byol" and not short else ""
-    unsaid = " for 1000 epochs, unsaid for 1500" if epochs == 1500 else ""
+    caveat = " for 1000 epochs, not stated for 1500" if epochs == 1500 else ""
     layer: SettingSources = {
-        "optim.lr": (lr, f"paper, sec. A.4{row}{unsaid}"),
-        "optim.weight_decay": (1e-6 if short else 1.5e-6, f"paper, sec. A.4{unsaid}"),
+        "optim.lr": (lr, f"paper, sec. A.4{row}{caveat}"),
+        "optim.weight_decay": (1e-6 if short else 1.5e-6, f"paper, sec. A.4{caveat}"),
         "optim.warmup_epochs": (20.0 if byol and network != "r50" else 10.0, "paper, sec. A.4"),
     }
     if byol:
         weight = 5 if short else 2
-        kappa_d = (2.0 * weight, f"paper, sec. A.6: twice the weight {weight}{unsaid}")
-        rate = (0.99 if short else 0.996, f"paper, sec. A.4{unsaid}")
+        kappa_d = (2.0 * weight, f"paper, sec. A.6: twice the weight {weight}{caveat}")
+        rate = (0.99 if short else 0.996, f"paper, sec. A.4{caveat}")
         layer |= {"decoder.kappa_d": kappa_d, "target.ema_decay": rate}
     return layer
 
 
-def result(run: Run) -> str:
-    """What the paper's linear evaluation on ImageNet gave."""
+def result(run: PaperRun) -> str:
+    """Return the result of the paper's linear evaluation on ImageNet."""
     if run in TABLE_1:
         words = "{} % top-1 (std {} of three trials), {} % top-5, Brier {}".format(*TABLE_1[run])
     elif run in TABLE_10:
@@ -176,8 +175,8 @@ def result(run: Run) -> str:
     return f"{words}; linear evaluation, {place(run)}{_CONTRADICTIONS.get(run, '')}"
 
 
-def hardware(run: Run) -> str:
-    """On what, and for how long as far as anybody has said."""
+def hardware(run: PaperRun) -> str:
+    """Return the hardware and the training time, as far as they are published."""
     method, network, epochs = run
     cores = "64 Cloud TPU v3 cores (paper, sec. 3.1), hours not stated"
     if network != "r50":
@@ -188,8 +187,8 @@ def hardware(run: Run) -> str:
     return f"{cores}; by SimCLR's README, 6 h per 100 epochs on 32 TPU v3, about {hours} h"
 
 
-def variants(run: Run) -> tuple[Variant, ...]:
-    """The other readings of the paper, then the rows of its ablations that begin with this run."""
+def variants(run: PaperRun) -> tuple[Variant, ...]:
+    """Return other readings of the paper, then the rows of its ablations of this run."""
     method, _, epochs = run
     found = [
         Variant(("network.variant=timm",), "timm computes the same features then, row 23"),

@@ -5,21 +5,21 @@ from compressive.recipes.small_batch import SMALL_BATCH
 
 
 def quickstart(method: str) -> Recipe:
-    """The built-in pictures on two CPU cores: ours, to see everything work within minutes."""
+    """Return the recipe for the built-in images: ours, for minutes on two CPU cores."""
     why = "ours, for minutes on two CPU cores"
     layer: SettingSources = {
         "data.source": ("builtin", why),
-        "views.size": (32, "the pictures'"),
-        "views.crop_scale_min": (0.5, "ours, by held-out labels: with 0.08 it takes twice as long"),
+        "views.size": (32, "size of the images"),
+        "views.crop_scale_min": (0.5, "ours, tuned on held-out labels: 0.08 takes twice as long"),
         "views.blur": (False, "as for CIFAR-10"),
         "network.name": ("test_resnet", "ours: 0.4 million weights, timm's smallest ResNet"),
         "network.hidden_dim": (512, why),
         "bottleneck.kappa_b": (10.0, "paper, sec. A.5"),
-        "bottleneck.schedule": ("linear", "ours: gains C-SimCLR 4 points in so short a run"),
-        "bottleneck.warmup_epochs": (1.0, "ours: as long as the learning rate's"),
-        "optim.name": ("adamw", "ours: quicker than SGD in so few steps"),
+        "bottleneck.schedule": ("linear", "ours: C-SimCLR gains 4 points in such a short run"),
+        "bottleneck.warmup_epochs": (1.0, "ours: same as the learning rate"),
+        "optim.name": ("adamw", "ours: faster than SGD in so few steps"),
         "optim.lr": (0.032, "ours: the best of a few"),
-        "optim.weight_decay": (0.01, "torch's"),
+        "optim.weight_decay": (0.01, "default of torch"),
         "optim.warmup_epochs": (1.0, why),
         "train.batch_size": (128, why),
         "train.epochs": (3, why),
@@ -29,7 +29,7 @@ def quickstart(method: str) -> Recipe:
         f"{method}/quickstart",
         method,
         *(SMALL_BATCH, layer),
-        about="Ours: the built-in pictures, to see everything work.",
+        about="Ours: the built-in images, to try everything.",
         expected="not in the paper; linear: SimCLR 82.0, C-SimCLR 78.3, pixels 9.5",
         hardware="two CPU cores",
     )

@@ -5,22 +5,21 @@ from typing import Any, NamedTuple
 
 from compressive.config import Config, flat, from_dict, unused_settings
 
-SettingSources = dict[
-    str, tuple[Any, str]
-]  # dotted setting -> its value, and where that comes from
+# dotted setting -> its value and where that comes from
+SettingSources = dict[str, tuple[Any, str]]
 
 
 class Variant(NamedTuple):
-    """Another reading of the paper, or one row of its ablations: what to give to `--set`."""
+    """Changes for `--set`: another reading of the paper, or one row of its ablations."""
 
     changes: tuple[str, ...]
     what: str
-    top1: float | None = None  # on ImageNet in percent, where the paper tells
+    top1: float | None = None  # on ImageNet in percent, if the paper reports it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A config, and what is known about it."""
+    """A config with the origin of its values and the expected result."""
 
     name: str
     config: Config
@@ -28,11 +27,11 @@ class Recipe:
     expected: str
     hardware: str
     origins: dict[str, str]  # every dotted setting -> where its value comes from
-    variants: tuple[Variant, ...] = ()  # what to `--set` for another reading or an ablation
+    variants: tuple[Variant, ...] = ()
 
 
 def make_recipe(name: str, method: str, *layers: SettingSources, **words: Any) -> Recipe:
-    """Layers on the defaults, a later one over an earlier; `words` are the other fields."""
+    """Combine layers over the defaults; later layers win. `words` are the other fields."""
     values: SettingSources = {"recipe": (name, "its name"), "method": (method, "its name")}
     for layer in layers:
         values |= layer

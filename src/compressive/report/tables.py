@@ -215,7 +215,7 @@ def _corruption_table(
 def paper_rows(runs: Sequence[RunFolder]) -> list[ReportRow]:
     """Return rows of the paper's Table 1 for the methods of these runs, followed by the runs."""
     rows = []
-    for method in paper.METHODS:
+    for method in paper.PAPER_METHODS:
         mine = [run for run in runs if run.settings.get("method") == method]
         ours = [(run, headline(run, "top-1")) for run in mine]
         if not any(best for _, best in ours):
