@@ -25,6 +25,11 @@ from compressive.rundir.files import ENCODER, write_bytes
 
 _FACTS = frozenset({"network", "size", "side"})  # what a file of ours says of itself
 
+
+class UnknownNetwork(ValueError):
+    """A safetensors file without our metadata."""
+
+
 Picture = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
 
@@ -203,7 +208,7 @@ def _read(
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
     if not about.keys() >= _FACTS:
-        raise ValueError(f"{path} does not say which network it is of; timm may load it")
+        raise UnknownNetwork(f"{path} does not say which network it is of; timm may load it")
     return about, weights
 
 

@@ -3,9 +3,9 @@
 Longer than 300 lines, as every file of a run may be missing, damaged or half-written.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from compressive.rundir.files import (
     RESULTS,
     STEP,
 )
+from compressive.rundir.fingerprint import file_fingerprint
 
 _GALLERY = {  # array of the gallery: its axes, kind of number
     "views": (5, "u"),
@@ -126,12 +127,12 @@ def results_of(run: Path, *, held_out: bool = False) -> Path:
 
 def of_other_weights(run: Path, about: object) -> str:
     """A line where these results are not of the encoder that the run has now; else nothing."""
-    told = about.get("sha256") if isinstance(about, dict) else None
+    evaluated = about.get("weights") if isinstance(about, dict) else None
     path = run / ENCODER
-    if not told or not path.is_file():
+    if not evaluated or not path.is_file():
         return ""
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == told:
+    with suppress(SafetensorError):
+        if file_fingerprint(path) == evaluated:
             return ""
     return f"results.json: of other weights than {path.name} has now; evaluate the run again"
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from compressive.config import Config, with_data
+from compressive.evaluation.tasks import SUITES, select_tasks
 from compressive.progress import Display
 from compressive.rundir.files import (
     ENCODER,
@@ -103,17 +104,14 @@ def sweep(
 
 def _require_tasks(suite: str, tasks: str, max_images: int, held_out: bool) -> None:
     """Refuse now what `evaluate` would refuse after the first run."""
-    from compressive.evaluation.suite import SUITES, TASKS
-
     if suite not in (*SUITES, NONE):
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NONE}, got {suite!r}")
     if suite == NONE and (tasks or max_images or held_out):
         raise ValueError(
             "--suite none measures nothing: leave out --tasks, --max-images and --held-out"
         )
-    for name in tasks.split(",") if tasks else ():
-        if name.strip() not in TASKS:
-            raise ValueError(f"--tasks takes some of {', '.join(TASKS)}, got {name.strip()!r}")
+    if tasks:
+        select_tasks(SUITES[0], [name.strip() for name in tasks.split(",")])
     if max_images < 0:
         raise ValueError(f"--max-images must be 0 or more, got {max_images}")
 
