@@ -110,7 +110,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     for words, message in (
         ([str(run), "builtin", "--out", str(tmp_path / "f.csv")], "--out must end with .parquet"),
         ([str(run), str(tmp_path / "none")], "none"),
-        ([str(tmp_path / "no" / "run"), "builtin"], "is not there"),
+        ([str(tmp_path / "no" / "run"), "builtin"], "no/run"),
         ([str(run), "builtin", "--device", "tpu"], "--device must be auto"),
         ([str(run), "builtin", "--out", "/proc/none/f.npz"], "/proc cannot be written to"),
         ([str(run), "builtin", "--out", str(folder)], "is a folder; name a file in it"),
