@@ -24,7 +24,7 @@ from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource
 from compressive.data.sources import open_source
 from compressive.encoder import Encoder, load, pack, save
-from compressive.evaluation.frozen_model import FrozenModel, open_subject
+from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.networks import backbone, build, feature_dim
 from compressive.rundir.files import ENCODER
 from compressive.rundir.versions import UnsupportedFormat
@@ -213,8 +213,8 @@ def test_what_views_were_made_by_travels_with_the_weights(tmp_path: Path) -> Non
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
         expected = normalize(center_crop(pixels, SIZE, antialias=antialias))
         assert torch.equal(ours.preprocess(picture), expected)
-        subject = open_subject(str(tmp_path / "elsewhere.safetensors"), torch.device("cpu"))
-        assert subject.crop().antialias == antialias
+        model = open_model(str(tmp_path / "elsewhere.safetensors"), torch.device("cpu"))
+        assert model.crop().antialias == antialias
 
 
 @pytest.mark.parametrize("size", [32, 48])
@@ -237,11 +237,11 @@ def test_evaluation_sees_the_one_long_picture_that_no_sample_has() -> None:
 
 
 def assert_seen_as_preprocessed(ours: Encoder, source: ImageSource, i: int, side: int) -> None:
-    subject = FrozenModel(name="a", network=ours.network, size=ours.size, side=side)
-    fitted, canvas = subject.fitted(source)
+    model = FrozenModel(name="a", network=ours.network, size=ours.size, side=side)
+    fitted, canvas = model.shrink(source)
     with open_loader(fitted, side=canvas, device="cpu") as loader:
         batch = next(loader.batches(iter([BatchIndices(torch.tensor([i]), torch.tensor([0]))])))
-    torch.testing.assert_close(subject.crop()(batch), ours.preprocess(source.image(i)))
+    torch.testing.assert_close(model.crop()(batch), ours.preprocess(source.image(i)))
 
 
 @pytest.mark.parametrize("sides", [(32, 40), (192, 128)])

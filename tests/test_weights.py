@@ -20,7 +20,7 @@ from compressive.cli.app import app
 from compressive.config import Network
 from compressive.data.sources import open_source
 from compressive.encoder import load, pack, save
-from compressive.evaluation.frozen_model import open_subject
+from compressive.evaluation.frozen_model import open_model
 from compressive.knn import nearest_neighbors
 from compressive.networks import build
 from compressive.rundir.files import ENCODER
@@ -243,18 +243,18 @@ def test_a_name_is_found(run: Path) -> None:
     x = images(16)
     assert torch.equal(compressive.load(NAME)(x), load(path)(x))
     assert load(NAME).feature_dim == load(run).feature_dim
-    subject = open_subject(NAME, CPU)
-    assert (subject.name, subject.size, subject.config) == (NAME, 16, None)
-    assert {p.dtype for p in subject.network.parameters()} == {torch.float32}
+    model = open_model(NAME, CPU)
+    assert (model.name, model.size, model.config) == (NAME, 16, None)
+    assert {p.dtype for p in model.network.parameters()} == {torch.float32}
     # Channels last: sums in another order.
-    torch.testing.assert_close(subject.network(x), load(NAME)(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.network(x), load(NAME)(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_folder_or_file_of_that_name_wins(here: Path, whole: Path) -> None:
     save(here / NAME, trained(), SETTINGS, SIZE, 40)
     assert load(NAME).settings == SETTINGS
     (here / NAME / ENCODER).unlink()
-    for opened in (lambda: load(NAME), lambda: open_subject(NAME, CPU)):
+    for opened in (lambda: load(NAME), lambda: open_model(NAME, CPU)):
         with pytest.raises(FileNotFoundError, match=f"no encoder at {NAME}/{ENCODER}"):
             opened()
     (here / NAME).rmdir()
@@ -285,7 +285,7 @@ def test_a_name_that_nobody_knows_is_one_line_with_what_there_is() -> None:
         ValueError,
         match=f"^no folder or file 'small-c-bylo' here, and timm has no network .*by name: {NAME}$",
     ) as caught:
-        open_subject("small-c-bylo", CPU)
+        open_model("small-c-bylo", CPU)
     one_line(caught)
 
 
@@ -296,15 +296,15 @@ def test_without_any_there_is_no_mention(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(FileNotFoundError, match=f"or its {ENCODER}$"):
         load(NAME)
     with pytest.raises(ValueError, match=r"see timm\.list_models|did you mean") as caught:
-        open_subject(NAME, CPU)
+        open_model(NAME, CPU)
     assert "by name" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("options", [{"network": "resnet18"}, {"size": 64}])
 def test_network_and_size_are_its_own(options: dict[str, str | int]) -> None:
-    with pytest.raises(ValueError, match=f"for weights of others; {NAME} knows its own") as caught:
-        open_subject(NAME, CPU, **options)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=f"--network and --size .* {NAME}") as caught:
+        open_model(NAME, CPU, **options)  # pyright: ignore[reportArgumentType]
     one_line(caught)
 
 

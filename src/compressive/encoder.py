@@ -31,6 +31,10 @@ _METADATA = frozenset({"network", "size", "side", "antialias"})  # keys of encod
 ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
 
+class UnknownNetwork(ValueError):
+    """A safetensors file without our metadata."""
+
+
 class Encoder(nn.Module):
     """A backbone with its preprocessing.
 
@@ -205,7 +209,7 @@ def _read_file(
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
     if "network" not in metadata:
-        raise ValueError(f"{path} does not say which network it is of; timm may load it")
+        raise UnknownNetwork(f"{path} does not say which network it is of; timm may load it")
     check_format(path, ENCODER, metadata.get(FORMAT_KEY))
     if absent := _METADATA - metadata.keys():
         raise ValueError(f"{path} is damaged: its metadata lack {min(absent)!r}")

@@ -1,19 +1,42 @@
-"""Facts about metrics: which are accuracies, shown as percentages, better when higher or lower."""
+"""Facts about metrics, declared once: direction, scale and description. Imports no torch."""
 
-ACCURACIES = ("top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames")
+from typing import Literal, NamedTuple
 
-PERCENT = (*ACCURACIES, "ece", "brier")  # shown times 100, as in the paper
 
-# Metrics with a preferred direction; all others have none.
-HIGHER = (*ACCURACIES, "predictive")
+class MetricInfo(NamedTuple):
+    """How tables show a metric; the default is a number without a preferred direction."""
 
-LOWER = ("nll", "brier", "ece", "mce", "lipschitz", "lipschitz_squared_kl")
+    better: Literal["higher", "lower", ""] = ""
+    accuracy: bool = False  # a fraction of correct predictions, shown in percent
+    times_100: bool = False  # shown times 100, as in the paper
+    description: str = ""
 
-DESCRIPTIONS = {  # of metrics whose names do not explain them
-    "nll": "negative log-likelihood of the true class, in nats",
-    "brier": "Brier score, squared distance from the probabilities to the true class, 0 to 2",
-    "ece": "expected calibration error, mean gap between confidence and accuracy, 0 to 1",
-    "mce": "mean corruption error relative to AlexNet",
-    "RankMe": "effective dimension of the features h, from the entropy of their singular values; "
-    "unlike the rank in a run's summary, which is of the projections r",
+
+_ACCURACIES = "top-1", "top-5", "mean per class", "top-1 masked", "pm0", "pm10", "frames"
+_NEUTRAL = "residual", "reducible_residual", "positive_cosine", "alignment", "uniformity"
+_NLL = "negative log-likelihood of the correct class, in nats"
+_BRIER = "Brier score: squared distance of the probabilities to the correct class, 0 to 2"
+_ECE = "expected calibration error: difference of confidence and accuracy, 0 to 1"
+_MCE = "mean corruption error, relative to AlexNet"
+_RANKME = (
+    "effective number of dimensions of the features h, by the entropy of their singular values; "
+    "the rank in a run's summary is of the projections r"
+)
+METRICS = {
+    **dict.fromkeys(_ACCURACIES, MetricInfo("higher", accuracy=True, times_100=True)),
+    **dict.fromkeys((*_NEUTRAL, "effective rank"), MetricInfo()),
+    "predictive": MetricInfo("higher"),
+    "nll": MetricInfo("lower", description=_NLL),
+    "brier": MetricInfo("lower", times_100=True, description=_BRIER),
+    "ece": MetricInfo("lower", times_100=True, description=_ECE),
+    "mce": MetricInfo("lower", description=_MCE),
+    "lipschitz": MetricInfo("lower"),
+    "lipschitz_squared_kl": MetricInfo("lower"),
+    "RankMe": MetricInfo(description=_RANKME),
 }
+
+ACCURACIES = tuple(name for name, info in METRICS.items() if info.accuracy)
+PERCENT = tuple(name for name, info in METRICS.items() if info.times_100)
+HIGHER = tuple(name for name, info in METRICS.items() if info.better == "higher")
+LOWER = tuple(name for name, info in METRICS.items() if info.better == "lower")
+DESCRIPTIONS = {name: info.description for name, info in METRICS.items() if info.description}

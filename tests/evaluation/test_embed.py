@@ -97,7 +97,7 @@ def test_a_flat_folder_has_no_labels(run: Path, tmp_path: Path) -> None:
 
 def test_a_table_is_not_put_among_the_images(tmp_path: Path) -> None:
     """There it would be taken for a shard."""
-    with pytest.raises(ValueError, match=r"features.parquet would lie among the images"):
+    with pytest.raises(ValueError, match=r"--out .*features\.parquet"):
         embed("cifar10-c-simclr-r18", str(tmp_path), tmp_path / "a" / "features.parquet")
     assert not list(tmp_path.rglob("*.parquet"))
 
@@ -110,7 +110,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     for words, message in (
         ([str(run), "builtin", "--out", str(tmp_path / "f.csv")], "--out must end with .parquet"),
         ([str(run), str(tmp_path / "none")], "none"),
-        ([str(tmp_path / "no" / "run"), "builtin"], "is not there"),
+        ([str(tmp_path / "no" / "run"), "builtin"], "no/run"),
         ([str(run), "builtin", "--device", "tpu"], "--device must be auto"),
         ([str(run), "builtin", "--out", "/proc/none/f.npz"], "/proc cannot be written to"),
         ([str(run), "builtin", "--out", str(folder)], "is a folder; name a file in it"),

@@ -1,6 +1,5 @@
 """Features are extracted once, in the order of the set, and nothing in the network moves."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ from tiny import sorted_photos
 from torch import nn
 
 from compressive.augment.ops import MEAN, STD, center_crop, normalize
-from compressive.data.loaders import Resident, Streaming
+from compressive.data.loaders import Resident
 from compressive.data.source import ImageSource, Source
 from compressive.data.sources import open_source
-from compressive.evaluation import features
-from compressive.evaluation.features import Crop, Features, cached, content_of, extract, fingerprint
+from compressive.evaluation.features import Crop, Features, cached, extract, network_fingerprint
 from compressive.networks import backbone
 
 CROP = Crop(16, 1.0, False, MEAN, STD)
@@ -27,7 +25,7 @@ def network() -> nn.Module:
 
 def extracted(source: Source, net: nn.Module) -> Features:
     with Resident(source, side=16, device="cpu") as loader:
-        return extract(net, loader, len(source), CROP, precision=torch.float32)
+        return extract(net, loader, len(source), CROP, precision=torch.float32, batch_size=7)
 
 
 def photos(broken: int = -1) -> Source:
@@ -44,11 +42,6 @@ def photos(broken: int = -1) -> Source:
         labels=source.labels,
         classes=source.classes,
     )
-
-
-@pytest.fixture(autouse=True)
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "BATCH", 7)
 
 
 def test_features_are_those_of_the_network_image_by_image() -> None:
@@ -103,36 +96,15 @@ def test_the_cache_answers_for_the_same_and_only_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize("what", ["weight", "statistic"])
 def test_the_name_of_a_network_changes_with_its_last_bit(what: str) -> None:
     net = network()
-    before = fingerprint(net)
-    assert fingerprint(network()) == before
+    before = network_fingerprint(net)
+    assert network_fingerprint(network()) == before
     name, value = next(
         (n, v)
         for n, v in net.state_dict().items()
         if n.endswith("running_var" if what == "statistic" else "weight")
     )
     value.view(-1)[0] = torch.nextafter(value.view(-1)[0], torch.tensor(1e9))
-    assert fingerprint(net) != before, name
-
-
-def test_the_name_of_a_held_set_changes_with_a_pixel() -> None:
-    source = photos()
-    with Resident(source, side=16, device="cpu") as loader:
-        before = content_of(loader, source.origin, 40)
-        loader.images[7, 1, 3, 5] += 1
-        after = content_of(loader, source.origin, 40)
-        loader.images[7, 1, 3, 5] -= 1
-        assert content_of(loader, source.origin, 40) == before != after
-
-
-def test_the_name_of_a_streamed_set_changes_with_its_files(tmp_path: Path) -> None:
-    for i in range(3):
-        (tmp_path / f"{i}.png").write_bytes(Path(photos().origin(i)).read_bytes())
-    source = open_source(tmp_path)
-    with Streaming(source, side=16, device="cpu") as loader:
-        before = content_of(loader, source.origin, 3)
-        assert content_of(loader, source.origin, 3) == before
-        (tmp_path / "1.png").write_bytes(Path(photos().origin(30)).read_bytes() + b" ")
-        assert content_of(loader, source.origin, 3) != before
+    assert network_fingerprint(net) != before, name
 
 
 def worker(rank: int, folder: str) -> None:
@@ -159,21 +131,11 @@ def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> Non
 
 def test_a_crop_is_recorded_with_its_share_and_kernel() -> None:
     for share, antialias, words in ((0.875, False, "not antialiased"), (1.0, True, "antialiased")):
-        assert Crop(224, share, antialias, MEAN, STD).words() == {
+        assert Crop(224, share, antialias, MEAN, STD).protocol() == {
             "size": 224,
             "crop": f"central square, {share:g}",
             "resize": f"bicubic, a = -0.5, {words}",
         }
-
-
-def test_a_streamed_file_of_the_same_length_is_another(tmp_path: Path) -> None:
-    (tmp_path / "0.png").write_bytes(Path(photos().origin(0)).read_bytes())
-    source = open_source(tmp_path)
-    with Streaming(source, side=16, device="cpu") as loader:
-        before = content_of(loader, source.origin, 1)
-        state = (tmp_path / "0.png").stat()
-        os.utime(tmp_path / "0.png", ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000))
-        assert content_of(loader, source.origin, 1) != before
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from compressive import encoder
 from compressive.augment.ops import MEAN, STD
 from compressive.config import Config
-from compressive.evaluation.frozen_model import open_subject
+from compressive.evaluation.frozen_model import open_model
 from compressive.evaluation.pretrained import read_weights, with_weights
 from compressive.methods import build
 from compressive.train.loop import pretrain
@@ -35,14 +35,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_has_its_encoder_and_the_heads_behind_it(run: Path) -> None:
-    subject = open_subject(str(run), CPU)
-    assert subject.method is not None
-    assert subject.config == tiny("method=c-byol")
-    assert (subject.size, subject.feature_dim) == (16, 96)
+    model = open_model(str(run), CPU)
+    assert model.method is not None
+    assert model.config == tiny("method=c-byol")
+    assert (model.size, model.feature_dim) == (16, 96)
     with torch.no_grad():
-        h = subject.network(images(16))
-        torch.testing.assert_close(subject.method.encoder(images(16)), h, rtol=0, atol=0)
-    assert not any(p.requires_grad for p in subject.method.parameters())
+        h = model.network(images(16))
+        torch.testing.assert_close(model.method.encoder(images(16)), h, rtol=0, atol=0)
+    assert not any(p.requires_grad for p in model.method.parameters())
 
 
 def test_heads_of_other_weights_are_not_offered_until_the_run_has_gone_on(
@@ -54,24 +54,24 @@ def test_heads_of_other_weights_are_not_offered_until_the_run_has_gone_on(
     weight = next(before.network.parameters())
     weight.data.view(-1)[0] += 1e-3
     encoder.save(out, before.network, before.settings, before.size, before.side)
-    subject = open_subject(str(out), CPU)
-    assert subject.method is None
-    assert "other weights than encoder.safetensors; the command that" in subject.why_no_method
-    assert torch.equal(next(subject.network.parameters()), weight)
+    model = open_model(str(out), CPU)
+    assert model.method is None
+    assert "encoder.safetensors" in model.why_no_method
+    assert torch.equal(next(model.network.parameters()), weight)
     pretrain(tiny("method=c-byol"), out, display=silent())
-    subject = open_subject(str(out), CPU)
-    assert subject.method is not None
-    assert subject.why_no_method == ""
+    model = open_model(str(out), CPU)
+    assert model.method is not None
+    assert model.why_no_method == ""
 
 
 def test_our_file_of_weights_is_the_same_encoder(run: Path) -> None:
-    subject = open_subject(str(run / "encoder.safetensors"), CPU)
-    whole = open_subject(str(run), CPU)
+    model = open_model(str(run / "encoder.safetensors"), CPU)
+    whole = open_model(str(run), CPU)
     with torch.no_grad():
         torch.testing.assert_close(
-            subject.network(images(16)), whole.network(images(16)), rtol=0, atol=0
+            model.network(images(16)), whole.network(images(16)), rtol=0, atol=0
         )
-    assert subject.method is None
+    assert model.method is None
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -83,13 +83,13 @@ def test_torchvisions_weights_give_torchvisions_features(tmp_path: Path, suffix:
         torch.save(theirs.state_dict(), path)
     else:
         save_file(theirs.state_dict(), path)
-    subject = open_subject(str(path), CPU)
-    assert "resnet18" in subject.name
-    assert (subject.size, subject.mean, subject.std) == (224, MEAN, STD)
+    model = open_model(str(path), CPU)
+    assert "resnet18" in model.name
+    assert (model.size, model.mean, model.std) == (224, MEAN, STD)
     theirs.fc = torch.nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
     with torch.no_grad():
         # Summed in another order: channels last.
-        expected, found = theirs(images(64)), subject.network(images(64))
+        expected, found = theirs(images(64)), model.network(images(64))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -105,12 +105,12 @@ def test_weights_inside_a_training_scripts_file_are_found(tmp_path: Path) -> Non
 def test_a_named_network_takes_its_own_weights_only(tmp_path: Path) -> None:
     network = timm.create_model("test_vit", num_classes=0)
     torch.save(network.state_dict(), tmp_path / "a.pth")
-    subject = open_subject(str(tmp_path / "a.pth"), CPU, network="test_vit")
-    assert "test_vit" in subject.name
+    model = open_model(str(tmp_path / "a.pth"), CPU, network="test_vit")
+    assert "test_vit" in model.name
     with pytest.raises(ValueError, match="not those of timm's resnet18: conv1"):
-        open_subject(str(tmp_path / "a.pth"), CPU, network="resnet18")
+        open_model(str(tmp_path / "a.pth"), CPU, network="resnet18")
     with pytest.raises(ValueError, match="fit none of resnet18"):
-        open_subject(str(tmp_path / "a.pth"), CPU)
+        open_model(str(tmp_path / "a.pth"), CPU)
 
 
 class Trap:
@@ -123,15 +123,16 @@ class Trap:
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": Trap()}, tmp_path / "a.pth")
     with pytest.raises(ValueError, match="holds more than weights"):
-        open_subject(str(tmp_path / "a.pth"), CPU)
+        open_model(str(tmp_path / "a.pth"), CPU)
 
 
 @pytest.mark.parametrize(
-    ("place", "words"), [("nowhere/weights.pth", "is not there"), ("resnet51", "did you mean")]
+    ("place", "words"),
+    [("nowhere/weights.pth", "nowhere/weights.pth"), ("resnet51", "did you mean")],
 )
 def test_what_is_not_there_is_one_line(place: str, words: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=words):
-        open_subject(place, CPU)
+        open_model(place, CPU)
 
 
 @pytest.mark.parametrize("name", ["resnet34", "resnet101"])
@@ -152,23 +153,23 @@ def test_old_files_without_counters_are_read() -> None:
 def test_a_vision_transformer_is_made_for_the_size_that_is_asked_for(tmp_path: Path) -> None:
     network = timm.create_model("test_vit", num_classes=0, img_size=64)
     torch.save(network.state_dict(), tmp_path / "a.pth")
-    subject = open_subject(str(tmp_path / "a.pth"), CPU, network="test_vit", size=64)
+    model = open_model(str(tmp_path / "a.pth"), CPU, network="test_vit", size=64)
     with torch.no_grad():
         expected = network.eval()(images(64))
-        torch.testing.assert_close(subject.network(images(64)), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.network(images(64)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_size_of_a_run_is_its_own(run: Path) -> None:
-    with pytest.raises(ValueError, match="a run knows its own"):
-        open_subject(str(run), CPU, size=64)
+    with pytest.raises(ValueError, match="--network and --size"):
+        open_model(str(run), CPU, size=64)
 
 
 def test_weights_of_others_see_antialiased_crops(tmp_path: Path) -> None:
     """As torchvision and timm train and test them."""
     torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "a.pth")
-    subject = open_subject(str(tmp_path / "a.pth"), torch.device("cpu"))
-    assert subject.antialias
-    assert subject.crop().words()["resize"].endswith(", antialiased")
+    model = open_model(str(tmp_path / "a.pth"), torch.device("cpu"))
+    assert model.antialias
+    assert model.crop().protocol()["resize"].endswith(", antialiased")
 
 
 @pytest.mark.parametrize("antialias", [False, True])
@@ -177,7 +178,7 @@ def test_a_run_is_judged_with_the_antialiasing_that_it_was_trained_with(
 ) -> None:
     pretrain(tiny(f"views.antialias={antialias}"), tmp_path, display=silent())
     for place in (tmp_path, tmp_path / "encoder.safetensors"):
-        assert open_subject(str(place), torch.device("cpu")).antialias is antialias
+        assert open_model(str(place), torch.device("cpu")).antialias is antialias
 
 
 def test_a_method_that_a_program_made_is_not_made_by_the_settings(tmp_path: Path) -> None:
@@ -189,18 +190,18 @@ def test_a_method_that_a_program_made_is_not_made_by_the_settings(tmp_path: Path
         return method
 
     pretrain(tiny("method=c-simclr"), tmp_path / "a", display=silent(), method=own)
-    subject = open_subject(str(tmp_path / "a"), CPU)
-    assert subject.method is None
-    assert "made by a program" in subject.why_no_method
-    assert subject.network(images(16)).shape == (2, 96)
+    model = open_model(str(tmp_path / "a"), CPU)
+    assert model.method is None
+    assert "Python" in model.why_no_method
+    assert model.network(images(16)).shape == (2, 96)
 
 
 def test_damaged_checkpoints_are_no_reason_to_refuse_an_encoder(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "a")
     for path in (tmp_path / "a" / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:1000])
-    subject = open_subject(str(tmp_path / "a"), CPU)
-    assert subject.method is None
-    assert "damaged" in subject.why_no_method
-    whole = open_subject(str(run), CPU)
-    assert torch.equal(subject.network(images(16)), whole.network(images(16)))
+    model = open_model(str(tmp_path / "a"), CPU)
+    assert model.method is None
+    assert "damaged" in model.why_no_method
+    whole = open_model(str(run), CPU)
+    assert torch.equal(model.network(images(16)), whole.network(images(16)))

@@ -5,7 +5,7 @@ import torch
 
 from compressive import metrics
 from compressive.evaluation.results import Results
-from compressive.evaluation.scores import add_scores, per_class, recall, reliability
+from compressive.evaluation.scores import add_scores, per_class_values, recall, reliability
 from compressive.metrics import hits
 
 LOGITS = torch.randn(200, 7, generator=torch.Generator().manual_seed(0)) * 2
@@ -91,7 +91,7 @@ def test_the_interval_of_the_mean_over_classes_is_that_of_draws_within_each(
     labels = torch.cat([torch.full((n,), c) for c, n in enumerate(sizes)])
     hits = torch.rand(len(labels), generator=draw) < 0.8
     results = Results("a")
-    record = results.add("a", "b", "mean per class", per_class(hits, labels), protocol={})
+    record = results.add("a", "b", "mean per class", per_class_values(hits, labels), protocol={})
     assert record.value == pytest.approx(
         sum(float(hits[labels == c].double().mean()) for c in range(len(sizes))) / len(sizes)
     )
@@ -108,6 +108,6 @@ def test_the_interval_of_the_mean_over_classes_is_that_of_draws_within_each(
 def test_all_right_is_all_right_in_every_draw() -> None:
     labels = torch.tensor([0] * 99 + [1])
     record = Results("a").add(
-        "a", "b", "mean per class", per_class(torch.ones(100).bool(), labels), protocol={}
+        "a", "b", "mean per class", per_class_values(torch.ones(100).bool(), labels), protocol={}
     )
     assert (record.low, record.value, record.high) == (1.0, 1.0, 1.0)

@@ -21,14 +21,14 @@ from compressive.rng import Keys, uniforms
 
 
 def gaussian_blur(images: Pixels, sigma: float) -> Pixels:
-    """A Gaussian of standard deviation `sigma`."""
+    """Blur with a Gaussian of standard deviation `sigma`."""
     return stored(mix(images.double(), gaussian(images.shape[-1], sigma)), SLACK)
 
 
 def disk(radius: float, alias: float) -> Tensor:
-    """The kernel of a lens out of focus: a disk, its edge smoothed by a small Gaussian.
+    """Return the kernel of a lens out of focus: a disk smoothed by a small Gaussian.
 
-    Rounded to float32, as OpenCV's: where weights are fifths, the last bit decides about a level.
+    It is rounded to float32 as in OpenCV: if weights are fifths, the last bit decides a level.
     """
     half = 8 if radius <= 8 else int(radius)
     at = torch.arange(-half, half + 1, dtype=torch.float64)
@@ -38,7 +38,7 @@ def disk(radius: float, alias: float) -> Tensor:
 
 
 def defocus_blur(images: Pixels, radius: float, alias: float) -> Pixels:
-    """Correlation with a disk: for each row of the disk one matrix across, added up."""
+    """Correlate with a disk, as a sum of one matrix product per row of the disk."""
     kernel, size = disk(radius, alias), images.shape[-1]
     half, at = len(kernel) // 2, torch.arange(size, device=images.device)
     total = torch.zeros(images.shape, dtype=torch.float64, device=images.device)
@@ -52,10 +52,10 @@ def defocus_blur(images: Pixels, radius: float, alias: float) -> Pixels:
 def sources(
     down: Int[Tensor, "batch size size"], across: Int[Tensor, "batch size size"], reach: int
 ) -> Int[Tensor, "batch pixels"]:
-    """Where each pixel comes from after one pass of copies, in order from the last to the first.
+    """Return the source of each pixel after one pass of copies, from the last to the first pixel.
 
-    A copy reads what earlier copies left. Each pixel is two nodes, before and after its own copy;
-    each points to the one it takes its value from, and pointers are doubled until all have arrived.
+    A copy reads the result of earlier copies. Each pixel is two nodes, before and after its own
+    copy. Each node points to the node of its value, and pointers are doubled until all arrive.
     """
     size = down.shape[-1]
     pixel = torch.arange(size * size, device=down.device).view(size, size)
@@ -63,7 +63,7 @@ def sources(
     moves = (place > reach) & (place <= size - reach)
     moves = moves[:, None] & moves
     source = torch.where(moves, pixel + size * down + across, pixel).flatten(1)
-    if reach == 1:  # moves of -1 and 0 never meet an earlier copy
+    if reach == 1:  # moves of -1 and 0 never read an earlier copy
         return source
     count, pixel = size * size, pixel.flatten()
     was_copied = moves.flatten()[source] & (source > pixel)
@@ -75,9 +75,9 @@ def sources(
 
 
 def glass_blur(images: Pixels, keys: Keys, sigma: float, reach: int, passes: int) -> Pixels:
-    """Pixels copied from up to `reach` away, one after the other, between two Gaussians.
+    """Copy pixels from up to `reach` away, one after another, between two Gaussian blurs.
 
-    The official code means to swap them but copies: it assigns NumPy views.
+    The official code intends to swap pixels but copies them, because it assigns NumPy views.
     """
     size = images.shape[-1]
     blurred = gaussian_blur(images, sigma).flatten(2)
@@ -90,12 +90,12 @@ def glass_blur(images: Pixels, keys: Keys, sigma: float, reach: int, passes: int
 
 
 def motion_blur(images: Pixels, keys: Keys, radius: int, sigma: float) -> Pixels:
-    """A streak in a direction from -45 to 45 degrees."""
+    """Blur along a random direction from -45 to 45 degrees."""
     return streak(images, 90 * uniforms(keys, 1)[:, 0] - 45, radius, sigma)
 
 
 def zoom_blur(images: Pixels, end: float, step: float) -> Pixels:
-    """The mean of an image and its magnified copies; the first of them is the image again."""
+    """Return the mean of an image and its magnified copies; the first copy is the image."""
     levels = images.double()
     total, factors = levels.clone(), np.arange(1, end, step)
     for factor in factors:

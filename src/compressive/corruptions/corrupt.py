@@ -1,5 +1,6 @@
-"""The corruptions of ImageNet-C by name and severity: the door of this room."""
+"""Corrupt images as in ImageNet-C, by name and severity."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -55,11 +56,11 @@ _FIXED: dict[str, Callable[..., Tensor]] = {
     "saturate": saturate,
 }
 _ALL = NAMES + EXTRAS
-_FIRST_VIEW = 1001  # above the numbers of views that training draws by: keys meet nowhere
+_LEAST_VIEW = 2**20  # above the view numbers of training and evaluation
 
 
 def default_table(size: int) -> int:
-    """Whose parameters suit images of this size: CIFAR's, Tiny ImageNet's or ImageNet's."""
+    """Return the parameter table for this image size: of CIFAR, Tiny ImageNet or ImageNet."""
     return 32 if size <= 48 else 64 if size <= 96 else 224
 
 
@@ -74,14 +75,15 @@ def corrupt(
     table: int | None = None,
     frost: Sequence[Photo] | None = None,
 ) -> UInt8[Tensor, "batch 3 size size"]:
-    """Images as ImageNet-C, Tiny-ImageNet-C (`table` 64) or CIFAR-10-C (32) would have them.
+    """Return images corrupted as in ImageNet-C, Tiny-ImageNet-C (`table` 64) or CIFAR-10-C (32).
 
-    What happens to an image depends on its `index` in the data set, seed, name and severity alone,
-    not on its batch. The files of ImageNet-C and Tiny-ImageNet-C are JPEG of quality 85 on top:
-    `jpeg.jpeg_compression(result, 85)`. `frost` is what `load_frost` gives; only "frost" needs it.
+    The result depends only on the image, its `index` in the data set, seed, name and severity, not
+    on the batch. The files of ImageNet-C and Tiny-ImageNet-C are also JPEG of quality 85:
+    `jpeg.jpeg_compression(result, 85)`. `frost` is the result of `load_frost`; only "frost"
+    needs it.
     """
-    _check(images, name, severity, index, table)
-    images = images.contiguous()  # channels_last would make some copy them anyway, with a warning
+    _check_arguments(images, name, severity, index, table)
+    images = images.contiguous()  # some operations copy channels_last images with a warning
     size = images.shape[-1]
     table = table or default_table(size)
     parameters = TABLES[table][name][severity - 1]
@@ -94,12 +96,22 @@ def corrupt(
         more = {"photos": frost, "scale": FROST_SCALES[table]}
     elif name == "fog":
         more = {"side": FOG_MAPS[table]}
-    view = _FIRST_VIEW + _ALL.index(name)
-    keys = image_keys(index.to(images.device), seed=seed, epoch=severity, view=view)
+    keys = image_keys(index.to(images.device), seed=seed, epoch=severity, view=noise_view(name))
     return _RANDOM[name](images, keys, *parameters, **more)
 
 
-def _check(images: Tensor, name: str, severity: int, index: Tensor, table: int | None) -> None:
+def noise_view(name: str) -> int:
+    """Return the view number that keys the noise of a corruption: a hash of its name.
+
+    It does not depend on the other corruptions, so that adding one changes no noise.
+    """
+    digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+    return _LEAST_VIEW + int.from_bytes(digest, "little") % (2**31 - _LEAST_VIEW)
+
+
+def _check_arguments(
+    images: Tensor, name: str, severity: int, index: Tensor, table: int | None
+) -> None:
     shape = tuple(images.shape)
     if images.dtype != torch.uint8 or len(shape) != 4 or shape[1] != 3:
         raise ValueError(f"images must be uint8 (batch, 3, size, size), got {images.dtype} {shape}")

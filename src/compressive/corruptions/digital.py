@@ -1,4 +1,4 @@
-"""Changes of color and shape of ImageNet-C: brightness, contrast, elastic, pixelate, saturation."""
+"""Digital corruptions of ImageNet-C: brightness, contrast, elastic, pixelate, saturation."""
 
 import math
 
@@ -22,9 +22,9 @@ from compressive.rng import Keys, uniforms
 
 
 def _to_hsv(images: Pixels) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue, saturation and value from 0 to 1, in scikit-image's order of operations.
+    """Return hue, saturation and value from 0 to 1, in scikit-image's order of operations.
 
-    Levels come out near whole numbers, so that the last bit decides: it is the same here.
+    Levels are near whole numbers, so that the last bit decides; it is the same here.
     """
     light = over(images.double(), 255)
     red, green, blue = light.unbind(1)
@@ -52,19 +52,19 @@ def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Pixels:
 
 
 def brightness(images: Pixels, delta: float) -> Pixels:
-    """HSV value raised."""
+    """Increase the HSV value."""
     hue, saturation, value = _to_hsv(images)
     return _from_hsv(hue, saturation, (value + delta).clamp(0, 1))
 
 
 def saturate(images: Pixels, factor: float, delta: float) -> Pixels:
-    """HSV saturation multiplied and raised."""
+    """Multiply and increase the HSV saturation."""
     hue, saturation, value = _to_hsv(images)
     return _from_hsv(hue, (saturation * factor + delta).clamp(0, 1), value)
 
 
 def contrast(images: Pixels, factor: float) -> Pixels:
-    """Distances to each channel's own mean shrunk."""
+    """Shrink distances to the mean of each channel."""
     mean = images.long().sum((2, 3), keepdim=True).double() / images.shape[-1] ** 2
     return stored((images - mean) * factor + mean, SLACK)
 
@@ -72,7 +72,7 @@ def contrast(images: Pixels, factor: float) -> Pixels:
 def elastic_transform(
     images: Pixels, keys: Keys, alpha: float, sigma: float, jolt: float
 ) -> Pixels:
-    """Three points moved by up to `jolt` and the plane with them, then each pixel a little.
+    """Apply an affine map that moves three points by up to `jolt`, then displace each pixel.
 
     OpenCV below 5 rounds positions of the first step to 1/32 pixel; here they are exact.
     """
@@ -91,7 +91,7 @@ def elastic_transform(
 def _affine(
     jolts: Float[Tensor, "batch 6"], y: Float[Tensor, "size size"], x: Float[Tensor, "size size"]
 ) -> tuple[Float[Tensor, "batch size size"], Float[Tensor, "batch size size"]]:
-    """Where each pixel comes from when three points of the image are moved."""
+    """Return the source position of each pixel if three points of the image are moved."""
     middle, arm = float(y.shape[0] // 2), float(y.shape[0] // 3)
     corners = [[middle + arm, middle + arm], [middle + arm, middle - arm], [middle - arm] * 2]
     points = torch.tensor(corners, dtype=torch.float64, device=y.device)  # x, y
@@ -105,7 +105,7 @@ def _affine(
 
 
 def _box(size: int, to: int) -> Matrix:
-    """Pillow's BOX resize along one axis, in its units of 2**-22."""
+    """Return Pillow's BOX resize along one axis as a matrix, in units of 2**-22."""
     scale = size / to
     wide = max(scale, 1.0)
     weights = torch.zeros(to, size, dtype=torch.float64)
@@ -118,7 +118,7 @@ def _box(size: int, to: int) -> Matrix:
 
 
 def pixelate(images: Pixels, factor: float) -> Pixels:
-    """Shrunk and grown again by Pillow's BOX filter, with its whole numbers: exact in float64."""
+    """Shrink and enlarge with the integer arithmetic of Pillow's BOX filter, exact in float64."""
     size = images.shape[-1]
     small = int(size * factor)
     levels = images.double()

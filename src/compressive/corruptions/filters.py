@@ -1,7 +1,7 @@
-"""Linear filters that the corruptions share, in float64 on batches of square images.
+"""Linear filters for corruptions, in float64 on batches of square images.
 
-In float64 a filter's rounding is far below what decides a level of uint8: neither the device nor
-the batch's size changes an image.
+In float64 rounding is far below a level of uint8, so that neither the device nor the batch size
+changes an image.
 """
 
 import math
@@ -16,17 +16,17 @@ Matrix = Float[Tensor, "out size"]
 
 
 def stored(levels: Num[Tensor, "*shape"], slack: float = 0.0) -> UInt8[Tensor, "*shape"]:
-    """Levels from 0 to 255 as NumPy's cast stores them: clipped, then truncated.
+    """Convert levels from 0 to 255 to uint8 like NumPy's cast: clip, then truncate.
 
-    What a filter makes of a flat area is a whole number but for rounding; `slack` saves it.
+    A filtered flat area is a whole number up to rounding; `slack` keeps that number.
     """
     return (levels + slack).clamp(0, 255).to(torch.uint8)
 
 
 def over(levels: Float[Tensor, "*shape"], divisor: float) -> Float[Tensor, "*shape"]:
-    """The quotient as IEEE rounds it, on any device.
+    """Return the quotient with IEEE rounding on any device.
 
-    CUDA multiplies by the reciprocal of a Python number, and a whole level may fall below itself.
+    CUDA multiplies by the reciprocal of a Python number, which may reduce a whole level.
     """
     return levels / levels.new_full((), divisor)
 
@@ -34,19 +34,19 @@ def over(levels: Float[Tensor, "*shape"], divisor: float) -> Float[Tensor, "*sha
 SLACK = 1e-9  # far above the rounding of float64, far below a level
 
 
-def nearest(at: Tensor, size: int) -> Tensor:
-    """Positions beyond the border moved onto it: a a | a b c | c c."""
+def clamp_to_border(at: Tensor, size: int) -> Tensor:
+    """Move positions beyond the border onto it: a a | a b c | c c."""
     return at.clamp(0, size - 1)
 
 
 def reflect(at: Tensor, size: int) -> Tensor:
-    """Positions beyond the border mirrored, the border twice: b a | a b c | c b."""
+    """Mirror positions beyond the border, repeating it: b a | a b c | c b."""
     at = at % (2 * size)
     return torch.minimum(at, 2 * size - 1 - at)
 
 
 def reflect_101(at: Tensor, size: int) -> Tensor:
-    """Positions beyond the border mirrored, the border once: c b | a b c | b a."""
+    """Mirror positions beyond the border, not repeating it: c b | a b c | b a."""
     period = max(2 * size - 2, 1)
     at = at % period
     return torch.minimum(at, period - at).clamp(max=size - 1)
@@ -56,7 +56,7 @@ Border = Callable[[Tensor, int], Tensor]
 
 
 def band(taps: Sequence[float] | Tensor, size: int, border: Border) -> Matrix:
-    """A filter along one axis as a matrix; the middle tap lies on the pixel itself. On the CPU."""
+    """Return a centered filter along one axis as a matrix on the CPU."""
     weights = torch.as_tensor(taps, dtype=torch.float64)
     half = len(weights) // 2
     at = torch.arange(size)[:, None] + torch.arange(-half, half + 1)
@@ -65,7 +65,7 @@ def band(taps: Sequence[float] | Tensor, size: int, border: Border) -> Matrix:
 
 
 def bell(sigma: float, radius: int) -> Float[Tensor, " taps"]:
-    """Weights of a Gaussian, of sum 1."""
+    """Return the weights of a Gaussian, with sum 1."""
     if radius == 0:
         return torch.ones(1, dtype=torch.float64)
     at = torch.arange(-radius, radius + 1, dtype=torch.float64)
@@ -73,13 +73,15 @@ def bell(sigma: float, radius: int) -> Float[Tensor, " taps"]:
     return weights / weights.sum()
 
 
-def gaussian(size: int, sigma: float, border: Border = nearest, truncate: float = 4.0) -> Matrix:
-    """SciPy's Gaussian filter along one axis; its default border here is scikit-image's."""
+def gaussian(
+    size: int, sigma: float, border: Border = clamp_to_border, truncate: float = 4.0
+) -> Matrix:
+    """Return SciPy's Gaussian filter along one axis; the default border is scikit-image's."""
     return band(bell(sigma, int(truncate * sigma + 0.5)), size, border)
 
 
 def zoom(size: int, factor: float) -> Matrix:
-    """The middle of an axis magnified by SciPy's linear `zoom`: ends on ends, the rest cut off."""
+    """Return SciPy's linear `zoom` of an axis as a matrix, cut to the center."""
     part = math.ceil(size / factor)
     grown = round(part * factor)
     start, cut = (size - part) // 2, (grown - size) // 2
@@ -93,7 +95,7 @@ def mix(
     down: Float[Tensor, "tall height"],
     across: Float[Tensor, "wide width"] | None = None,
 ) -> Float[Tensor, "*batch tall wide"]:
-    """Rows mixed by one matrix and columns by another, or by the same."""
+    """Multiply rows by one matrix and columns by another, or by the same."""
     down = down.to(images.device)
     across = down if across is None else across.to(images.device)
     return down @ (images @ across.mT)
@@ -104,7 +106,7 @@ def pick(
     rows: Int[Tensor, " batch #out #across"],
     columns: Int[Tensor, " batch #out #across"],
 ) -> Num[Tensor, "batch channels out across"]:
-    """Pixels at each image's own rows and columns."""
+    """Gather pixels at rows and columns of each image."""
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     return images.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2)
 
@@ -115,7 +117,7 @@ def sample(
     columns: Float[Tensor, "batch size size"],
     border: Border,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """Values between pixels, bilinear."""
+    """Interpolate bilinearly between pixels."""
     size = images.shape[-1]
     top, left = rows.floor(), columns.floor()
     down, across = (rows - top)[:, None], (columns - left)[:, None]
@@ -134,9 +136,9 @@ def streak(
     radius: int,
     sigma: float,
 ) -> UInt8[Tensor, "batch channels size size"]:
-    """ImageMagick's motion blur: half a Gaussian laid along `angle`, in degrees, whole pixels.
+    """Apply ImageMagick's motion blur: half a Gaussian along `angle` degrees, at whole pixels.
 
-    Rounded, not truncated: ImageMagick hands on 8 bits.
+    The result is rounded, not truncated, because ImageMagick returns 8 bits.
     """
     size = images.shape[-1]
     weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in range(2 * radius + 1)]
@@ -148,7 +150,7 @@ def streak(
         if weight < 1e-9:  # the tail of a narrow Gaussian: below 1e-6 of a level
             break
         rows, columns = (
-            nearest(at + (i * part - 0.5).ceil().long()[:, None], size)
+            clamp_to_border(at + (i * part - 0.5).ceil().long()[:, None], size)
             for part in (turn.sin(), turn.cos())
         )
         total += (weight / whole) * pick(images, rows[:, :, None], columns[:, None]).double()

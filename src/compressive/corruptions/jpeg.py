@@ -1,16 +1,16 @@
-"""JPEG with 4:2:0 chroma and back, as libjpeg-turbo computes it in whole numbers, in batch.
+"""JPEG compression with 4:2:0 chroma in the integer arithmetic of libjpeg-turbo, in batch.
 
-Only what is lost is computed: coding what is left into a file and out of it changes nothing. All
-values are whole numbers in float64, far below 2**53: exact.
+Only the lossy steps are computed; entropy coding changes nothing. All values are whole numbers far
+below 2**53 in float64, hence exact.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive.corruptions.filters import Pixels, nearest, stored
+from compressive.corruptions.filters import Pixels, clamp_to_border, stored
 
-Plane = Float[Tensor, "batch _ _"]
+ChannelPlane = Float[Tensor, "batch _ _"]
 
 # Annex K of the standard, row after row.
 _LUMA = (
@@ -27,9 +27,9 @@ _CHROMA = (
 
 
 def jpeg_compression(images: Pixels, quality: int) -> Pixels:
-    """Through JPEG of this quality and back: Pillow's result, without a file."""
+    """Compress and decompress with this quality, equal to Pillow."""
     size = images.shape[-1]
-    # Beyond the border: columns repeat before chroma is halved, rows after.
+    # Padding: columns repeat before chroma is halved, rows after.
     rows, columns = (_grown(size, unit, images.device) for unit in (2, 16))
     red, green, blue = images[:, :, rows][..., columns].double().unbind(1)
     luma = _shifted(19595 * red + 38470 * green + 7471 * blue, 16)
@@ -48,26 +48,26 @@ def jpeg_compression(images: Pixels, quality: int) -> Pixels:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Divided by a power of two and rounded, halves up."""
+    """Divide by a power of two and round halves up."""
     return ((values + 2 ** (bits - 1)) / 2**bits).floor()
 
 
 def _grown(size: int, unit: int, device: torch.device) -> Int[Tensor, " positions"]:
-    """Positions along an axis, the last repeated up to a multiple of `unit`."""
-    return nearest(torch.arange(size + -size % unit, device=device), size)
+    """Return positions along an axis; repeat the last up to a multiple of `unit`."""
+    return clamp_to_border(torch.arange(size + -size % unit, device=device), size)
 
 
-def _halved(plane: Plane) -> Plane:
-    """Means of 2 x 2, rounded up and down by turns."""
+def _halved(plane: ChannelPlane) -> ChannelPlane:
+    """Return means of 2 x 2 pixels, rounded up and down in turn."""
     total = plane.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).sum((2, 4))
     turn = torch.arange(total.shape[2], device=plane.device) % 2 + 1
     return ((total + turn) / 4).floor()
 
 
-def _doubled(plane: Plane) -> Plane:
-    """Each pixel 2 x 2, mixed 3 to 1 with its neighbor on that side, in both directions."""
+def _doubled(plane: ChannelPlane) -> ChannelPlane:
+    """Repeat each pixel 2 x 2, mixed 3 to 1 with the neighbor on that side in both directions."""
     size = plane.shape[1]
-    at = nearest(torch.arange(-1, size + 1, device=plane.device), size)
+    at = clamp_to_border(torch.arange(-1, size + 1, device=plane.device), size)
     rows = plane[:, at][:, :, at]
     middle = 3 * rows[:, 1:-1]
     rows = torch.stack([middle + rows[:, :-2], middle + rows[:, 2:]], 2).flatten(1, 2)
@@ -76,8 +76,8 @@ def _doubled(plane: Plane) -> Plane:
     return (torch.stack([left, right], 3).flatten(2) / 16).floor()
 
 
-def _coded(plane: Plane, table: tuple[int, ...], quality: int) -> Plane:
-    """Blocks of 8 x 8 through the cosine transform, divided, rounded, and back."""
+def _coded(plane: ChannelPlane, table: tuple[int, ...], quality: int) -> ChannelPlane:
+    """Transform blocks of 8 x 8, quantize, and transform back."""
     plane = plane[:, _grown(plane.shape[1], 8, plane.device)]
     blocks = plane.unflatten(1, (-1, 8)).unflatten(3, (-1, 8)).transpose(2, 3) - 128
     cosines = torch.tensor(_cosines(), dtype=torch.float64, device=plane.device)
@@ -91,9 +91,9 @@ def _coded(plane: Plane, table: tuple[int, ...], quality: int) -> Plane:
 
 
 def _cosines() -> list[list[int]]:
-    """The transform of 8 numbers in units of 2**-13, with the roundings of Loeffler's scheme.
+    """Return the transform of 8 numbers in units of 2**-13, rounded as in Loeffler's scheme.
 
-    Each weight is a sum of rounded constants: not always the rounded sum.
+    Each weight is a sum of rounded constants, which may differ from the rounded sum.
     """
     c2, c6 = 4433 + 6270, 4433  # 0.541 + 0.765, 0.541
     c6_low = 15137 - 4433  # 1.848 - 0.541

@@ -1,4 +1,4 @@
-"""How strong each corruption of ImageNet-C is at severities 1 to 5, for three sizes of image."""
+"""Parameters of the corruptions of ImageNet-C at severities 1 to 5, for three image sizes."""
 
 NAMES = (
     "gaussian_noise",
@@ -19,14 +19,14 @@ NAMES = (
 )
 EXTRAS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")  # not part of the mean
 
-Row = tuple[tuple[float, ...], ...]
+SeverityRow = tuple[tuple[float, ...], ...]
 
 
-def _each(*values: float) -> Row:
+def _each(*values: float) -> SeverityRow:
     return tuple((value,) for value in values)
 
 
-def _times(unit: float, *rows: tuple[float, float, float]) -> Row:
+def _times(unit: float, *rows: tuple[float, float, float]) -> SeverityRow:
     return tuple(tuple(unit * value for value in row) for row in rows)
 
 
@@ -34,7 +34,7 @@ def _times(unit: float, *rows: tuple[float, float, float]) -> Row:
 # pixels of images of the table's size. All are those of Hendrycks' scripts, the 244 pixels of
 # elastic_transform at 224 included.
 
-_IMAGENET: dict[str, Row] = {
+_IMAGENET: dict[str, SeverityRow] = {
     "gaussian_noise": _each(0.08, 0.12, 0.18, 0.26, 0.38),
     "shot_noise": _each(60, 25, 12, 5, 3),
     "impulse_noise": _each(0.03, 0.06, 0.09, 0.17, 0.27),
@@ -75,7 +75,7 @@ _IMAGENET: dict[str, Row] = {
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)),
 }
 
-_TINY: dict[str, Row] = {
+_TINY_IMAGENET: dict[str, SeverityRow] = {
     "gaussian_noise": _each(0.04, 0.08, 0.12, 0.15, 0.18),
     "shot_noise": _each(250, 100, 50, 30, 15),
     "impulse_noise": _each(0.01, 0.02, 0.05, 0.08, 0.14),
@@ -116,7 +116,7 @@ _TINY: dict[str, Row] = {
     "saturate": ((0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (30, 0.2)),
 }
 
-_CIFAR: dict[str, Row] = {
+_CIFAR: dict[str, SeverityRow] = {
     "gaussian_noise": _each(0.04, 0.06, 0.08, 0.09, 0.10),
     "shot_noise": _each(500, 250, 100, 75, 50),
     "impulse_noise": _each(0.01, 0.02, 0.03, 0.05, 0.07),
@@ -157,6 +157,6 @@ _CIFAR: dict[str, Row] = {
     "saturate": ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)),
 }
 
-TABLES = {224: _IMAGENET, 64: _TINY, 32: _CIFAR}
+TABLES = {224: _IMAGENET, 64: _TINY_IMAGENET, 32: _CIFAR}
 FROST_SCALES = {224: 1.0, 64: 0.3, 32: 0.2}  # of the photographs
 FOG_MAPS = {224: 256, 64: 64, 32: 32}  # sides, in pixels

@@ -1,4 +1,4 @@
-"""Spatter, an extra of ImageNet-C: drops of water or mud, with OpenCV's edges in batch."""
+"""Spatter, an extra corruption of ImageNet-C: drops of water or mud."""
 
 from itertools import product
 
@@ -15,7 +15,7 @@ Levels = Int[Tensor, "batch size size"]
 
 _WATER, _MUD = (175.0, 238.0, 238.0), (63.0, 42.0, 20.0)
 # OpenCV's 5 x 5 distance: a step aside, a diagonal one, a knight's move, in units of 2**-16.
-_STEPS = {(0, 1): 65536, (1, 1): 91750, (1, 2): 143976}
+_DISTANCE_STEPS = {(0, 1): 65536, (1, 1): 91750, (1, 2): 143976}
 _ONES = [[1, 1, 1]] * 3
 
 
@@ -29,7 +29,7 @@ def spatter(
     amount: float,
     mud: int,
 ) -> Pixels:
-    """Drops where smoothed noise is above a threshold; `amount` is how much, or the mud's blur."""
+    """Draw drops above a threshold of smoothed noise; `amount` is their strength or blur."""
     size = images.shape[-1]
     noise = normal(uniforms(keys, size * size)).unflatten(1, (size, size))
     liquid = mean + scale * mix(noise, gaussian(size, sigma))
@@ -49,7 +49,7 @@ def _color(images: Pixels, rgb: tuple[float, ...]) -> Tensor:
 
 
 def water(liquid: Levels) -> Float[Tensor, "batch size size"]:
-    """How light each place of the drops is, by its distance from their edges."""
+    """Return the brightness of drops from the distance to their edges."""
     far = distance(canny(liquid, 50, 150), 20)
     near = equalized(over(_correlated(far, _ONES), 9).long(), 20)
     relief = _correlated(near, [[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]).clamp(0, 255)
@@ -58,7 +58,7 @@ def water(liquid: Levels) -> Float[Tensor, "batch size size"]:
 
 
 def _correlated(field: Tensor, kernel: list[list[int]], border: str = "reflect") -> Tensor:
-    """Correlation with a 3 x 3 kernel of whole numbers: exact."""
+    """Correlate exactly with a 3 x 3 kernel of whole numbers."""
     size = field.shape[-1]
     at = torch.arange(-1, size + 1, device=field.device)
     at = reflect_101(at, size) if border == "reflect" else at.clamp(0, size - 1)
@@ -72,7 +72,7 @@ def _correlated(field: Tensor, kernel: list[list[int]], border: str = "reflect")
 
 
 def canny(levels: Levels, low: int, high: int) -> Bool[Tensor, "batch size size"]:
-    """OpenCV's Canny edges: L1 norm of Sobel gradients, whole-number directions, hysteresis."""
+    """Return OpenCV's Canny edges: L1 norm of Sobel gradients, integer directions, hysteresis."""
     size = levels.shape[-1]
     x = _correlated(levels, [[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], "nearest")
     y = _correlated(levels, [[-1, -2, -1], [0, 0, 0], [1, 2, 1]], "nearest")
@@ -92,7 +92,7 @@ def canny(levels: Levels, low: int, high: int) -> Bool[Tensor, "batch size size"
         steep < flat, level, torch.where(steep > flat + (x.abs() << 16), upright, slanted)
     )
     weak, strong = ridge & (norm > low), ridge & (norm > high)
-    while True:  # strong edges grow along weak ones; one look of the host at all images a step
+    while True:  # strong edges grow along weak ones; one host synchronization per step
         grown = weak & (F.max_pool2d(strong[:, None].float(), 3, 1, 1)[:, 0] > 0)
         if torch.equal(grown, strong):
             return strong
@@ -100,20 +100,20 @@ def canny(levels: Levels, low: int, high: int) -> Bool[Tensor, "batch size size"
 
 
 def distance(edges: Bool[Tensor, "batch size size"], most: int) -> Float[Tensor, "batch size size"]:
-    """OpenCV's 5 x 5 chamfer distance to the nearest edge, `most` at most."""
+    """Return OpenCV's 5 x 5 chamfer distance to the nearest edge, at most `most`."""
     size = edges.shape[-1]
     far = torch.where(edges, 0, most << 16)
     for _ in range(most):  # a step is at least 1 long
         padded = F.pad(far, (2, 2, 2, 2), value=most << 16)
         for i, j in product(range(5), repeat=2):
             side = abs(i - 2), abs(j - 2)
-            if (length := _STEPS.get((min(side), max(side)))) is not None:
+            if (length := _DISTANCE_STEPS.get((min(side), max(side)))) is not None:
                 far = far.minimum(padded[:, i : i + size, j : j + size] + length)
     return far.double() / 2**16
 
 
 def equalized(levels: Levels, most: int) -> Levels:
-    """OpenCV's histogram equalization of levels from 0 to `most`."""
+    """Equalize the histogram of levels from 0 to `most` as OpenCV does."""
     counts = torch.stack([(levels == level).sum((1, 2)) for level in range(most + 1)], 1)
     first = counts.gather(1, (counts > 0).int().argmax(1, keepdim=True))
     rest = counts.sum(1, keepdim=True) - first

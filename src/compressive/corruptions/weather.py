@@ -29,7 +29,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Pixels:
-    """Flakes, blurred as they fall, and once more upside down, over a whitened image."""
+    """Add motion-blurred flakes, also rotated by 180 degrees, to a whitened image."""
     size = images.shape[-1]
     u = uniforms(keys, 1 + size * size)
     field = mean + scale * normal(u[:, 1:].unflatten(1, (1, size, size)))
@@ -44,7 +44,7 @@ def snow(
 
 
 def load_frost(folder: str | Path) -> tuple[Photo, ...]:
-    """The six photographs that come with the official code; the first five are used."""
+    """Load the six photographs of the official code; the first five are used."""
     folder = Path(folder)
     if missing := [name for name in _FROST if not (folder / name).is_file()]:
         raise FileNotFoundError(
@@ -61,14 +61,14 @@ def load_frost(folder: str | Path) -> tuple[Photo, ...]:
 def frost_canvas(
     photos: Sequence[Photo], size: int, scale: float
 ) -> tuple[UInt8[Tensor, "photos 3 height width"], Float[Tensor, "photos 2"]]:
-    """Five photographs, shrunk, in one tensor; with it how many crops each has, down and across.
+    """Return five shrunk photographs in one tensor, and the number of crops in each direction.
 
-    A photograph too small for a crop of this size is shrunk less, or enlarged.
+    A photograph that is too small for a crop of this size is shrunk less, or enlarged.
     """
     shrunk = []
     for photo in photos[:5]:
         least = (size + 1) / min(photo.shape[1:])
-        shrunk.append(_resized(photo, max(scale, least)))
+        shrunk.append(_resize_as_opencv(photo, max(scale, least)))
     tall, wide = (max(photo.shape[i] for photo in shrunk) for i in (1, 2))
     canvas = shrunk[0].new_zeros(len(shrunk), 3, tall, wide)
     for place, photo in zip(canvas, shrunk, strict=True):
@@ -77,8 +77,8 @@ def frost_canvas(
     return canvas, torch.tensor(crops, dtype=torch.float64, device=canvas.device)
 
 
-def _resized(photo: Photo, scale: float) -> Photo:
-    """OpenCV's bilinear resize: centers of pixels on their like, nothing smoothed."""
+def _resize_as_opencv(photo: Photo, scale: float) -> Photo:
+    """Resize as OpenCV's bilinear mode: pixel centers are aligned, without antialiasing."""
     if scale == 1:
         return photo
 
@@ -99,7 +99,7 @@ def frost(
     photos: Sequence[Photo],
     scale: float,
 ) -> Pixels:
-    """A random part of a random photograph of ice, added."""
+    """Add a random part of a random photograph of ice."""
     size = images.shape[-1]
     canvas, crops = frost_canvas([photo.to(images.device) for photo in photos], size, scale)
     u = uniforms(keys, 3)
@@ -112,9 +112,9 @@ def frost(
 
 
 def plasma(u: Float[Tensor, "batch side side"], decay: float) -> Float[Tensor, "batch side side"]:
-    """Diamond-square clouds on a map without borders, from 0 to 1.
+    """Return diamond-square noise from 0 to 1 on a periodic map.
 
-    A point's random number is the one at its own place in `u`.
+    A point uses the random number at its own position in `u`.
     """
     side = u.shape[-1]
     clouds, wibble, step = torch.zeros_like(u), 100.0, side
@@ -138,7 +138,7 @@ def plasma(u: Float[Tensor, "batch side side"], decay: float) -> Float[Tensor, "
 
 
 def fog(images: Pixels, keys: Keys, strength: float, decay: float, *, side: int) -> Pixels:
-    """Clouds added, the sum as bright as the image was; `side` is that of the map of clouds."""
+    """Add fog and restore the maximum brightness; `side` is that of the fog map."""
     size = images.shape[-1]
     while side < size:
         side *= 2

@@ -1,17 +1,16 @@
-"""An encoder, a set with labels, and what has been computed of the two so far."""
+"""The state that evaluation tasks share: model, data, cached features and results."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from compressive.augment.ops import MEAN, STD, colors, normalize
-from compressive.data.decode import Unreadable
+from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.loaders import Batch, open_loader
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source
@@ -24,50 +23,33 @@ from compressive.evaluation.features import (
     Features,
     Loader,
     cached,
-    content_of,
     extract,
+    network_fingerprint,
 )
-from compressive.evaluation.features import fingerprint as content_of_weights
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.evaluation.results import Results
 from compressive.progress import Display
 
-_LOOKED_AT = 64  # images whose pixels stand for those of their set
-HELD = 10_000  # training images on which things are chosen, at ImageNet's size; else a tenth
+VALIDATION_IMAGES = 10_000  # of train on ImageNet; a tenth of smaller data sets
 
 Classifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
 
 
-def named(
-    source: Source, places: Iterable[int], labels: Int[Tensor, " count"] | None, pixels: str
-) -> str:
-    """A short name for images of a source, wherever it lies: by names, labels and some pixels."""
-    names = "\n".join(Path(source.origin(i)).name for i in places)
-    digest = hashlib.blake2b(f"{names}\n{pixels}".encode(errors="backslashreplace"), digest_size=16)
-    digest.update(b"" if labels is None else labels.numpy().tobytes())
-    return digest.hexdigest()
+class TaskOptions(NamedTuple):
+    """Options of single tasks."""
 
-
-def some_pixels(source: Source) -> str:
-    """A short name for what some images of a source show.
-
-    Sets with the same names for other pictures are common: one stored as JPEG, and one not.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for i in range(0, len(source), -(-len(source) // _LOOKED_AT)):
-        try:
-            digest.update(source.image(i).contiguous().numpy().tobytes())
-        except Unreadable:
-            digest.update(b"unreadable")
-    return digest.hexdigest()
+    out: Path | None = None  # folder of the gallery
+    epochs: int = 0  # of the linear evaluation; 0: by the size of the data set
+    benchmark_root: Path | None = None  # data sets of transfer and robustness
+    frost: Sequence[UInt8[Tensor, "3 h w"]] | None = None  # photographs of one corruption
 
 
 class EvalContext:
-    """What every task needs: images on the device, features, the parts of train, the record."""
+    """A frozen model and a data set with everything that tasks compute from both."""
 
     def __init__(
         self,
-        subject: FrozenModel,
+        model: FrozenModel,
         splits: Splits,
         results: Results,
         *,
@@ -77,66 +59,73 @@ class EvalContext:
         display: Display | None = None,
         share: float | None = None,
         bf16: bool | None = None,
+        options: TaskOptions | None = None,
     ) -> None:
-        self.subject, self.splits, self.results = subject, splits, results
+        self.model, self.splits, self.results = model, splits, results
         self.device, self.seed, self.cache = device, seed, cache
         self.display = display or Display(quiet=True)
+        self.options = options or TaskOptions()
         self.dtype = precision("auto" if bf16 is None else "bf16" if bf16 else "float32", device)
-        self.crop = subject.crop(share)
-        self.classifier: Classifier | None = None  # that of the linear evaluation
-        self.head: dict[str, object] = {}  # how it was trained
-        self.task = ""  # that is being done
+        self.crop = model.crop(share)
+        self.classifier: Classifier | None = None  # of the linear evaluation
+        self.head: dict[str, object] = {}  # protocol of that classifier
+        self.task = ""  # the current one
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
-        self._pixels: dict[str, str] = {}
+        self._fingerprints: dict[str, DatasetFingerprint] = {}
 
     @property
     def classes(self) -> int:
-        """Number of classes; 0 where nothing can be learned."""
+        """Number of classes; 0 if train has no labels."""
         return self.splits.classes
 
     def source(self, split: str) -> Source:
-        """Train or test images."""
+        """Return the train or test images."""
         return self.splits.train if split == "train" else self.splits.test
 
     def loader(self, split: str) -> Loader:
-        """The images of a split in reach of the device."""
+        """Return the loader of a split, opened once."""
         if split not in self._loaders:
-            source, side = self.subject.fitted(self.source(split))
+            source, side = self.model.shrink(self.source(split))
             self._loaders[split] = open_loader(
                 source,
                 side=side,
                 device=self.device,
-                progress=lambda done, total: self.tell(f"decoding {split}", done, total),
+                progress=lambda done, total: self.progress(f"decoding {split}", done, total),
             )
         return self._loaders[split]
 
     def features(self, split: str) -> Features:
-        """Of the central crops of train or test; kept, as most tasks ask for them."""
+        """Return the features of the central crops of train or test."""
         if split not in self._features:
-            found = self.features_of(self.source(split), self.loader(split), self.crop, split)
+            found = self._cached_features(self.source(split), self.loader(split), self.crop, split)
             self._features[split] = found
         return self._features[split]
 
-    def features_of(self, source: Source, loader: Loader, crop: Crop, title: str) -> Features:
-        """From the cache if the same were asked for before."""
+    def features_of(self, source: Source, crop: Crop, title: str) -> Features:
+        """Return the features of another data set; its images are not kept in memory."""
+        shrunk, side = self.model.shrink(source)
+        with open_loader(shrunk, side=side, device=self.device) as loader:
+            return self._cached_features(source, loader, crop, title)
+
+    def _cached_features(self, source: Source, loader: Loader, crop: Crop, title: str) -> Features:
         key = {
-            "weights": content_of_weights(self.subject.network),
-            "data": content_of(loader, source.origin, len(source), source.labels),
+            "weights": network_fingerprint(self.model.network),
+            "data": DatasetFingerprint(source).with_file_times(),
             "crop": tuple(crop),
-            **self.subject.shrinking(),
+            **self.model.shrink_protocol(),
             "precision": str(self.dtype),
             "device": self.device.type,
         }
 
         def make() -> Features:
             return extract(
-                self.subject.network,
+                self.model.network,
                 loader,
                 len(source),
                 crop,
                 precision=self.dtype,
-                progress=lambda done, total: self.tell(f"features of {title}", done, total),
+                progress=lambda done, total: self.progress(f"features of {title}", done, total),
             )
 
         found = cached(self.cache, key, make, self.device)
@@ -144,74 +133,72 @@ class EvalContext:
             self.skip(f"{len(source) - len(found.feats)} images of {title} that cannot be read")
         return Features(*(part.to(self.device) for part in found))
 
-    def read(self, source: Source, crop: Crop, title: str) -> Features:
-        """Features of another set, whose images are let go afterwards."""
-        fitted, side = self.subject.fitted(source)
-        with open_loader(fitted, side=side, device=self.device) as loader:
-            return self.features_of(source, loader, crop, title)
-
     @cached_property
     def parts(self) -> tuple[Int[Tensor, " fit"], Int[Tensor, " held"]]:
-        """Rows of the train features to learn from, and those to choose by: stratified, seeded."""
+        """Rows of the train features to fit on, and rows to choose hyperparameters on.
+
+        The second part is stratified and depends on the seed.
+        """
         labels = self.features("train").labels.cpu()
-        kept, held = stratified(labels, min(0.1, HELD / len(labels)), seed=self.seed)
-        return kept.to(self.device), held.to(self.device)
+        share = min(0.1, VALIDATION_IMAGES / len(labels))
+        fit, held = stratified(labels, share, seed=self.seed)
+        return fit.to(self.device), held.to(self.device)
 
     def batches(self, split: str, size: int = BATCH) -> Iterator[Batch]:
-        """The images of a split in their order."""
-        return self.some(split, torch.arange(len(self.source(split))), size)
+        """Yield the images of a split in order."""
+        return self.batches_at(split, torch.arange(len(self.source(split))), size)
 
-    def some(self, split: str, places: Int[Tensor, " some"], size: int = BATCH) -> Iterator[Batch]:
-        """These images of a split; what cannot be read is left out, not replaced."""
+    def batches_at(
+        self, split: str, places: Int[Tensor, " some"], size: int = BATCH
+    ) -> Iterator[Batch]:
+        """Yield the images at these places of a split, without unreadable ones."""
         parts = places.split(size)
-        portions = (BatchIndices(some, torch.zeros_like(some)) for some in parts)
-        for wanted, batch in zip(parts, self.loader(split).batches(portions), strict=True):
+        wanted_parts = (BatchIndices(some, torch.zeros_like(some)) for some in parts)
+        for wanted, batch in zip(parts, self.loader(split).batches(wanted_parts), strict=True):
             if self.loader(split).unreadable:
                 there = batch.index == wanted.to(batch.index.device)
                 batch = Batch(*(part[there] for part in batch))
             yield batch
 
-    def recolored(self, views: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 h w"]:
-        """Views normalized as in pretraining, as the subject wants them."""
-        mean, std = self.subject.mean, self.subject.std
+    def renormalize(self, views: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 h w"]:
+        """Convert views normalized as in pretraining to the normalization of the model."""
+        mean, std = self.model.mean, self.model.std
         if (mean, std) == (MEAN, STD):
             return views
         return normalize(colors(views), mean=mean, std=std)
 
     def protocol(self, **more: Any) -> dict[str, Any]:
-        """What is recorded with every number of this set."""
+        """Return the protocol of a record on this data set, with further entries."""
         notes = {"notes": list(self.splits.notes)} if self.splits.notes else {}
         dtype = str(self.dtype).removeprefix("torch.")
-        return {**self.seen(), "precision": dtype, **notes, **more}
+        return {**self.preprocessing(), "precision": dtype, **notes, **more}
 
-    def seen(self) -> dict[str, Any]:
-        """What the network sees of an image, in words."""
-        return {**self.crop.words(), **self.subject.shrinking()}
+    def preprocessing(self) -> dict[str, Any]:
+        """Describe how images are prepared for the model."""
+        return {**self.crop.protocol(), **self.model.shrink_protocol()}
 
     def images(self, split: str, index: Int[Tensor, " some"] | None = None) -> str:
-        """A short name for some images of a split, on whichever machine and device."""
-        source = self.source(split)
-        places = range(len(source)) if index is None else index.tolist()
-        if split not in self._pixels:
-            self._pixels[split] = some_pixels(source)
-        return named(source, places, source.labels, self._pixels[split])
+        """Return the fingerprint of some images of a split, the same on every machine."""
+        if split not in self._fingerprints:
+            self._fingerprints[split] = DatasetFingerprint(self.source(split))
+        return self._fingerprints[split].of(None if index is None else index.tolist())
 
     @cached_property
-    def content(self) -> str:
-        """A short name for the set as it was opened, and for what is drawn of it."""
+    def fingerprint(self) -> str:
+        """Fingerprint of both splits and the seed that draws subsets of them."""
         return f"{self.images('train')} {self.images('test')} {self.seed}"
 
     def skip(self, text: str, place: str = "") -> None:
-        """Leave something out, and say so at the end; place: where, if not in the present task."""
+        """List something as left out; `place` is the task and data set, default the current one."""
         if text not in self.results.skipped:
             self.results.skipped.append(text)
         self.results.skipped_in[text] = place or f"{self.task} on {self.splits.name}"
 
-    def tell(self, title: str, done: float, total: float) -> None:
-        """Progress."""
+    def progress(self, title: str, done: float, total: float) -> None:
+        """Display progress."""
         self.display.progress(title, done, total)
 
     def close(self) -> None:
-        """End threads."""
+        """End the threads of the loaders."""
         for loader in self._loaders.values():
             loader.close()

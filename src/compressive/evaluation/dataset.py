@@ -1,4 +1,4 @@
-"""A set to judge by: its train and test images, whichever of them a place has."""
+"""Open the train and test images of an evaluation."""
 
 from typing import NamedTuple
 
@@ -8,21 +8,21 @@ from compressive.data.source import ImageSource, NoSplit, Source, subset
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
 
-STAND_IN = " held out"  # ends the name of a set whose training images stand for its test images
+STAND_IN = " held out"  # suffix of a data set that is evaluated on training images
 
 
 class Splits(NamedTuple):
-    """A set to judge by."""
+    """Train and test images of an evaluation."""
 
     name: str
     train: Source
     test: Source
     notes: tuple[str, ...] = ()
-    held_out: bool = False  # test is a part of train, to choose by
+    held_out: bool = False  # test is a part of train, for tuning
 
     @property
     def classes(self) -> int:
-        """How many; 0 where nothing can be learned, as train has no labels."""
+        """Number of classes; 0 if train has no labels."""
         if not _has_labels(self.train):
             return 0
         known = [s.labels for s in (self.train, self.test) if s.labels is not None]
@@ -31,11 +31,10 @@ class Splits(NamedTuple):
 
 
 def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False) -> Splits:
-    """Train and test images of a place; without a test split a seeded fifth of it is one.
+    """Open train and test; a fifth of the images, drawn by the seed, is test if there is none.
 
-    Where some images of a split have labels, the others are left out. most: images of each split,
-    if there are more, drawn by the seed. held_out: a fifth of train is in the place of test, so
-    that settings can be chosen by the results.
+    Drop unlabeled images if a split is partly labeled. `most` bounds the images of each split,
+    drawn by the seed. `held_out` replaces test by a fifth of train, so that settings can be tuned.
     """
     whole, notes = open_source(place, "train"), []
     name = f"{whole.name}{STAND_IN}" if held_out else whole.name
@@ -52,18 +51,18 @@ def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False)
     else:
         test = _labeled(test, "test", notes)
     if most:
-        train, test = _some(train, most, seed), _some(test, most, seed + 1)
+        train, test = _subsample(train, most, seed), _subsample(test, most, seed + 1)
         notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
     return Splits(name, train, test, tuple(notes), held_out)
 
 
 def _has_labels(source: Source) -> bool:
-    """Whether any of its images has one."""
+    """Return whether any image has a label."""
     return source.labels is not None and bool((source.labels >= 0).any())
 
 
 def _labeled(source: Source, split: str, notes: list[str]) -> Source:
-    """Its images with a label, where any has one: of others no answer is right or wrong."""
+    """Drop unlabeled images if the source is partly labeled."""
     if source.labels is None or not _has_labels(source):
         return source
     there = (source.labels >= 0).nonzero()[:, 0]
@@ -80,13 +79,13 @@ def _without_a_fifth(source: Source, seed: int) -> tuple[Source, Source]:
 
 
 def _test_split(place: str, train: Source) -> Source | None:
-    """The first of the splits to test on that has labels, if train has; others hide theirs."""
+    """Return the first test split; it must have labels if train has them."""
     for name in ("test", "val", "validation"):
         try:
             found = open_source(place, name)
         except NoSplit:
             continue
-        # One file alone is every split that it is asked for.
+        # A single file is returned for every split.
         if found.origin(0) == train.origin(0) and len(found) == len(train):
             continue
         if train.labels is None or _has_labels(found):
@@ -95,7 +94,7 @@ def _test_split(place: str, train: Source) -> Source | None:
 
 
 def _renumbered(source: Source, names: tuple[str, ...] | None) -> Source:
-    """The same images with the class numbers of train; classes that it lacks come after them."""
+    """Use the class numbers of train; classes that train lacks come after them."""
     own, labels = source.classes, source.labels
     if own is None or names is None or own == names or labels is None:
         return source
@@ -111,7 +110,7 @@ def _renumbered(source: Source, names: tuple[str, ...] | None) -> Source:
     )
 
 
-def _some(source: Source, most: int, seed: int) -> Source:
+def _subsample(source: Source, most: int, seed: int) -> Source:
     if len(source) <= most:
         return source
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Features of a set of images in a file that others read: parquet or npz."""
+"""Write the features of a data set to a parquet or npz file."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
 from compressive.evaluation.features import extract
-from compressive.evaluation.frozen_model import open_subject
+from compressive.evaluation.frozen_model import open_model
 from compressive.progress import Display
 from compressive.rundir.files import write_bytes
 from compressive.rundir.lock import ensure_writable
@@ -22,7 +22,7 @@ FORMATS = (".parquet", ".npz")
 
 
 class Embedding(NamedTuple):
-    """What was written."""
+    """The file that was written."""
 
     path: Path
     count: int
@@ -41,36 +41,36 @@ def embed(
     device: str = "auto",
     display: Display | None = None,
 ) -> Embedding:
-    """Write one feature vector for each image of a split, with its name and label.
+    """Write one float32 feature vector for each image of a split, with its name and label.
 
-    Central crops, as `evaluate` takes them; float32. Images that cannot be read are left out.
+    Images are cropped as in `evaluate`. Unreadable images are left out.
     """
     if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
-    _require_place(out)
+    _check_out(out)
     among = Path(images).expanduser().resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
         raise ValueError(
-            f"--out {out} would lie among the images, and be taken for more of them; choose "
-            "another place, or .npz"
+            f"--out {out} is inside the image folder and would be read as images; choose "
+            "another folder, or .npz"
         )
     where = pick_device(device, called="--device")
-    subject = open_subject(place, where, network=network, size=size)
+    model = open_model(place, where, network=network, size=size)
     source = open_source(images, split)
     with display or Display() as shown:
-        fitted, side = subject.fitted(source)
-        with open_loader(fitted, side=side, device=where, cache_on_device="no") as loader:
+        shrunk, side = model.shrink(source)
+        with open_loader(shrunk, side=side, device=where, cache_on_device="no") as loader:
             found = extract(
-                subject.network,
+                model.network,
                 loader,
                 len(source),
-                subject.crop(),
+                model.crop(),
                 precision=precision("auto", where),
                 progress=lambda done, total: shown.progress("embedding", done, total),
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
-    # Names of files need not be text.
+    # File names need not be valid Unicode.
     origins = (source.origin(int(i)) for i in index)
     names = [name.encode(errors="backslashreplace").decode() for name in origins]
     write = _parquet if out.suffix.lower() == ".parquet" else _npz
@@ -78,8 +78,8 @@ def embed(
     return Embedding(out, len(feats), feats.shape[1], unreadable)
 
 
-def _require_place(out: Path) -> None:
-    """Refuse now what could not be written after all images were seen."""
+def _check_out(out: Path) -> None:
+    """Check that the file can be written, before the features are computed."""
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
     ensure_writable(out.parent)
@@ -107,7 +107,7 @@ def _parquet(
 def _npz(
     feats: NDArray[np.float32], names: list[str], labels: torch.Tensor, source: Source
 ) -> bytes:
-    """As text and numbers alone, so that it is read without pickle."""
+    """Write only text and numbers, which are readable without pickle."""
     arrays = {"features": feats, "image": np.array(names)}
     if source.labels is not None:
         arrays["label"] = labels.numpy()

@@ -1,8 +1,7 @@
-"""Frozen features: extracted once for an encoder, a set and a crop, and kept by their content."""
+"""Extract features of a frozen encoder once per data set and crop, and cache them."""
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +19,14 @@ from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.distributed import any_process, gather, rank, world_size
 from compressive.rundir.files import write_bytes
+from compressive.rundir.fingerprint import weights_fingerprint
 
 Loader = Resident | Streaming
 BATCH = 512
 
 
 class Features(NamedTuple):
-    """One vector for each image that could be read, in the order of the set."""
+    """One feature vector per readable image, in the order of the data set."""
 
     feats: Float[Tensor, "count feat"]
     labels: Int[Tensor, " count"]
@@ -34,27 +34,27 @@ class Features(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """What evaluation sees of an image: a central square of its shorter side, resized."""
+    """A resized central square of an image, which is what evaluation passes to the encoder."""
 
     size: int
-    share: float  # of the shorter side
+    share: float  # side of the square, as a fraction of the shorter side of the image
     antialias: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, batch: Batch) -> Float[Tensor, "batch 3 size size"]:
-        """Prepared images."""
+        """Return crops with normalized colors."""
         return normalize(self.pixels(batch), mean=self.mean, std=self.std)
 
     def pixels(self, batch: Batch) -> Float[Tensor, "batch 3 size size"]:
-        """Colors in [0, 1]."""
+        """Return crops with colors in [0, 1]."""
         box = center_box(batch.height, batch.width, self.share)
         still = torch.zeros_like(batch.index, dtype=torch.bool)
         with full_precision(batch.images):
             return crop_resize_flip(batch.images, box, still, self.size, antialias=self.antialias)
 
-    def words(self) -> dict[str, Any]:
-        """How it is recorded with each number."""
+    def protocol(self) -> dict[str, Any]:
+        """Describe the crop for the protocol of a record."""
         kernel = "bicubic, a = -0.5, " + ("antialiased" if self.antialias else "not antialiased")
         return {"size": self.size, "crop": f"central square, {self.share:g}", "resize": kernel}
 
@@ -62,7 +62,7 @@ class Crop(NamedTuple):
 def forward(
     network: nn.Module, images: Float[Tensor, "batch 3 h w"], precision: torch.dtype
 ) -> Float[Tensor, "batch feat"]:
-    """Features in float32 of prepared images."""
+    """Return float32 features of normalized images."""
     with torch.no_grad(), autocast(images.device, precision):
         return network(images).float()
 
@@ -74,28 +74,29 @@ def extract(
     crop: Crop,
     *,
     precision: torch.dtype,
+    batch_size: int = BATCH,
     progress: Callable[[int, int], None] | None = None,
 ) -> Features:
-    """Features of a whole set; several processes share the work and all have the result.
+    """Return the features of a whole data set; processes share the work and all get the result.
 
-    The network must be in evaluation mode. It is compared before and after: no weight and no
-    statistic may change.
+    The network must be in evaluation mode. Raise RuntimeError if a weight or statistic of it
+    changes.
     """
     assert not network.training
-    before = fingerprint(network)
+    before = network_fingerprint(network)
     feats, labels, index = [], [], []
-    for batch in loader.batches(_portions(count)):
+    for batch in loader.batches(_own_batches(count, batch_size)):
         feats.append(forward(network, crop(batch), precision))
         labels.append(batch.label)
         index.append(batch.index)
         if progress is not None:
-            progress(min(count, len(index) * BATCH * world_size()), count)
+            progress(min(count, len(index) * batch_size * world_size()), count)
     found = Features(torch.cat(feats), torch.cat(labels), torch.cat(index))
     if world_size() > 1:
         whole = torch.stack(found[1:], 1).double()
         numbers = gather(whole).long()
         found = Features(gather(found.feats), *numbers.unbind(1))
-    if fingerprint(network) != before:
+    if network_fingerprint(network) != before:
         raise RuntimeError("weights or statistics of the network changed while it was evaluated")
     return _in_order(found, count)
 
@@ -106,12 +107,12 @@ def cached(
     make: Callable[[], Features],
     device: torch.device | str = "cpu",
 ) -> Features:
-    """What `make` makes, or what it made when it was last asked with this key."""
-    words = json.dumps(key, sort_keys=True).encode()
-    name = hashlib.blake2b(words, digest_size=16).hexdigest()
+    """Return cached features for `key`; call `make` and cache its result if there are none."""
+    content = json.dumps(key, sort_keys=True).encode()
+    name = hashlib.blake2b(content, digest_size=16).hexdigest()
     path = None if folder is None else folder / f"{name}.safetensors"
-    # All processes make them or none: they make them together.
-    kept = None if path is None else _kept(path)
+    # `make` is collective: either all processes call it or none does.
+    kept = None if path is None else _read_cache(path)
     if path is not None and not any_process(kept is None, torch.device(device)):
         assert kept is not None
         return kept
@@ -123,71 +124,30 @@ def cached(
     return found
 
 
-def _kept(path: Path) -> Features | None:
-    """What was written there, if it is there and whole: else it can be made again."""
+def _read_cache(path: Path) -> Features | None:
+    """Read cached features; return None if they are absent or damaged."""
     try:
         return Features(**load_file(path))
     except (OSError, SafetensorError, TypeError):
         return None
 
 
-def fingerprint(network: nn.Module) -> str:
-    """A short name for the content of weights and statistics."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in network.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def network_fingerprint(network: nn.Module) -> str:
+    """Return a hash of all weights and statistics of a network."""
+    state = network.state_dict().items()
+    return weights_fingerprint((name, value.detach().cpu().numpy()) for name, value in state)
 
 
-def content_of(
-    loader: Loader,
-    origin: Callable[[int], str],
-    count: int,
-    labels: Int[Tensor, " count"] | None = None,
-) -> str:
-    """A short name for the content of a set: its pixels where they are held in memory.
-
-    A streamed set is too large to be read twice: names, lengths and times of its files stand for
-    what is in them.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(b"" if labels is None else labels.numpy().tobytes())
-    if isinstance(loader, Resident):
-        digest.update(_checksums(loader.images).cpu().numpy().tobytes())
-        digest.update(loader.numbers.cpu().numpy().tobytes())
-        return digest.hexdigest()
-    known: dict[str, str] = {}
-    for i in range(count):
-        words = origin(i)
-        path = words if os.path.exists(words) else words.rpartition(":")[0]
-        if path not in known:
-            state = os.stat(path) if path and os.path.exists(path) else None
-            known[path] = f"{state.st_size} {state.st_mtime_ns}" if state else ""
-        digest.update(f"{words} {known[path]}\n".encode())
-    return digest.hexdigest()
-
-
-def _checksums(images: Tensor) -> Int[Tensor, " count"]:
-    """One 64-bit number for each image, on its device: bytes times fixed random odd numbers."""
-    length = images[0].numel()
-    random = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (length,), generator=random) * 2 + 1
-    factors = factors.to(images.device)
-    some = max(1, 2**24 // length)
-    return torch.cat([(part.flatten(1) * factors).sum(1) for part in images.split(some)])
-
-
-def _portions(count: int) -> Iterator[BatchIndices]:
-    """This process's share, as many images in each; the first stands in where they run out."""
+def _own_batches(count: int, size: int) -> Iterator[BatchIndices]:
+    """Yield the images of this process; all have equally many, padded with the first image."""
     share = -(-count // world_size())
     places = torch.arange(rank() * share, (rank() + 1) * share)
-    for some in torch.where(places < count, places, 0).split(BATCH):
+    for some in torch.where(places < count, places, 0).split(size):
         yield BatchIndices(some, torch.zeros_like(some))
 
 
 def _in_order(found: Features, count: int) -> Features:
-    """Each image once: one that could not be read was replaced by another, which comes itself."""
+    """Sort by index and drop repetitions: a loader replaces unreadable images by other ones."""
     place = torch.full((count,), -1, device=found.index.device)
     place[found.index] = torch.arange(len(found.index), device=place.device)
     there = place[place >= 0]

@@ -1,16 +1,14 @@
-"""Multinomial logistic regression for a whole grid of l2 penalties, solved together.
+"""Multinomial logistic regression for a grid of l2 penalties, solved together.
 
-The objective is scikit-learn's with C = 1 / l2: cross-entropy summed over the examples, plus
-l2 / 2 times the squared weights; the bias is not penalized. (Of two classes scikit-learn has one
-vector w, where here are w/2 and -w/2: its C is then 2 / l2.) Features are not standardized unless
-asked.
+The objective is that of scikit-learn with C = 1 / l2: cross-entropy summed over the examples, plus
+l2 / 2 times the squared weights; the bias is not penalized. (For two classes scikit-learn has one
+vector w, which is w/2 and -w/2 here: its C is then 2 / l2.)
 
-What makes it quick: features are rotated to their principal axes, where the curvature is almost
-diagonal (and where it is not, that within each class is divided by whole); each penalty begins
-where the solutions for the stronger ones point to; and Newton's method is near the minimum in two
-or three steps from there. L-BFGS, the paper's method, has the same minimum: from the same starts
-it took up to 4 times as long, and where a few examples decide it was still 5e-6 of the loss above
-after 1,000 steps.
+Three things make it fast. Features are rotated to their principal axes, where the curvature is
+almost diagonal. Each penalty starts at an extrapolation of the solutions for stronger penalties.
+Newton's method needs two or three steps from there. L-BFGS, the method of the paper, has the same
+minimum: from the same starts it took up to 4 times as long, and if a few examples decide, its loss
+was still 5e-6 too high after 1,000 steps.
 """
 
 import math
@@ -30,47 +28,47 @@ from compressive.checks import (
     promote_to_float32,
     validates_inputs,
 )
-from compressive.evaluation.newton import Minimum, cross_entropy, minimize
+from compressive.evaluation.newton import BLOCK_VALUES, Minimum, cross_entropy, minimize
 
-# 45 between 1e-6 and 1e5, evenly in the logarithm: the paper's grid.
+# The grid of the paper: 45 between 1e-6 and 1e5, evenly spaced in the logarithm.
 PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
 
-# Neighbors in l2 that are solved at the same time. On a GPU a single one may wait for launches; on
-# a CPU three cost three times one, and the later of them start from farther away.
+# Number of neighboring penalties to solve together. On a GPU a single one may wait for kernel
+# launches. On a CPU three cost three times as much as one, and start farther from the solution.
 _TOGETHER = {"cpu": 1, "cuda": 3}
-_TO_CHOOSE = 1e-6  # tolerance of fits whose scores are compared
-_ABSENT = -1e30  # bias of a class without examples: its limit, -inf, would make NaN of 0 * inf
+_SWEEP_TOLERANCE = 1e-6  # of the fits to choose from
+_ABSENT = -1e30  # bias of a class without examples; its limit -inf would give NaN
 
 Labels = Int[Tensor, " count"]
-Metric = Callable[[Tensor, Tensor], Tensor]
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Fits(NamedTuple):
-    """Classifiers, one per penalty, for features as they come; all in float64."""
+    """Classifiers of the given features, one per penalty; all in float64."""
 
     weight: Float[Tensor, "penalties feat classes"]
     bias: Float[Tensor, "penalties classes"]
     penalties: tuple[float, ...]
     loss: Float[Tensor, " penalties"]  # the objective
-    gradient_norm: Float[Tensor, " penalties"]  # its slope, for features about their mean
-    steps: Int[Tensor, " penalties"]  # of conjugate gradients, while it was in a batch
+    gradient_norm: Float[Tensor, " penalties"]  # for centered features
+    steps: Int[Tensor, " penalties"]  # of conjugate gradients
     converged: Bool[Tensor, " penalties"]
-    standardized: bool  # whether the penalty was on the weights of standardized features
+    standardized: bool  # whether the penalty is on the weights of standardized features
 
     def logits(self, feats: Float[Tensor, "asked feat"], which: int = 0) -> Tensor:
-        """Scores of each class by one of the classifiers, in float64."""
+        """Return the float64 logits of one of the classifiers."""
         with full_precision(feats):
             return feats.double() @ self.weight[which] + self.bias[which]
 
 
 class Selection(NamedTuple):
-    """The classifier of the penalty that did best on the validation part."""
+    """The classifier with the best penalty on the validation part."""
 
-    fit: Fits  # of this penalty alone, on train and validation
+    fit: Fits  # with this penalty, on train and validation
     penalty: float
-    scores: tuple[float, ...]  # on validation, of each penalty
-    sweep: Fits  # on train, of each penalty
-    warning: str | None  # where the best is at an end of the grid, or a fit did not converge
+    scores: tuple[float, ...]  # of each penalty, on validation
+    sweep: Fits  # of each penalty, on train
+    warning: str | None  # if the best is at an end of the grid, or a fit did not converge
 
 
 @validates_inputs
@@ -83,21 +81,23 @@ def fit(
     standardize: bool = False,
     steps: int = 3000,
     tolerance: float = 3e-8,
+    block_values: int = BLOCK_VALUES,
 ) -> Fits:
-    """The minimum of the objective for every penalty, on the device of the features.
+    """Minimize the objective for every penalty, on the device of the features.
 
-    `tolerance` is the share of the loss that the last Newton step may still have promised; the loss
-    is then 1e-8 above its minimum, 2e-7 where a few examples decide. Float32 features are solved
-    in float32, which is enough for that. `steps` of conjugate gradients at most are spent on a
-    penalty. A class without examples gets weight 0 and a bias so low that it is never predicted.
+    `tolerance` bounds the predicted gain of the last Newton step relative to the loss, which is
+    then 1e-8 above its minimum, or 2e-7 if a few examples decide. Float32 features are solved in
+    float32, which is accurate enough. `steps` bounds the steps of conjugate gradients per penalty
+    and `block_values` their memory (see `newton.minimize`). A class without examples gets weight 0
+    and a bias so low that it is never predicted.
     """
-    _check(feats, labels, classes, penalties, steps)
+    _check_inputs(feats, labels, classes, penalties, steps)
     present, dense = labels.unique(return_inverse=True)
     strengths = sorted(set(map(float, penalties)), reverse=True)
     with torch.no_grad(), full_precision(feats), _without_tf32():
         work = len(feats) * len(present) * len(strengths)
         space = _Space.of(promote_to_float32("feats", feats), standardize, work)
-        paths = _follow(space, dense, len(present), strengths, steps, tolerance)
+        paths = _follow(space, dense, len(present), strengths, steps, tolerance, block_values)
         solved = _in_features(space, dense, strengths, paths)
     order = torch.tensor([strengths.index(float(one)) for one in penalties], device=feats.device)
     weight, bias, loss, gradient, taken, converged = (each[order] for each in solved)
@@ -112,7 +112,7 @@ def fit(
 def select(
     train: tuple[Float[Tensor, "count feat"], Labels],
     validation: tuple[Float[Tensor, "held feat"], Int[Tensor, " held"]],
-    metric: Metric,
+    metric: ScoreFunction,
     *,
     classes: int,
     penalties: Sequence[float] = PENALTIES,
@@ -120,12 +120,12 @@ def select(
     steps: int = 3000,
     tolerance: float = 3e-8,
 ) -> Selection:
-    """Fit on train, choose the penalty on validation, and fit anew on both with that penalty.
+    """Fit on train, choose the penalty on validation, and fit on both with that penalty.
 
     The penalty is not rescaled for the larger set. `metric` of logits and labels is better when
-    higher; of equals the least log-loss is taken, of these the strongest penalty. The fits to
-    choose from are to 1e-6 of their loss: with 3,600 images of CIFAR-10 none of 45 scores moved, in
-    half the time (CPU).
+    higher; the log-loss breaks ties, then the stronger penalty. The fits to choose from have a
+    tolerance of 1e-6: on 3,600 images of CIFAR-10 this changed none of 45 scores and took half the
+    time (CPU).
     """
     sweep = fit(
         *train,
@@ -133,7 +133,7 @@ def select(
         penalties=penalties,
         standardize=standardize,
         steps=steps,
-        tolerance=max(tolerance, _TO_CHOOSE),
+        tolerance=max(tolerance, _SWEEP_TOLERANCE),
     )
     feats, labels = validation
     each = [sweep.logits(feats, i) for i in range(len(penalties))]
@@ -163,7 +163,7 @@ def _warning(sweep: Fits, final: Fits, best: float) -> str | None:
     return "; ".join(found) or None
 
 
-def _check(
+def _check_inputs(
     feats: Tensor, labels: Tensor, classes: int, penalties: Sequence[float], steps: int
 ) -> None:
     if feats.dim() != 2 or 0 in feats.shape:
@@ -190,7 +190,7 @@ def _check(
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Float32 products in full: a training run may have allowed less."""
+    """Use full float32 precision in matrix products, which training may have reduced."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -200,7 +200,7 @@ def _without_tf32() -> Iterator[None]:
 
 
 class _Space(NamedTuple):
-    """Features about their mean, along their principal axes, with a last column of ones."""
+    """Centered features along their principal axes, with a last column of ones."""
 
     x: Float[Tensor, "count axes"]
     exact: Float[Tensor, "count axes"]  # the same in float64
@@ -209,7 +209,7 @@ class _Space(NamedTuple):
 
     @classmethod
     def of(cls, feats: Tensor, standardize: bool, work: int) -> "_Space":
-        """`work` counts the logits of a step: axes are sought where that costs less than steps."""
+        """Rotate to principal axes if that is cheap compared to `work`, the logits of a step."""
         x = feats.double()
         mean = x.mean(0)
         x = x - mean
@@ -233,9 +233,15 @@ class _Space(NamedTuple):
 
 
 def _follow(
-    space: _Space, labels: Tensor, classes: int, strengths: list[float], steps: int, tol: float
+    space: _Space,
+    labels: Tensor,
+    classes: int,
+    strengths: list[float],
+    steps: int,
+    tol: float,
+    block_values: int,
 ) -> list[Minimum]:
-    """From the strongest penalty to the weakest, some at a time, each begun by extrapolation."""
+    """Solve from the strongest penalty to the weakest; extrapolate the start of each."""
     together = _TOGETHER.get(space.x.device.type, 1)
     done: list[Minimum] = []
     for first in range(0, len(strengths), together):
@@ -249,14 +255,15 @@ def _follow(
             reach = start.new_tensor([(math.log(one) - here) / (here - near) for one in some])
             start = last + reach[:, None, None] * (known[1] - known[0])
         penalty = start.new_tensor(some)
-        done.append(minimize(space.x, labels, penalty, start, last, steps=steps, tolerance=tol))
+        options = {"steps": steps, "block_values": block_values}
+        done.append(minimize(space.x, labels, penalty, start, last, tolerance=tol, **options))
     return done
 
 
 def _in_features(
     space: _Space, labels: Tensor, strengths: list[float], paths: list[Minimum]
 ) -> tuple[Tensor, ...]:
-    """Weight and bias for features as they came, with loss and slope evaluated in float64."""
+    """Return weights and biases of the original features, with loss and gradient norm."""
     found: list[tuple[Tensor, ...]] = []
     for penalty, w in zip(strengths, torch.cat([path.w for path in paths]).double(), strict=True):
         loss, residual = cross_entropy((space.exact @ w)[:, None], labels)

@@ -1,8 +1,8 @@
-"""Newton's method for softmax regression, several l2 penalties in one batch of linear algebra.
+"""Newton's method for softmax regression with several l2 penalties in one batch.
 
-Directions come from preconditioned conjugate gradients, whose steps are two products of matrices
-for all problems: all share their features. The line search only adds logits. Problems that are
-done leave the batch.
+Preconditioned conjugate gradients give the directions. Each of their steps takes two matrix
+products for all problems, which share their features. The line search only adds logits. Problems
+that have converged leave the batch.
 """
 
 from typing import NamedTuple
@@ -11,20 +11,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_LEFT = 0.3  # of the residual, by the conjugate gradients; with 0.1 all takes half as long again
-_ROOM = 2**26  # numbers at most in the curvature within classes: 256 MB in float32
-_TRIALS = 12  # of a line search: bisection alone would have narrowed it 4,000 times
+BLOCK_VALUES = 2**26  # at most in the curvature within classes: 256 MB in float32
+_RELATIVE_RESIDUAL = 0.3  # of conjugate gradients; 0.1 takes half as long again in total
+_TRIALS = 12  # of a line search: bisection alone would narrow it by a factor of 4,000
 
-# Shapes are checked at the doors alone: inside, where every step passes many times, the checks of
-# a test run would take longer than the work.
-Labels = Tensor  # count
+# Only public functions check shapes: checks in inner functions, which tests call very often, would
+# take longer than the work.
+ClassIds = Tensor  # count
 PerProblem = Tensor  # problems
 Weights = Tensor  # problems, axes, classes
-Logits = Tensor  # count, problems, classes
+BatchLogits = Tensor  # count, problems, classes
 
 
 class Minimum(NamedTuple):
-    """Where each problem ended."""
+    """The solution of each problem."""
 
     w: Float[Tensor, "problems axes classes"]
     steps: Int[Tensor, " problems"]
@@ -32,21 +32,21 @@ class Minimum(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """Where the problems are, and what is known there."""
+    """Current weights of the problems, with loss and gradient."""
 
     w: Weights
     ridge: Tensor  # problems, axes, 1: l2, and 0 for the bias
-    z: Logits
-    residual: Logits
+    z: BatchLogits
+    residual: BatchLogits
     loss: PerProblem
     gradient: Weights
 
 
 class _Ray(NamedTuple):
-    """Directions from a point: the loss along each is a convex function of one number."""
+    """Directions of a line search, along which the loss is convex."""
 
     direction: Weights
-    dz: Logits
+    dz: BatchLogits
     slope: PerProblem
     linear: PerProblem  # of the penalty
     quadratic: PerProblem
@@ -61,12 +61,14 @@ def minimize(
     *,
     steps: int,
     tolerance: float,
+    block_values: int = BLOCK_VALUES,
 ) -> Minimum:
-    """Minimize summed cross-entropy of x w plus penalty / 2 |w|^2, the last axis not penalized.
+    """Minimize summed cross-entropy of x w plus penalty / 2 |w|^2; the last axis has no penalty.
 
-    A problem has converged when a Newton step promised a gain of at most `tolerance` of its loss,
-    and was made. Each begins at `start`, or at `fallback` where that has the lower loss. `steps`
-    bounds those of the conjugate gradients.
+    A problem has converged after a Newton step whose predicted gain was at most `tolerance` of
+    its loss. It starts at `start`, or at `fallback` if that has a lower loss. `steps` is the
+    largest number of steps of conjugate gradients. `block_values` bounds the memory of the
+    second preconditioner; 0 turns it off.
     """
     ridge = penalty[:, None, None].repeat(1, x.shape[1], 1)
     ridge[:, -1] = 0
@@ -78,7 +80,7 @@ def minimize(
     active = torch.arange(len(start), device=x.device)
     found = Minimum(start.clone(), torch.zeros_like(active), active < 0)
     while True:
-        ray, used, blocks = _newton(x, labels, here, length, blocks, steps - taken)
+        ray, used, blocks = _newton(x, labels, here, length, blocks, steps - taken, block_values)
         taken += used
         is_done = -ray.slope / 2 <= tolerance * here.loss
         here, is_stuck = _search(x, labels, here, ray)
@@ -94,15 +96,15 @@ def minimize(
 def cross_entropy(
     z: Float[Tensor, "count problems classes"], labels: Int[Tensor, " count"]
 ) -> tuple[Float[Tensor, " problems"], Float[Tensor, "count problems classes"]]:
-    """Sum over examples, and its slope in the logits: probabilities less the one-hot label.
+    """Return the sum over examples and its gradient in the logits (probabilities minus one-hot).
 
-    Both are exact to rounding also where the label has nearly all the probability: what is left
-    to the other classes is added up, not subtracted from 1. Small penalties live on that rest.
+    Both are exact up to rounding even if the label has nearly all the probability: the rest is
+    summed over the other classes, not subtracted from 1. Small penalties depend on that rest.
     """
     own = labels[:, None, None].expand(-1, z.shape[1], 1)
     top = z.amax(2, keepdim=True)
     behind = z.gather(2, own) - top
-    # exp(-60) is nothing beside rounding; smaller numbers would be subnormal in float32, and slow.
+    # exp(-60) is below rounding; smaller numbers would be subnormal in float32, which is slow.
     others = (z - top).clamp_(min=-60).exp_().scatter_(2, own, 0)
     rest = others.sum(2, keepdim=True)
     total = rest + behind.exp()
@@ -115,20 +117,20 @@ def _dot(a: Weights, b: Weights) -> PerProblem:
     return (a * b).flatten(1).sum(1)
 
 
-def _logits(x: Tensor, w: Weights) -> Logits:
+def _logits(x: Tensor, w: Weights) -> BatchLogits:
     return (x @ w.transpose(0, 1).flatten(1)).unflatten(1, (len(w), -1))
 
 
-def _gradient(x: Tensor, residual: Logits, pull: Weights) -> Weights:
+def _weight_gradient(x: Tensor, residual: BatchLogits, pull: Weights) -> Weights:
     by_axis = (x.T @ residual.flatten(1)).unflatten(1, residual.shape[1:])
     return by_axis.transpose(0, 1) + pull
 
 
-def _arrive(x: Tensor, labels: Labels, ridge: Tensor, w: Weights) -> _Point:
+def _arrive(x: Tensor, labels: ClassIds, ridge: Tensor, w: Weights) -> _Point:
     z = _logits(x, w)
     loss, residual = cross_entropy(z, labels)
     loss = loss + _dot(ridge * w, w) / 2
-    return _Point(w, ridge, z, residual, loss, _gradient(x, residual, ridge * w))
+    return _Point(w, ridge, z, residual, loss, _weight_gradient(x, residual, ridge * w))
 
 
 def _part(kept: Tensor, here: _Point) -> _Point:
@@ -137,14 +139,14 @@ def _part(kept: Tensor, here: _Point) -> _Point:
 
 
 class _Blocks(NamedTuple):
-    """Curvature within each class, whole: what to divide by where a diagonal will not do."""
+    """Preconditioner with the full curvature within each class, if a diagonal is not enough."""
 
-    scale: Weights  # to a diagonal of ones
-    factor: Tensor  # problems, classes, axes, axes: Cholesky's
+    scale: Weights  # scales the diagonal to ones
+    factor: Tensor  # problems, classes, axes, axes: Cholesky factors
 
     @classmethod
-    def of(cls, x: Tensor, bend: Logits, ridge: Tensor) -> "_Blocks":
-        """`bend` is p (1 - p)."""
+    def of(cls, x: Tensor, bend: BatchLogits, ridge: Tensor) -> "_Blocks":
+        """Factor the curvature; `bend` is p (1 - p)."""
         _, problems, classes = bend.shape
         found = x.new_empty(problems, classes, x.shape[1], x.shape[1])
         for problem in range(problems):
@@ -154,7 +156,7 @@ class _Blocks(NamedTuple):
         diagonal += ridge.mT
         scale = diagonal.clamp(min=torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
         found.mul_(scale[..., None]).mul_(scale[..., None, :])
-        # Rounding may have left it with no square root.
+        # Rounding may make it indefinite.
         diagonal += 30 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5
         return cls(scale.mT, torch.linalg.cholesky(found))
 
@@ -164,41 +166,46 @@ class _Blocks(NamedTuple):
 
 
 def _newton(
-    x: Tensor, labels: Labels, here: _Point, length: Tensor, blocks: _Blocks | None, most: int
+    x: Tensor,
+    labels: ClassIds,
+    here: _Point,
+    length: Tensor,
+    blocks: _Blocks | None,
+    most: int,
+    block_values: int,
 ) -> tuple[_Ray, int, _Blocks | None]:
-    """Minimize the quadratic model by conjugate gradients, as far as it is worth.
+    """Minimize the quadratic model approximately by conjugate gradients.
 
-    The preconditioner takes the curvature to be diagonal: of a column of x its squared length
-    times the mean of p (1 - p). That is near the truth where the columns are orthogonal. Where it
-    is not, after a number of steps that cost about as much, `blocks` take its place; they serve
-    the next call as well.
+    The preconditioner is diagonal: the squared length of a column of x times the mean of
+    p (1 - p). It is accurate if the columns are orthogonal. If conjugate gradients have not
+    converged after as many steps as `blocks` cost, `blocks` replace it, also in the next call.
     """
     own = labels[:, None, None].expand(-1, here.z.shape[1], 1)
     sure = here.residual.abs()  # p, or 1 - p at the label
     curvature = length[:, None] * (sure * (1 - sure)).mean(0)[:, None] + here.ridge
-    # A class that is certain everywhere has none, and then no gradient either.
+    # A class that is certain everywhere has no curvature and no gradient.
     inverse = 1 / curvature.clamp(min=torch.finfo(sure.dtype).tiny ** 0.5)
     p = sure.scatter(2, own, 1 - sure.gather(2, own))
 
     def divide(rest: Weights) -> Weights:
         found = inverse * rest if blocks is None else blocks.divide(rest)
-        return found - found.mean(2, keepdim=True)  # softmax does not see a shift of all classes
+        return found - found.mean(2, keepdim=True)  # softmax is invariant to a shift of all classes
 
     direction, dz = torch.zeros_like(here.w), torch.zeros_like(here.z)
     rest = -here.gradient
     q = divide(rest)
     size = _dot(rest, q)
     first, is_running = size, size > 0
-    patience = x.shape[1] // 8 if q.numel() * x.shape[1] <= _ROOM else most
+    patience = x.shape[1] // 8 if q.numel() * x.shape[1] <= block_values else most
     used = 0
     while used < most:
         used += 1
         qz = _logits(x, q)
-        # Softmax does not see a shift of all logits. Without that of the label's, what it sees
-        # of a nearly certain prediction is not the small difference of large numbers.
+        # Softmax is invariant to a shift of all logits. Subtracting that of the label avoids
+        # small differences of large numbers if a prediction is nearly certain.
         qz_seen = qz - qz.gather(2, own)
         bent = p * (qz_seen - (p * qz_seen).sum(2, keepdim=True))
-        product = _gradient(x, bent, here.ridge * q)
+        product = _weight_gradient(x, bent, here.ridge * q)
         along = torch.where(is_running, size / _dot(q, product), 0)
         direction += along[:, None, None] * q
         dz += along[:, None] * qz
@@ -209,7 +216,7 @@ def _newton(
             first = _dot(here.gradient, divide(here.gradient))
         s = divide(rest)
         size, before = _dot(rest, s), size
-        is_running = is_running & (size > _LEFT**2 * first)
+        is_running = is_running & (size > _RELATIVE_RESIDUAL**2 * first)
         if not is_running.any():
             break
         again = is_running & (not is_slow)
@@ -219,15 +226,16 @@ def _newton(
     return _Ray(direction, dz, _dot(here.gradient, direction), linear, quadratic), used, blocks
 
 
-def _search(x: Tensor, labels: Labels, here: _Point, ray: _Ray) -> tuple[_Point, Tensor]:
-    """Go along the rays to where the slope is less than nine tenths of what it was, either way.
+def _search(x: Tensor, labels: ClassIds, here: _Point, ray: _Ray) -> tuple[_Point, Tensor]:
+    """Move along the rays until the slope is below 0.9 of the first one in absolute value.
 
-    Slopes decide, as losses differ by less than rounding near the end. A loss may not rise.
+    The criterion is the slope, because losses differ by less than rounding near the minimum. The
+    loss must not increase.
     """
     t = torch.ones_like(ray.slope)
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     slope_low, slope_high = ray.slope, ray.slope
-    rounding = 100 * torch.finfo(t.dtype).eps  # logits near 20 have some of their own
+    rounding = 100 * torch.finfo(t.dtype).eps  # logits near 20 have rounding errors of their own
     z, residual, loss, good = here.z, here.residual, here.loss, ray.slope >= 0
     for _ in range(_TRIALS):
         z = torch.addcmul(here.z, t[:, None], ray.dz)
@@ -248,12 +256,12 @@ def _search(x: Tensor, labels: Labels, here: _Point, ray: _Ray) -> tuple[_Point,
         further = t * (ray.slope / (ray.slope - slope)).clamp(2, 10)
         t = torch.where(good, t, torch.where(high.isinf(), further, between))
     w = here.w + t[:, None, None] * ray.direction
-    there = _Point(w, here.ridge, z, residual, loss, _gradient(x, residual, here.ridge * w))
+    there = _Point(w, here.ridge, z, residual, loss, _weight_gradient(x, residual, here.ridge * w))
     return (there if good.all() else _merge(good, there, here)), ~good
 
 
 def _merge(good: Tensor, there: _Point, here: _Point) -> _Point:
-    """One point where it is good, the other elsewhere."""
+    """Take `there` for good problems and `here` for the others."""
     last, mid, only = good[:, None, None], good[:, None], good
     masks = (last, last, mid, mid, only, last)
     return _Point(*(torch.where(m, a, b) for m, a, b in zip(masks, there, here, strict=True)))

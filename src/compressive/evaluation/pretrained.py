@@ -1,5 +1,4 @@
-"""Networks that others have trained: timm's by name, and files of weights in its or torchvision's
-format."""
+"""Load third-party networks: timm models by name, and weights in timm's or torchvision's format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 
 from compressive.networks import RESNETS, require_known
 
-_INSIDE = ("state_dict", "model")  # where a training script keeps weights in its file
-_BEFORE = ("module.", "backbone.", "encoder.", "network.")  # what it may put before their names
+_INSIDE = ("state_dict", "model")  # keys of the weights in files of training scripts
+_BEFORE = ("module.", "backbone.", "encoder.", "network.")  # prefixes of their names
 
 
 class Published(NamedTuple):
-    """A network without its classifier, and how images are prepared for it."""
+    """A network without its classifier, and its preprocessing."""
 
     name: str
     network: nn.Module
@@ -29,26 +28,26 @@ class Published(NamedTuple):
 
 
 def pretrained(name: str, size: int = 0) -> Published:
-    """timm's network with its weights, which timm downloads when it first meets them."""
+    """Load a timm network; timm downloads its weights if necessary."""
     require_known(name.partition(".")[0])
     try:
         network: Any = timm.create_model(name, pretrained=True, num_classes=0, **_sized(name, size))
-    except Exception as error:  # of the network, the disk, or a server: timm lets all through
+    except Exception as error:  # timm passes on errors of the network, the disk and servers
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"timm has no weights of {name} here and could not get them ({reason}); give a file of "
-            f"weights and --network {name}"
+            f"timm has no local weights of {name} and could not download them ({reason}); give a "
+            f"file of weights and --network {name}"
         ) from None
     return _published(name, network)
 
 
 def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> Published:
-    """The network that these weights are of; without a name it is looked for among the ResNets.
+    """Build the network of these weights; without a name, find it among the ResNets.
 
-    torchvision's ResNets have timm's names for their weights. A classifier in the file is passed
-    over.
+    torchvision's ResNets have the same weight names as timm's. A classifier in the file is
+    ignored.
     """
-    cause = "there is nothing in the file"
+    cause = "the file is empty"
     for one in (name,) if name else RESNETS:
         require_known(one)
         options = _sized(one, size)
@@ -57,7 +56,7 @@ def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> 
         wrong = _misfit(wanted, state)
         if not wrong:
             network = timm.create_model(one, num_classes=0, **options)
-            # A count of steps, which old files lack and evaluation does not read.
+            # Old files lack the number of steps, which evaluation does not read.
             network.load_state_dict({k: state[k] for k in wanted if k in state}, strict=False)
             return _published(one, network)
         cause = f"{wrong} is " + (
@@ -73,7 +72,7 @@ def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> 
 
 
 def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """A weight that shows that these are another network's; a deeper ResNet has all of ours."""
+    """Return a weight that does not fit, or "". Deeper ResNets have all weights of shallow ones."""
     classifiers = ("fc.", "head.", "classifier.", "last_linear.")
     for key, value in wanted.items():
         if key not in state and not key.endswith("num_batches_tracked"):
@@ -84,7 +83,7 @@ def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
 
 
 def _sized(name: str, size: int) -> dict[str, Any]:
-    """What a network that sees images of one size only must be told."""
+    """Return the options of a network with a fixed input size."""
     with torch.device("meta"):
         known: Any = timm.create_model(name, num_classes=0)
     fixed = known.pretrained_cfg.get("fixed_input_size")
@@ -92,7 +91,7 @@ def _sized(name: str, size: int) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by their names in the network; nothing in the file is run."""
+    """Read tensors by name; no code in the file is executed."""
     try:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
@@ -100,7 +99,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    except Exception as error:  # torch.load: pickle's own, and whatever the file holds
+    except Exception as error:  # torch.load raises errors of pickle and of the content
         raise ValueError(
             f"{path} holds more than weights, or is damaged ({type(error).__name__}); save the "
             "network's state_dict alone"

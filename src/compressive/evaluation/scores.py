@@ -1,4 +1,4 @@
-"""From logits to records: the same figures for every classifier and every set."""
+"""Record the same scores for every classifier and every data set, from logits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,16 +7,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from compressive.evaluation.context import Classifier, EvalContext
 from compressive.evaluation.results import Results
-from compressive.metrics import confidence_bin, ece, hits
-
-Logits = Float[Tensor, "batch classes"]
-Labels = Int[Tensor, " batch"]
+from compressive.metrics import Labels, Logits, confidence_bin, ece, hits
 
 
-def per_class(right: Bool[Tensor, " batch"], labels: Labels) -> Float[Tensor, " batch"]:
-    """Values whose mean is the mean over classes, and spreads as it does: images of a rare class
-    weigh more, by how far each is from the mean of its class (the infinitesimal jackknife)."""
+def per_class_values(right: Bool[Tensor, " batch"], labels: Labels) -> Float[Tensor, " batch"]:
+    """Return values per image with the mean and the variance of the mean over classes.
+
+    Deviations from the mean of a rare class count more (the infinitesimal jackknife).
+    """
     hits, counts = right.double(), labels.bincount()
     present = (counts > 0).sum()
     recall = hits.new_zeros(len(counts)).index_add(0, labels, hits) / counts.clamp(min=1)
@@ -36,10 +36,10 @@ def add_scores(
     classes: Sequence[str] | None = None,
     images: str = "",
 ) -> float:
-    """Accuracy and calibration of a classifier's test logits; the top-1 accuracy.
+    """Record accuracy and calibration of test logits; return the top-1 accuracy.
 
-    Images of a class that is not `seen` in training are wrong, but left out of NLL, which is
-    infinite at the minimum.
+    Images of a class that is not `seen` in training are wrong. They are left out of the NLL,
+    which would be infinite.
     """
     logits, labels = logits.double().cpu(), labels.cpu()
     right = hits(logits, labels)
@@ -50,7 +50,7 @@ def add_scores(
         protocol = {**protocol, "left_out_of_nll": int((~known).sum())}
     values = {
         "top-1": right,
-        "mean per class": per_class(right, labels),
+        "mean per class": per_class_values(right, labels),
         "nll": -log_y[known],
         "brier": 1 - 2 * log_y.exp() + p.square().sum(1),
     }
@@ -68,7 +68,7 @@ def add_scores(
 def recall(
     hits: Bool[Tensor, " batch"], labels: Labels, classes: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Accuracy within each class that occurs, by its name."""
+    """Return the accuracy within each class that occurs, by its name."""
     found = {}
     for c in torch.unique(labels).tolist():
         name = classes[c] if classes is not None and c < len(classes) else str(c)
@@ -79,7 +79,7 @@ def recall(
 def reliability(
     p: Float[Tensor, "batch classes"], hits: Bool[Tensor, " batch"], bins: int = 15
 ) -> list[tuple[float, float, int]]:
-    """Mean confidence, accuracy and number of the images in each bin of confidence that has any."""
+    """Return mean confidence, accuracy and number of images of each bin that is not empty."""
     confidence = p.amax(1)
     bin_of = confidence_bin(confidence, bins)
     found = []
@@ -89,3 +89,21 @@ def reliability(
             mean, right = confidence[inside].mean(), hits[inside].double().mean()
             found.append((float(mean), float(right), int(inside.sum())))
     return found
+
+
+def add_test_scores(
+    context: EvalContext, task: str, classifier: Classifier, protocol: dict[str, Any]
+) -> None:
+    """Record the scores of a classifier on the test features of a context."""
+    test = context.features("test")
+    add_scores(
+        context.results,
+        task,
+        context.splits.name,
+        classifier(test.feats),
+        test.labels,
+        protocol,
+        seen=context.features("train").labels,
+        classes=context.splits.test.classes,
+        images=context.images("test", test.index),
+    )

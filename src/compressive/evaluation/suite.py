@@ -1,11 +1,10 @@
-"""Everything that the paper measures, on any encoder: suites of tasks, one record per number."""
+"""Evaluate an encoder: run a suite of tasks and write one record per number."""
 
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,34 +14,20 @@ from compressive.data.source import Source
 from compressive.data.sources import PYTHON, open_source
 from compressive.device import pick_device
 from compressive.distributed import rank, stop, world_size
-from compressive.evaluation.context import EvalContext
-from compressive.evaluation.dataset import STAND_IN, open_splits
-from compressive.evaluation.features import fingerprint as content_of_weights
-from compressive.evaluation.frozen_model import FrozenModel, open_subject
+from compressive.evaluation.context import EvalContext, TaskOptions
+from compressive.evaluation.dataset import open_splits
+from compressive.evaluation.features import network_fingerprint
+from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.evaluation.results import VALUES, Results, read
-from compressive.evaluation.tasks import classify, probing
+from compressive.evaluation.tasks import TASKS, select_tasks
 from compressive.evaluation.tasks.gallery import FILE as GALLERY
-from compressive.evaluation.tasks.gallery import gallery
-from compressive.evaluation.tasks.shifted import robustness, transfer
 from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
 
-_STANDARD = (
-    *("linear", "logistic", "knn", "few-label", "geometry"),
-    *("corruptions", "smoothness", "information", "gallery"),
-)
-_ELSEWHERE = ("transfer", "robustness")  # on sets of their own
-SUITES = {
-    "quick": ("logistic", "knn", "few-label", "geometry"),
-    "standard": _STANDARD,
-    "paper": (*_STANDARD, *_ELSEWHERE),
-}
-TASKS = SUITES["paper"]
-Task = Callable[[EvalContext], object]
-_SET = ("data", "train_images", "test_images", "classes")  # of the set in `about`
-_UNLABELED = ("geometry", "smoothness", "information", "gallery", "transfer")
+TaskFunction = Callable[[EvalContext], object]
+_OF_DATASET = ("data", "train_images", "test_images", "classes")  # keys of `results.about`
 
 
 def evaluate(
@@ -62,223 +47,226 @@ def evaluate(
     benchmark_root: Path | None = None,
     frost: Path | None = None,
     display: Display | None = None,
-    more: Mapping[str, Task] | None = None,
+    more: Mapping[str, TaskFunction] | None = None,
 ) -> tuple[Results, Path]:
-    """Judge an encoder; the results, and the folder that they were written to.
+    """Evaluate an encoder; return the results and the folder that they were written to.
 
-    A task that cannot be done here is left out and listed, and the others go on. What is done is
-    written after every task. `more` are tasks of your own, after the suite's or named in `tasks`.
-    `held_out` judges by a fifth of the training images and opens no test image: to choose by.
+    A task that is impossible here is skipped and listed. Results are written after every task.
+    `more` are your own tasks, which run after those of the suite, or if `tasks` names them.
+    `held_out` evaluates on a fifth of the training images and opens no test image, so that
+    hyperparameters can be tuned on the results.
     """
     more = more or {}
-    chosen = _chosen(suite, tasks, tuple(more))
-    for name, number in {
-        "size": size,
-        "max-images": max_images,
-        "epochs": epochs,
-        "seed": seed,
-    }.items():
-        if not 0 <= number < 2**32:
-            raise ValueError(f"--{name} must be 0 or more and below 2**32, got {number}")
-    benchmark_root = None if benchmark_root is None else benchmark_root.expanduser()
-    if benchmark_root is not None and not benchmark_root.is_dir():
-        raise ValueError(f"--benchmark-root {benchmark_root} is not a folder")
+    chosen = select_tasks(suite, tasks, tuple(more))
+    _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
+    benchmark_root = _existing_folder(benchmark_root)
     photographs = None if frost is None else load_frost(frost)
-    where = pick_device(device, called="--device")
-    subject = open_subject(place, where, network=network, size=size)
-    splits = open_splits(_place(subject, data), seed=seed, most=max_images, held_out=held_out)
-    splits = splits._replace(notes=(*splits.notes, *_seen_before(subject, splits.test)))
-    out = out or _default_out(place, HELD_OUT if held_out else EVALUATION)
+    torch_device = pick_device(device, called="--device")
+    model = open_model(place, torch_device, network=network, size=size)
+    splits = open_splits(_data_of(model, data), seed=seed, most=max_images, held_out=held_out)
+    splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
+    out = out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION)
     ensure_writable(out)
-    _require_own(out)
-    results = Results(subject.name, seed=seed, command=command())
+    _refuse_other_files(out)
+    results = Results(model.name, seed=seed, command=command())
     display = display or Display(quiet=rank() > 0)
-    with _alone(out), display:
-        exam = EvalContext(
-            subject,
+    with _locked(out), display:
+        context = EvalContext(
+            model,
             splits,
             results,
-            device=where,
+            device=torch_device,
             seed=seed,
             cache=out / "features",
             display=display,
+            options=TaskOptions(out, epochs, benchmark_root, photographs),
         )
-        results.about, results.set, results.of = _about(exam), splits.name, exam.content
-        if (out / RESULTS).is_file():
-            old = _of_the_same_kind(read(out), out, held_out)
-            _begin_with(old, exam, out, chosen, is_own=not data)
-        if world_size() > 1:
-            # Several processes extract features; the rest is for one.
-            for split in ("train", "test"):
-                exam.features(split)
-            is_first = rank() == 0
-            stop()
-            if not is_first:
-                exam.close()
-                return results, out
-        runners: dict[str, Callable[[], object]] = {
-            "linear": lambda: classify.linear(exam, epochs=epochs),
-            "logistic": lambda: classify.logistic_regression(exam),
-            "knn": lambda: classify.knn(exam),
-            "few-label": lambda: classify.few_label(exam, None if held_out else benchmark_root),
-            "geometry": lambda: probing.geometry(exam),
-            "corruptions": lambda: probing.corruptions(exam, frost=photographs, epochs=epochs),
-            "smoothness": lambda: probing.smoothness(exam),
-            "information": lambda: probing.information(exam),
-            "gallery": lambda: gallery(exam, out),
-            "transfer": lambda: transfer(exam, benchmark_root),
-            "robustness": lambda: robustness(exam, benchmark_root, epochs=epochs),
-            **{name: partial(task, exam) for name, task in more.items()},
-        }
         try:
-            for name in chosen:
-                _do(name, runners[name], exam)
-                if content_of_weights(subject.network) != results.about["weights"]:
-                    raise RuntimeError(f"weights or statistics of the network changed in {name}")
-                results.write(out)
+            _run_suite(context, chosen, more, out, is_own=not data)
         finally:
-            exam.close()
+            context.close()
     return results, out
 
 
-def _require_own(out: Path) -> None:
-    """Refuse a folder that has other things: later commands would take them for results."""
+def _run_suite(
+    context: EvalContext,
+    chosen: Sequence[str],
+    more: Mapping[str, TaskFunction],
+    out: Path,
+    *,
+    is_own: bool,
+) -> None:
+    """Run the tasks in order and write the results after each."""
+    results, network = context.results, context.model.network
+    results.about, results.set = _describe(context), context.splits.name
+    results.of = context.fingerprint
+    _keep_earlier_results(context, out, chosen, is_own=is_own)
+    if _is_done_by_another_process(context):
+        return
+    for name in chosen:
+        _run_task(name, more.get(name) or TASKS[name].load(), context)
+        if network_fingerprint(network) != results.about["weights"]:
+            raise RuntimeError(f"weights or statistics of the network changed in {name}")
+        results.write(out)
+
+
+def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
+    """Run a task, or list it as skipped."""
+    context.task, known = name, TASKS.get(name)
+    if known is not None and known.reads_test_sets and context.splits.held_out:
+        context.skip(f"{name}, which reads test images")
+        return
+    if known is not None and known.needs_labels and context.classes < 2:
+        context.skip(
+            f"{name}, which needs labels of two classes: {context.splits.name} has none "
+            "(--data DATA)"
+        )
+        return
+    context.display.say(f"{name} ...")
+    start = time.perf_counter()
+    try:
+        task(context)
+    except (ValueError, FileNotFoundError) as problem:
+        context.skip(f"{name}: {problem}")
+    context.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
+
+
+def _is_done_by_another_process(context: EvalContext) -> bool:
+    """Extract features with all processes; the first one does the rest alone."""
+    if world_size() == 1:
+        return False
+    for split in ("train", "test"):
+        context.features(split)
+    is_first = rank() == 0
+    stop()
+    return not is_first
+
+
+def _keep_earlier_results(
+    context: EvalContext, out: Path, chosen: Sequence[str], *, is_own: bool
+) -> None:
+    """Start with the records in `out` if they are of the same weights.
+
+    Raise ValueError if some of them could not be kept. If the data set is not the encoder's own,
+    the results keep the name of the earlier one.
+    """
+    if not (out / RESULTS).is_file():
+        return
+    old, results = read(out), context.results
+    _check_same_kind(old, out, context.splits.held_out)
+    if old.about.get("weights") != results.about["weights"]:
+        return
+    prepared = context.preprocessing()
+    if any(old.about.get(name, value) != value for name, value in prepared.items()):
+        lost, why = len(old.records), "--size"
+    else:
+        results.begin_with(old)
+        lost, why = len(old.records) - len(results.records), "--max-images, --data or --seed"
+    now = {f"{task} on {context.splits.name}" for task in chosen}
+    for text, place in old.skipped_in.items():
+        if place not in now:
+            context.skip(text, place)
+    if not is_own:
+        results.about |= {name: old.about[name] for name in _OF_DATASET if name in old.about}
+    if lost:
+        raise ValueError(
+            f"{out} has {lost} records of other images or of another size, which would be lost "
+            f"({why} differs); choose another --out, or delete {out / RESULTS}"
+        )
+
+
+def _check_same_kind(old: Results, out: Path, held_out: bool) -> None:
+    """Raise ValueError if one evaluation is on test images and the other on held-out images."""
+    was_held_out = bool(old.about.get("held_out"))
+    if was_held_out != held_out:
+        there, here = ("held-out", "test") if was_held_out else ("test", "held-out")
+        raise ValueError(
+            f"{out} has results on {there} images, but this evaluation is on {here} images; choose "
+            "another --out"
+        )
+
+
+def _describe(context: EvalContext) -> dict[str, object]:
+    """Describe the encoder, the data and the machine of the results."""
+    gpu = context.device.type == "cuda"
+    return {
+        "encoder": context.model.name,
+        "weights": network_fingerprint(context.model.network),
+        "held_out": context.splits.held_out,
+        **context.preprocessing(),
+        "data": context.splits.name,
+        "train_images": len(context.source("train")),
+        "test_images": len(context.source("test")),
+        "classes": context.classes,
+        "device": torch.cuda.get_device_name(context.device) if gpu else "cpu",
+        "torch": torch.__version__,
+    }
+
+
+def _check_range(**options: int) -> None:
+    for name, value in options.items():
+        if not 0 <= value < 2**32:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} must be 0 or more and below 2**32, got {value}")
+
+
+def _existing_folder(benchmark_root: Path | None) -> Path | None:
+    folder = None if benchmark_root is None else benchmark_root.expanduser()
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"--benchmark-root must be the folder with the data sets, got {folder}")
+    return folder
+
+
+def _data_of(model: FrozenModel, data: str) -> str:
+    """Return the data set to evaluate on: `data`, or that of the run."""
+    if data:
+        return data
+    if model.config is None:
+        raise ValueError(f"--data is needed: {model.name} does not say which images to use")
+    source = model.config.data.source
+    if source.startswith(PYTHON) or (Path(source).is_absolute() and not Path(source).exists()):
+        raise ValueError(
+            f"{model.name} was trained on {source}, which is not here; name the images to evaluate "
+            "on with --data"
+        )
+    return source
+
+
+def _trained_on_test(model: FrozenModel, test: Source) -> Iterator[str]:
+    """Yield a note if a run was trained on the split that it is evaluated on."""
+    data = None if model.config is None else model.config.data
+    if data is None or data.split == "train" or data.source.startswith(PYTHON):
+        return
+    with suppress(ValueError, OSError):  # the training data may be gone if --data is given
+        trained = open_source(data.source, data.split)
+        if any(trained.origin(i) == test.origin(0) for i in range(len(trained))):
+            yield f"the encoder was trained on these test images (data.split={data.split})"
+
+
+def _default_results_folder(place: str, kind: str) -> Path:
+    path = Path(place)
+    if path.is_dir():
+        return path / kind
+    name = path.name
+    if path.is_file():  # other folders may have a file of this name
+        name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
+    return Path("runs") / kind / name
+
+
+def _refuse_other_files(out: Path) -> None:
+    """Raise ValueError if `out` has other files, which later commands would take for results."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    hidden = {name for name in names if name.startswith(".")}  # of a write that was cut short, too
+    hidden = {name for name in names if name.startswith(".")}  # also of an interrupted write
     if RESULTS not in names and names - {"features", VALUES, GALLERY} - hidden:
         raise ValueError(f"{out} is not empty and holds no {RESULTS}; choose another --out")
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """The folder is this evaluation's until it ends; of two, each would lose what the other did."""
+def _locked(out: Path) -> Iterator[None]:
+    """Lock the folder: each of two evaluations would overwrite the records of the other."""
     held = acquire_lock(out) if rank() == 0 else None
     try:
         yield
     finally:
         if held is not None:
             os.close(held)
-
-
-def _begin_with(
-    old: Results, exam: EvalContext, out: Path, chosen: Sequence[str], *, is_own: bool
-) -> None:
-    """Keep what is there already of the same weights; refuse where it cannot stand beside this.
-
-    And the set that the results are known by, where this is not the encoder's own.
-    """
-    results = exam.results
-    if old.about.get("weights") != results.about["weights"]:
-        return
-    seen = exam.seen()
-    if any(old.about.get(name, words) != words for name, words in seen.items()):
-        lost, why = len(old.records), "--size"
-    else:
-        results.begin_with(old)
-        lost, why = len(old.records) - len(results.records), "--max-images, --data or --seed"
-    anew = {f"{task} on {exam.splits.name}" for task in chosen}
-    for text, place in old.skipped_in.items():
-        if place not in anew:
-            exam.skip(text, place)
-    if not is_own:
-        results.about |= {name: old.about[name] for name in _SET if name in old.about}
-    if lost:
-        raise ValueError(
-            f"{out} has {lost} figures of other images or of another size, which would be lost "
-            f"({why} differs); give another --out, or delete {out / RESULTS}"
-        )
-
-
-def _of_the_same_kind(old: Results, out: Path, held_out: bool) -> Results:
-    """What is there already, if it may stand beside what is asked for."""
-    # Older results say it by the name of their set alone.
-    was = old.about.get("held_out", str(old.about.get("data", "")).endswith(STAND_IN))
-    if was != held_out:
-        there, here = ("held-out", "test") if was else ("test", "held-out")
-        raise ValueError(
-            f"{out} has results of {there} images, and these are of {here} images; choose another "
-            "--out"
-        )
-    return old
-
-
-def _do(name: str, task: Callable[[], object], exam: EvalContext) -> None:
-    exam.task = name
-    if exam.splits.held_out and name in _ELSEWHERE:
-        exam.skip(f"{name}, which is on test images")
-        return
-    if exam.classes < 2 and name in TASKS and name not in _UNLABELED:
-        exam.skip(
-            f"{name}, which needs labels of two classes: {exam.splits.name} has none (--data DATA)"
-        )
-        return
-    exam.display.say(f"{name} ...")
-    start = time.perf_counter()
-    try:
-        task()
-    except (ValueError, FileNotFoundError) as problem:
-        exam.skip(f"{name}: {problem}")
-    exam.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
-
-
-def _chosen(suite: str, tasks: Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
-    if suite not in SUITES:
-        raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
-    known = tuple(dict.fromkeys(TASKS + more))
-    unknown = [name for name in tasks if name not in known]
-    if unknown:
-        raise ValueError(f"--tasks takes some of {', '.join(known)}, got {unknown[0]!r}")
-    return tuple(name for name in known if name in (tasks or SUITES[suite] + more))
-
-
-def _place(subject: FrozenModel, data: str) -> str:
-    if data:
-        return data
-    if subject.config is None:
-        raise ValueError(f"say with --data which images {subject.name} is to be judged by")
-    source = subject.config.data.source
-    if source.startswith(PYTHON) or (Path(source).is_absolute() and not Path(source).exists()):
-        raise ValueError(
-            f"{subject.name} was trained on {source}, which is not here; say with --data which "
-            "images it is to be judged by"
-        )
-    return source
-
-
-def _seen_before(subject: FrozenModel, test: Source) -> Iterator[str]:
-    """A note where a run was trained on the very split that it is judged by."""
-    data = None if subject.config is None else subject.config.data
-    if data is None or data.split == "train" or data.source.startswith(PYTHON):
-        return
-    with suppress(ValueError, OSError):  # it may be gone, and another set is judged by
-        trained = open_source(data.source, data.split)
-        if any(trained.origin(i) == test.origin(0) for i in range(len(trained))):
-            yield f"the encoder was trained on these test images (data.split={data.split})"
-
-
-def _default_out(place: str, kind: str) -> Path:
-    path = Path(place)
-    if path.is_dir():
-        return path / kind
-    name = path.name
-    if path.is_file():  # there may be many of that name
-        name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
-    return Path("runs") / kind / name
-
-
-def _about(exam: EvalContext) -> dict[str, object]:
-    """What the numbers are of."""
-    gpu = exam.device.type == "cuda"
-    return {
-        "encoder": exam.subject.name,
-        "weights": content_of_weights(exam.subject.network),
-        "held_out": exam.splits.held_out,
-        "sha256": exam.subject.sha256,
-        **exam.seen(),
-        "data": exam.splits.name,
-        "train_images": len(exam.source("train")),
-        "test_images": len(exam.source("test")),
-        "classes": exam.classes,
-        "device": torch.cuda.get_device_name(exam.device) if gpu else "cpu",
-        "torch": torch.__version__,
-    }

@@ -16,7 +16,7 @@ _SMALL_BOOTSTRAP: SettingSources = {
     "optim.weight_decay": (5e-4, "lightly's"),
 }
 
-# With beta = 1 (the paper's) from the start, z became constant within 300 steps: 0.02 reducible nats,
+# With beta = 1 from the start, as in the paper, z became constant within 300 steps: 0.02 nats,
 # the loss of a decoder that knows only the mean direction. See docs/log.md.
 _RISING: SettingSources = {
     "bottleneck.schedule": ("linear", "ours: with beta=1 from the start z is constant"),

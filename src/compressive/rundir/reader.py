@@ -1,8 +1,8 @@
 """Read run folders without torch, whether complete, unfinished or damaged."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from compressive.rundir.files import (
     RESULTS,
     STEP,
 )
+from compressive.rundir.fingerprint import file_fingerprint
 from compressive.rundir.gallery_file import read_gallery
 from compressive.rundir.metrics_log import STOPPED, read_metrics
 from compressive.rundir.records import Record, ResultsFile, finite_number, read_results
@@ -144,11 +145,11 @@ def results_of(run: Path, *, held_out: bool = False) -> Path:
 
 def of_other_weights(run: Path, about: Mapping[str, Any]) -> str:
     """Return a line if results with this "about" are not of the run's present encoder, else ""."""
-    digest, path = about.get("sha256"), run / ENCODER
-    if not digest or not path.is_file():
+    evaluated, path = about.get("weights"), run / ENCODER
+    if not evaluated or not path.is_file():
         return ""
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+    with suppress(SafetensorError):
+        if file_fingerprint(path) == evaluated:
             return ""
     return f"results.json: of other weights than {path.name} has now; evaluate the run again"
 

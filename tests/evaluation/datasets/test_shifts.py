@@ -43,7 +43,7 @@ def test_wnids_are_needed_sorted_and_complete(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be ImageNet's 1000, sorted"):
         open_shift("imagenet-a", tmp_path, WNIDS[::-1])
     put(tmp_path / "imagenet-a" / "n99999999" / "x.jpg")
-    with pytest.raises(ValueError, match="n99999999, which is none of 1000 classes"):
+    with pytest.raises(ValueError, match=r"n99999999.*1000 classes"):
         open_shift("imagenet-a", tmp_path, WNIDS)
 
 

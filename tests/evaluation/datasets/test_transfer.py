@@ -266,7 +266,7 @@ def test_a_dataset_that_is_missing_is_one_line(tmp_path: Path, name: str) -> Non
         open_transfer(name, tmp_path)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith(f"{name} is not in {tmp_path}, or not whole: ")
+    assert message.startswith(f"{name} is missing or incomplete in {tmp_path}: ")
     assert DATASETS[name].layout in message
     assert DATASETS[name].files in message
     for host in ("http", "www", ".com", ".edu", ".org"):
@@ -283,7 +283,7 @@ def test_a_dataset_without_its_lists_is_missing(tmp_path: Path, name: str) -> No
         shutil.rmtree(tmp_path / "caltech101" / "101_ObjectCategories" / "Faces")
         assert "2 classes; in the paper" in open_transfer(name, tmp_path).notes[-1]
         return
-    with pytest.raises(FileNotFoundError, match=f"{name} is not in .*, or not whole"):
+    with pytest.raises(FileNotFoundError, match=f"^{name} is missing"):
         open_transfer(name, tmp_path)
 
 
@@ -291,7 +291,7 @@ def test_lists_that_name_what_is_not_there_are_one_line(tmp_path: Path) -> None:
     sun397(tmp_path)
     lines = tmp_path / "SUN397" / "Partitions" / "Training_01.txt"
     lines.write_text(lines.read_text() + "/c/cafe/sun_0001.jpg\n")
-    words = f"^sun397 in {tmp_path} is damaged or of another kind: KeyError '/c/cafe'$"
+    words = f"^sun397 in {tmp_path} .* KeyError '/c/cafe'$"
     with pytest.raises(ValueError, match=words):
         open_transfer("sun397", tmp_path)
 
@@ -389,7 +389,7 @@ def test_without_scipy_the_error_says_what_to_install(
 ) -> None:
     MAKERS[name](tmp_path)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(ValueError, match=r"scipy must be installed: pip install scipy$"):
+    with pytest.raises(ValueError, match=r"pip install scipy$"):
         open_transfer(name, tmp_path)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from colored_images import paint
-from eval_contexts import Mean, exam_of
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors import safe_open
@@ -18,16 +17,17 @@ from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits
 from sklearn.manifold import TSNE, trustworthiness
 from tiny import noise, photos, silent, tiny
+from tiny_context import Mean, context_of
 
 from compressive.augment.ops import augment_pair
 from compressive.config import Config
 from compressive.data.source import Source
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.dataset import open_splits
-from compressive.evaluation.frozen_model import FrozenModel, open_subject
+from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.evaluation.results import Results
-from compressive.evaluation.tasks.gallery import gallery
-from compressive.evaluation.tasks.tsne import _gradient, joint_probabilities, tsne
+from compressive.evaluation.tasks.gallery import write_gallery
+from compressive.evaluation.tasks.tsne import joint_probabilities, kl_gradient, tsne
 from compressive.rng import image_keys
 from compressive.train.loop import pretrain
 from compressive.train.step import view_pair
@@ -46,7 +46,7 @@ def picture(source: Source, place: int) -> NDArray[np.generic]:
 
 
 @pytest.fixture(scope="module")
-def exam(tmp_path_factory: pytest.TempPathFactory) -> EvalContext:
+def context(tmp_path_factory: pytest.TempPathFactory) -> EvalContext:
     """Of a run with augmentations of its own, on images as large as the network takes them."""
     folder = tmp_path_factory.mktemp("gallery")
     paint(folder / "data" / "train", seed=0, each=20)
@@ -58,17 +58,17 @@ def exam(tmp_path_factory: pytest.TempPathFactory) -> EvalContext:
         "views.crop_scale_min=0.5",
     )
     pretrain(tiny(f"data.source={folder / 'data'}", *changes), folder / "run", display=silent())
-    subject = open_subject(str(folder / "run"), torch.device("cpu"))
+    model = open_model(str(folder / "run"), torch.device("cpu"))
     splits = open_splits(str(folder / "data"), seed=0)
-    return EvalContext(subject, splits, Results("run"), device=torch.device("cpu"))
+    return EvalContext(model, splits, Results("run"), device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def shown(
-    exam: EvalContext, tmp_path_factory: pytest.TempPathFactory
+    context: EvalContext, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Arrays, dict[str, str]]:
     folder = tmp_path_factory.mktemp("evaluation")
-    path = gallery(exam, folder, rows=5, pairs=2, neighbors=4)
+    path = write_gallery(context, folder, rows=5, pairs=2, neighbors=4)
     assert path == folder / "gallery.safetensors"
     assert [path] == list(folder.iterdir())
     return read(path)
@@ -90,25 +90,25 @@ def test_the_file_holds_what_the_report_expects(shown: tuple[Arrays, dict[str, s
 
 
 def test_images_are_spread_over_the_set_and_shown_as_they_are(
-    exam: EvalContext, shown: tuple[Arrays, dict[str, str]]
+    context: EvalContext, shown: tuple[Arrays, dict[str, str]]
 ) -> None:
     """The central crop of an image that is as large as the network takes it is all of it."""
     arrays, _ = shown
     for row, place in enumerate((0, 8, 17, 26, 35)):
-        expected = picture(exam.splits.test, place)
+        expected = picture(context.splits.test, place)
         np.testing.assert_array_equal(arrays["query"][row], expected)
         np.testing.assert_array_equal(arrays["views"][row, 0], expected)
         assert arrays["query_label"][row] == place // 12
 
 
 def test_pairs_are_the_views_of_the_runs_own_augmentations(
-    exam: EvalContext, shown: tuple[Arrays, dict[str, str]]
+    context: EvalContext, shown: tuple[Arrays, dict[str, str]]
 ) -> None:
     """Against what networks get, with ImageNet's mean and deviation taken out again."""
     views = shown[0]["views"].astype(float)
-    assert exam.subject.config is not None
+    assert context.model.config is not None
     place = torch.tensor([0, 8, 17, 26, 35])
-    (batch,) = exam.some("test", place)
+    (batch,) = context.batches_at("test", place)
 
     def made(config: Config, first: int) -> NDArray[np.floating]:
         number = torch.tensor([first] * 5 + [first + 1] * 5)
@@ -121,23 +121,23 @@ def test_pairs_are_the_views_of_the_runs_own_augmentations(
     for first in (0, 2):
         theirs = views[:, 1 + first : 3 + first]
         # Half a byte of rounding, and some float32.
-        np.testing.assert_allclose(theirs, made(exam.subject.config, first), atol=0.51)
+        np.testing.assert_allclose(theirs, made(context.model.config, first), atol=0.51)
         assert np.abs(theirs - made(Config(), first)).mean() > 10
     assert np.abs(views[:, 1:3] - views[:, 3:5]).mean() > 5, "each pair is another"
 
 
 def test_neighbors_are_the_nearest_by_a_naive_loop(
-    exam: EvalContext, shown: tuple[Arrays, dict[str, str]]
+    context: EvalContext, shown: tuple[Arrays, dict[str, str]]
 ) -> None:
     arrays, _ = shown
-    train, test = (exam.features(split).feats.double().numpy() for split in ("train", "test"))
-    labels = exam.splits.train.labels
+    train, test = (context.features(split).feats.double().numpy() for split in ("train", "test"))
+    labels = context.splits.train.labels
     assert labels is not None
     for row, place in enumerate((0, 8, 17, 26, 35)):
         query = test[place]
         cosine = [query @ x / math.sqrt((query @ query) * (x @ x)) for x in train]
         for rank, best in enumerate(np.argsort(cosine)[::-1][:4]):
-            expected = picture(exam.splits.train, int(best))
+            expected = picture(context.splits.train, int(best))
             np.testing.assert_array_equal(arrays["neighbors"][row, rank], expected)
             assert arrays["neighbor_label"][row, rank] == labels[best]
 
@@ -146,19 +146,21 @@ def test_points_of_a_map_carry_their_own_labels_and_are_few_if_asked(tmp_path: P
     """Mean colors tell the three classes surely, so neighbors on the map are of one class."""
     paint(tmp_path / "train", seed=0, each=4)
     paint(tmp_path / "test", seed=1, each=20)
-    arrays, about = read(gallery(exam_of(tmp_path), tmp_path / "out", most=40))
+    arrays, about = read(write_gallery(context_of(tmp_path), tmp_path / "out", most=40))
     assert "40 of 60" in about["map_method"]
     apart = cdist(arrays["map"], arrays["map"]) + np.diag([np.inf] * 40)
     assert (arrays["map_label"][apart.argmin(1)] == arrays["map_label"]).all()
     assert set(arrays["map_label"].tolist()) == {0, 1, 2}
-    few, about = read(gallery(exam_of(tmp_path), tmp_path / "few", most=3))
+    few, about = read(write_gallery(context_of(tmp_path), tmp_path / "few", most=3))
     assert "map" not in few
     assert "map_method" not in about
 
 
 def test_images_without_labels_or_a_config_are_shown_too(tmp_path: Path) -> None:
     """30 images: 24 train, 6 test, fewer than rows and neighbors asked for."""
-    arrays, about = read(gallery(exam_of(photos(tmp_path / "flat", 30)), tmp_path, neighbors=50))
+    arrays, about = read(
+        write_gallery(context_of(photos(tmp_path / "flat", 30)), tmp_path, neighbors=50)
+    )
     assert arrays["views"].shape == (6, 7, 16, 16, 3)
     assert arrays["neighbors"].shape == (6, 24, 16, 16, 3)
     for name in ("query_label", "neighbor_label", "map_label"):
@@ -171,10 +173,10 @@ def test_an_image_that_cannot_be_read_shifts_no_other(tmp_path: Path) -> None:
     paint(tmp_path / "test", seed=1, each=2)
     for split, place in (("train", "class0/0-0-1.png"), ("test", "class1/1-1-0.png")):
         (tmp_path / split / place).write_bytes(b"no image")
-    subject = FrozenModel(name="mean", network=Mean().eval(), size=20)
+    model = FrozenModel(name="mean", network=Mean().eval(), size=20)
     splits = open_splits(str(tmp_path), seed=0)
-    exam = EvalContext(subject, splits, Results("mean"), device=torch.device("cpu"))
-    arrays, _ = read(gallery(exam, tmp_path / "out", neighbors=11))
+    context = EvalContext(model, splits, Results("mean"), device=torch.device("cpu"))
+    arrays, _ = read(write_gallery(context, tmp_path / "out", neighbors=11))
     for row, place in enumerate((0, 1, 3, 4, 5)):
         np.testing.assert_array_equal(arrays["query"][row], picture(splits.test, place))
     assert arrays["query_label"].tolist() == [0, 0, 1, 2, 2]
@@ -187,10 +189,10 @@ def test_large_images_are_shrunk_by_averages(tmp_path: Path) -> None:
         (tmp_path / split / "a").mkdir(parents=True)
         for i in range(count):
             noise(192, 192, seed=i).save(tmp_path / split / "a" / f"{i}.png")
-    subject = FrozenModel(name="mean", network=Mean().eval(), size=192)
+    model = FrozenModel(name="mean", network=Mean().eval(), size=192)
     splits = open_splits(str(tmp_path), seed=0)
-    exam = EvalContext(subject, splits, Results("mean"), device=torch.device("cpu"), share=1.0)
-    arrays, _ = read(gallery(exam, tmp_path / "out", pairs=1))
+    context = EvalContext(model, splits, Results("mean"), device=torch.device("cpu"), share=1.0)
+    arrays, _ = read(write_gallery(context, tmp_path / "out", pairs=1))
     assert arrays["views"].shape == (1, 3, 96, 96, 3)
     pixels = picture(splits.test, 0).reshape(96, 2, 96, 2, 3).mean((1, 3))
     np.testing.assert_allclose(arrays["query"][0], pixels, atol=0.51)  # rounding
@@ -198,7 +200,7 @@ def test_large_images_are_shrunk_by_averages(tmp_path: Path) -> None:
 
 def test_no_rows_no_pairs_and_no_neighbors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 or more, got 8, 0, 8"):
-        gallery(exam_of(photos(tmp_path / "flat", 10)), tmp_path, pairs=0)
+        write_gallery(context_of(photos(tmp_path / "flat", 10)), tmp_path, pairs=0)
 
 
 def digits(begin: int, end: int) -> NDArray[np.floating]:
@@ -241,7 +243,7 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
     off = ~torch.eye(60, dtype=torch.bool)
     divergence = (p[off] * (p[off] / (near / near.sum())[off]).log()).sum()
     (expected,) = torch.autograd.grad(divergence, y)
-    torch.testing.assert_close(_gradient(p, y.detach(), 1.0), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(kl_gradient(p, y.detach(), 1.0), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_maps_are_as_good_as_scikit_learns() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,24 @@ import torch.nn.functional as F
 from exact import ratio
 from scipy import special
 from tiny import tiny
+from tiny_context import context_of, place
 from torch import Tensor, nn
 
 from compressive.augment.ops import augment
 from compressive.augment.params import paper_views
-from compressive.config import METHODS, is_compressed, is_contrastive
+from compressive.config import METHODS, is_compressed
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
-from compressive.evaluation.tasks.information import direction_of, information, mean
-from compressive.evaluation.tasks.smoothness import PERTURBATIONS, keyed_sample, smoothness
+from compressive.evaluation.frozen_model import mean_direction
+from compressive.evaluation.tasks import information
+from compressive.evaluation.tasks.information import measure_information
+from compressive.evaluation.tasks.smoothness import PERTURBATIONS, keyed_sample, measure_smoothness
 from compressive.methods import Bootstrap, Contrastive, build
 from compressive.objectives import csimclr_loss
 from compressive.rng import image_keys
 
 BOOTSTRAPS = ("c-byol", "c-simsiam")
+INFO_NCE = ("simclr", "c-simclr", "moco-v3", "c-moco-v3")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE, COUNT = 16, 6
@@ -63,7 +68,7 @@ def views(batch: Batch, seed: int = 0, draw: int = 0) -> list[Tensor]:
 
 def of(method, batches: list[Batch] | None = None, **settings) -> Any:
     batches = [held()] if batches is None else batches
-    return information(method, batches, PAIR, **{"size": SIZE, **settings})
+    return measure_information(method, batches, PAIR, **{"size": SIZE, **settings})
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None:
@@ -120,19 +125,18 @@ def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
     method = made(name, *(mode if is_compressed(config) else []))
     found = of(method)
     with torch.no_grad():
-        step = method.eval()(*views(held()))
-    compared = {}
+        step = method.eval()(views(held()), 1.0)
+    compared = set()
     for field in ("positive_cosine", "residual", "reducible_residual", "predictive"):
         values, expected = getattr(found, field), getattr(step, field)
         assert (values is None) == (expected is None)
         if values is not None:
             assert len(values) == COUNT
             close(values.mean(), expected)
-            compared[field] = mean(values)
-    assert found.means() == compared
-    assert ("predictive" in compared) == is_contrastive(config)
+            compared.add(field)
+    assert ("predictive" in compared) == (name in INFO_NCE)
     assert ("residual" in compared) == ("reducible_residual" in compared) == is_compressed(config)
-    assert (found.bound is None) == (not is_contrastive(config))
+    assert (found.bound is None) == (name not in INFO_NCE)
 
 
 @pytest.mark.parametrize("name", ["c-simclr", "c-moco-v3", "c-byol", "c-simsiam"])
@@ -140,7 +144,7 @@ def test_the_residual_is_the_expectation_over_z(name: str) -> None:
     """What a step has at residual_estimator=analytic, though the method samples in training."""
     found = of(made(name))
     with torch.no_grad():
-        step = made(name, "bottleneck.residual_estimator=analytic").eval()(*views(held()))
+        step = made(name, "bottleneck.residual_estimator=analytic").eval()(views(held()), 1.0)
     close(found.residual.mean(), step.residual)
 
 
@@ -233,16 +237,9 @@ def test_one_seed_repeats_and_leaves_the_generator_alone() -> None:
 def test_how_the_views_were_made_is_recorded() -> None:
     """Nats of weaker augmentations are other nats."""
     weaker = paper_views(crop_scale_min=0.9)
-    found = information(made("simclr"), [held()], weaker, size=SIZE)
+    found = measure_information(made("simclr"), [held()], weaker, size=SIZE)
     assert found.protocol["views"] == [asdict(view) for view in weaker]
     assert [view["crop_scale_min"] for view in of(made("simclr")).protocol["views"]] == [0.08, 0.08]
-
-
-def test_mean_and_standard_error_are_numpys() -> None:
-    values = np.random.default_rng(0).normal(size=50)
-    found = mean(torch.from_numpy(values))
-    assert found.value == pytest.approx(values.mean(), rel=1e-12)
-    assert found.error == pytest.approx(values.std(ddof=1) / math.sqrt(50), rel=1e-12)
 
 
 def test_bfloat16_networks_give_float32_nats() -> None:
@@ -264,7 +261,7 @@ def test_nothing_changes(name: str) -> None:
     assert len(set(modes)) == 2
     before = {key: value.clone() for key, value in method.state_dict().items()}
     of(method)
-    direction_of(method)(views(held())[0])
+    mean_direction(method)(views(held())[0])
     assert [part.training for part in method.modules()] == modes
     for key, value in method.state_dict().items():
         assert torch.equal(value, before[key]), key
@@ -294,7 +291,7 @@ def test_a_change_of_any_buffer_is_found_and_modes_are_restored() -> None:
 def test_directions_are_where_z_is_drawn(name: str) -> None:
     method = made(name)
     x = views(held())[0]
-    found = direction_of(method)(x)
+    found = mean_direction(method)(x)
     assert method.training
     with torch.no_grad():
         expected = method.eval().projection(method.encoder(x))
@@ -306,7 +303,7 @@ def test_directions_are_where_z_is_drawn(name: str) -> None:
 
 
 def test_directions_feed_the_smoothness() -> None:
-    found = smoothness(direction_of(made("c-simclr")), [held()], size=SIZE)
+    found = measure_smoothness(mean_direction(made("c-simclr")), [held()], size=SIZE)
     assert list(found.local) == [each.name for each in PERTURBATIONS]
     assert all(local.mean > 0 and local.dropped == 0 for local in found.local.values())
 
@@ -318,4 +315,43 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="batches must hold one image or more"):
         of(method, [])
     with pytest.raises(ValueError, match="both views must be antialiased or neither"):
-        information(method, [held()], (PAIR[0], replace(PAIR[1], antialias=True)), size=SIZE)
+        measure_information(
+            method, [held()], (PAIR[0], replace(PAIR[1], antialias=True)), size=SIZE
+        )
+
+
+def test_pairs_of_the_meter_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    place(tmp_path, {"a": 3, "b": 3}, {"a": 3, "b": 3})
+    config = tiny("method=c-simclr")
+    values = []
+    for seed in (0, 3):
+        torch.manual_seed(0)
+        context = context_of(tmp_path, method=build(config).eval(), config=config)
+        context.seed = seed
+        information.run(context)
+        found = {r.metric: r for r in context.results.records}
+        assert found["reducible_residual"].protocol["seed"] == seed
+        values.append(found["positive_cosine"].value)
+        context.close()
+    assert values[0] != values[1]
+
+
+def test_candidates_of_the_meter_are_of_all_classes_however_a_folder_is_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches of four: in the order of the names each would be of one class."""
+    place(tmp_path, {"a": 4, "b": 4, "c": 4}, {"a": 4, "b": 4, "c": 4})
+    seen: list[list[int]] = []
+
+    def watched(method: Any, batches: Any, *_: Any, **settings: Any) -> Any:
+        whole = list(batches)
+        seen.extend(batch.label.tolist() for batch in whole)
+        return measure_information(method, whole, *_, **settings)
+
+    monkeypatch.setattr(information, "measure_information", watched)
+    config = tiny("method=c-simclr")
+    context = context_of(tmp_path, method=build(config).eval(), config=config)
+    information.run(context, batch_size=4)
+    context.close()
+    assert sorted(label for labels in seen for label in labels) == [0] * 4 + [1] * 4 + [2] * 4
+    assert all(len(set(labels)) > 1 for labels in seen)

@@ -6,6 +6,7 @@ Longer than 300 lines: the eight operators and the estimate are written out once
 import colorsys
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,29 @@ import torch
 from exact import CosineLaw, ratio
 from scipy import integrate
 from scipy import stats as scipy_stats
+from tiny import noise, tiny
+from tiny_context import Mean, context_of, place
 from torch import Tensor
 from torch.nn.functional import normalize as unit
 
 from compressive.augment.ops import MEAN, STD
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.context import EvalContext
+from compressive.evaluation.dataset import open_splits
+from compressive.evaluation.frozen_model import FrozenModel, mean_direction
+from compressive.evaluation.results import Results
+from compressive.evaluation.tasks import smoothness
 from compressive.evaluation.tasks.smoothness import (
     PERTURBATIONS,
-    Local,
+    LocalEstimates,
     Smoothness,
     histogram,
     keyed_sample,
+    measure_smoothness,
     perturb,
-    smoothness,
 )
+from compressive.methods import build
 from compressive.rng import image_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,7 +67,7 @@ def network(side: int = SIZE, dim: int = DIM):
 
 def measured(images: Tensor | None = None, **settings) -> Smoothness:
     images = pictures() if images is None else images
-    return smoothness(network(), [batch(images)], **{"size": SIZE, **settings})
+    return measure_smoothness(network(), [batch(images)], **{"size": SIZE, **settings})
 
 
 # Operators, one pixel at a time
@@ -143,7 +152,7 @@ def test_squared_is_the_divergence_of_two_circular_distributions() -> None:
         return torch.stack([angle.cos(), angle.sin()], 1)
 
     flat = torch.full((1, 3, SIZE, SIZE), 102, dtype=torch.uint8)  # 0.4, then 0.8
-    found = smoothness(direction, [batch(flat)], size=SIZE, kappa=20.0).local["brightness+"]
+    found = measure_smoothness(direction, [batch(flat)], size=SIZE, kappa=20.0).local["brightness+"]
     start, end = np.mean((0.4 - np.array(MEAN)) / STD), np.mean((0.8 - np.array(MEAN)) / STD)
     p, q = stats.vonmises(20.0, start), stats.vonmises(20.0, end)
     kl, _ = integrate.quad(
@@ -155,8 +164,8 @@ def test_squared_is_the_divergence_of_two_circular_distributions() -> None:
 def test_the_mean_of_z_gives_the_divergence_and_the_mode_more() -> None:
     """A_256(1024) = 0.8832 of the mode's value, to the four digits of the specification."""
     direction, images = network(dim=256), [batch(pictures())]
-    mode = smoothness(direction, images, size=SIZE)
-    mean = smoothness(direction, images, size=SIZE, z="mean")
+    mode = measure_smoothness(direction, images, size=SIZE)
+    mean = measure_smoothness(direction, images, size=SIZE, z="mean")
     for name in NAMES:
         share = mean.local[name].value / mode.local[name].value
         np.testing.assert_allclose(share, ratio(256, 1024), rtol=1e-9)
@@ -169,7 +178,9 @@ def test_estimates_grow_with_kappa_and_not_with_the_length_of_directions() -> No
     for other, factor in ((measured(kappa=300.0).local, 3.0), (measured(kappa=1.0).local, 0.01)):
         for name in NAMES:
             np.testing.assert_allclose(other[name].value, factor * once[name].value, rtol=1e-12)
-    scaled = smoothness(lambda x: 7 * network()(x), [batch(pictures())], size=SIZE, kappa=100.0)
+    scaled = measure_smoothness(
+        lambda x: 7 * network()(x), [batch(pictures())], size=SIZE, kappa=100.0
+    )
     np.testing.assert_allclose(scaled.local["hue+"].value, once["hue+"].value, rtol=1e-9)
 
 
@@ -190,7 +201,7 @@ def test_small_changes_are_not_lost_in_rounding() -> None:
         return torch.stack([torch.ones_like(gray), 1e-4 * gray], 1)
 
     flat = torch.full((1, 3, SIZE, SIZE), 102, dtype=torch.uint8)  # 0.4, then 0.8
-    local = smoothness(direction, [batch(flat)], size=SIZE, kappa=1.0).local["brightness+"]
+    local = measure_smoothness(direction, [batch(flat)], size=SIZE, kappa=1.0).local["brightness+"]
     change = 0.4 * np.mean(1 / np.array(STD)) * 1e-4
     expected = 0.5 * change**2 / math.sqrt(3 * SIZE**2 * 0.16)  # angle^2 / 2
     assert 0.5 * change**2 < 2e-8
@@ -203,7 +214,7 @@ def test_images_that_do_not_change_are_dropped_and_counted() -> None:
     white, black = torch.full((2, 1, 3, 40, 40), 255, dtype=torch.uint8)
     flat = torch.tensor([200, 100, 37], dtype=torch.uint8)[None, :, None, None].expand_as(gray)
     images = torch.cat([gray, white, 0 * black, flat, pictures(1, 40)])
-    found = smoothness(network(33), [batch(images)], size=33).local
+    found = measure_smoothness(network(33), [batch(images)], size=33).local
     kept = {name: local.index.tolist() for name, local in found.items()}
     assert kept == {
         "brightness+": [0, 2, 3, 4],
@@ -230,10 +241,10 @@ def test_nothing_left_is_no_number() -> None:
 def test_batches_and_canvases_change_nothing(z) -> None:
     images = pictures(7, 20)[:, :, :16, :18]
     canvas = torch.nn.functional.pad(images, (0, 6, 0, 8))
-    whole = smoothness(network(12), [batch(images)], size=12, z=z).local
+    whole = measure_smoothness(network(12), [batch(images)], size=12, z=z).local
     parts = [batch(canvas[i:j], i, 16, 18) for i, j in ((0, 1), (1, 5), (5, 7))]
-    split = smoothness(network(12), parts, size=12, z=z).local
-    other = smoothness(network(12), parts, size=12, z=z, seed=1).local
+    split = measure_smoothness(network(12), parts, size=12, z=z).local
+    other = measure_smoothness(network(12), parts, size=12, z=z, seed=1).local
     for name in NAMES:
         for one, same in zip(whole[name][:4], split[name][:4], strict=True):
             np.testing.assert_allclose(one, same, rtol=1e-4)  # pixels in float32, see above
@@ -249,8 +260,8 @@ def test_bfloat16_is_asked_of_the_network_only() -> None:
         seen.add(out.dtype)
         return out
 
-    plain = smoothness(direction, [batch(pictures())], size=SIZE)
-    half = smoothness(direction, [batch(pictures())], size=SIZE, precision=torch.bfloat16)
+    plain = measure_smoothness(direction, [batch(pictures())], size=SIZE)
+    half = measure_smoothness(direction, [batch(pictures())], size=SIZE, precision=torch.bfloat16)
     assert seen == {torch.float32, torch.bfloat16}
     assert half.protocol["precision"] == "bfloat16"
     for name in ("brightness-", "contrast+"):
@@ -294,39 +305,30 @@ def test_keyed_samples_have_the_law_of_vmf(dim: int, kappa: float) -> None:
 
 
 def test_histogram_is_numpys() -> None:
-    """Common bins; numpy's density is of the values within them, ours of all."""
+    """The density of numpy is of the values within the bins, ours of all."""
     rng = np.random.default_rng(0)
-    a, b = rng.gamma(2, 0.1, 5000), rng.gamma(2, 0.2, 3000)
-    found = histogram(torch.from_numpy(a), torch.from_numpy(b).float())
-    top = np.percentile(a, 99.5)
-    assert len(found.edges) == 101
-    assert found.second is not None
-    assert found.second_beyond is not None
-    for values, density, beyond in (
-        (a, found.first, found.first_beyond),
-        (b.astype(np.float32), found.second, found.second_beyond),
-    ):
-        theirs, edges = np.histogram(values, 100, (0, top), density=True)
-        np.testing.assert_allclose(found.edges, edges, rtol=1e-12)
-        assert beyond == pytest.approx((values > top).mean(), rel=1e-12)
-        np.testing.assert_allclose(density, theirs * (1 - beyond), rtol=1e-9)
-        area = (density * found.edges.diff()).sum().item()
-        assert area + beyond == pytest.approx(1, rel=1e-9)
-    assert found.first_beyond == pytest.approx(0.005, abs=1 / 5000)
-    assert found.second_beyond > 0.05
+    values = rng.gamma(2, 0.1, 5000)
+    edges, density, beyond = histogram(torch.from_numpy(values))
+    top = np.percentile(values, 99.5)
+    assert len(edges) == 101
+    theirs, their_edges = np.histogram(values, 100, (0, top), density=True)
+    np.testing.assert_allclose(edges, their_edges, rtol=1e-12)
+    assert beyond == pytest.approx((values > top).mean(), rel=1e-12)
+    np.testing.assert_allclose(density, theirs * (1 - beyond), rtol=1e-9)
+    assert (density * edges.diff()).sum().item() + beyond == pytest.approx(1, rel=1e-9)
+    assert beyond == pytest.approx(0.005, abs=1 / 5000)
 
 
 def test_histogram_of_one_set_of_zeros_and_of_some_bins() -> None:
     zeros = histogram(torch.zeros(4), bins=10)
-    assert zeros.first.tolist() == [10.0] + [0.0] * 9  # all in the first of 10 bins on [0, 1]
-    assert (zeros.second, zeros.second_beyond) == (None, None)
-    assert len(histogram(torch.rand(9), bins=3).first) == 3
+    assert zeros.density.tolist() == [10.0] + [0.0] * 9  # all in the first of 10 bins on [0, 1]
+    assert len(histogram(torch.rand(9), bins=3).density) == 3
 
 
 def test_a_direction_that_never_moves_is_perfectly_smooth() -> None:
-    found = smoothness(lambda x: torch.ones(len(x), 4), [batch(pictures())], size=SIZE)
+    found = measure_smoothness(lambda x: torch.ones(len(x), 4), [batch(pictures())], size=SIZE)
     for local in found.local.values():
-        assert isinstance(local, Local)
+        assert isinstance(local, LocalEstimates)
         assert local.mean == local.bound == 0
 
 
@@ -334,10 +336,50 @@ def test_bad_arguments_are_refused() -> None:
     for call, message in [
         (lambda: measured(kappa=0.0), "kappa must be a finite number above 0, got 0.0"),
         (lambda: measured(z="median"), "z must be one of mode, sample, mean, got 'median'"),
-        (lambda: smoothness(network(), [], size=SIZE), "batches must hold one image or more"),
-        (lambda: histogram(torch.zeros(0)), r"first must be \(count,\) with 1 .* got \(0,\)"),
-        (lambda: histogram(torch.ones(2), torch.ones(1, 2)), r"second must be .* got \(1, 2\)"),
+        (
+            lambda: measure_smoothness(network(), [], size=SIZE),
+            "batches must hold one image or more",
+        ),
+        (lambda: histogram(torch.zeros(0)), r"values must be \(count,\) with 1 .* got \(0,\)"),
+        (lambda: histogram(torch.ones(1, 2)), r"values must be .* got \(1, 2\)"),
         (lambda: histogram(torch.ones(2), bins=0), "bins must be 1 or more, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_smoothness_is_recorded_as_it_is_measured(tmp_path: Path) -> None:
+    """With the model's own antialiasing, on images that are larger than what it sees."""
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(2):
+                noise(40, 40, seed=i).save(tmp_path / split / name / f"{i}.png")
+    method = build(tiny("method=simclr")).eval()
+    network = Mean().eval()
+    model = FrozenModel(name="a", network=network, size=16, side=40, antialias=True, method=method)
+    splits = open_splits(str(tmp_path), seed=0)
+    context = EvalContext(model, splits, Results("a"), device=torch.device("cpu"))
+    smoothness.run(context)
+    batches = context.batches_at("test", torch.arange(4))
+    truth = measure_smoothness(mean_direction(method), batches, size=16, antialias=True).local
+    found = {(r.task, r.metric): r for r in context.results.records if r.dataset.endswith(" test")}
+    for name, local in truth.items():
+        one = found[f"smoothness {name}", "lipschitz"]
+        assert one.value == pytest.approx(float(local.value.mean()), rel=1e-6)
+        normalized = one.protocol["mean_in_normalized_units"]
+        assert normalized == pytest.approx(float(local.normalized.mean()), rel=1e-6)
+        two = found[f"smoothness {name}", "lipschitz_squared_kl"]
+        assert two.value == pytest.approx(float(local.squared.mean()), rel=1e-6)
+        assert two.protocol["largest"] == pytest.approx(float(local.squared.max()), rel=1e-6)
+    context.close()
+
+
+def test_smoothness_is_of_as_many_images_as_in_the_paper_by_default(tmp_path: Path) -> None:
+    assert smoothness.PAPER_IMAGES == {"train": 10_000, "test": 50_000}
+    context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 2, "b": 3}), method=build(tiny()))
+    smoothness.run(context)
+    assert {record.n for record in context.results.records} == {4, 5}
+    smoothness.run(context, images={"train": 3, "test": 2})
+    assert {record.n for record in context.results.records} == {3, 2}
+    context.close()

@@ -1,4 +1,4 @@
-"""What counts as right in a test set: per image several class ids, ids to choose among, frames."""
+"""Correct answers of a test set: class ids per image, allowed ids, video frames."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,18 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroundTruth:
-    """All that is needed to judge logits over the classes that a classifier was trained on.
+    """Correct answers for logits over the classes of a classifier.
 
-    Sets of videos have classes of their own. `owner` leads there: `right` then holds video classes.
+    Video sets have their own classes: `owner` maps ImageNet ids to them, and `right` holds them.
     """
 
-    classes: int  # as many logits has an image
-    right: Int64[Tensor, "images most"]  # any of these is a hit; rows are filled up with -1
-    allowed: Int64[Tensor, " some"] | None = None  # what a masked argmax chooses among; None: all
-    owner: Int64[Tensor, " ids"] | None = None  # the video class of each ImageNet id, -1 for none
+    classes: int  # number of logits per image
+    right: Int64[Tensor, "images most"]  # any of these is correct; rows are padded with -1
+    allowed: Int64[Tensor, " some"] | None = None  # classes of a masked argmax; None: all
+    owner: Int64[Tensor, " ids"] | None = None  # video class of each ImageNet id, -1: none
     video_classes: int = 0
     anchors: Int64[Tensor, " anchors"] | None = None  # frames in the middle of their set
-    neighbors: Int64[Tensor, "anchors around"] | None = None  # the frames about each, -1 for none
+    neighbors: Int64[Tensor, "anchors around"] | None = None  # frames around each, -1: none
 
     def __post_init__(self) -> None:
         assert (self.owner is None) == (self.anchors is None) == (self.neighbors is None)
@@ -31,14 +31,14 @@ class GroundTruth:
         assert bool((self.right >= 0).any(1).all()), "an image without a right answer"
 
     def to(self, device: torch.device | str) -> "GroundTruth":
-        """The same on another device."""
+        """Move all tensors to a device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if torch.is_tensor(v)}
         return replace(self, **moved)
 
 
 def padded(rows: Sequence[Collection[int]]) -> Int64[Tensor, "rows most"]:
-    """Sets of different sizes as one table: each row sorted, filled up with -1."""
+    """Return sets of different sizes as one table: sorted rows, padded with -1."""
     most = max(map(len, rows), default=0)
     return torch.tensor(
         [sorted(row) + [-1] * (most - len(row)) for row in rows], dtype=torch.int64

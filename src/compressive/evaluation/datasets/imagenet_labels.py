@@ -1,4 +1,4 @@
-"""From the names that a test set gives its classes to ImageNet's ids, in the order of PyTorch."""
+"""Map the class names of test sets to ImageNet ids, in the order of PyTorch."""
 
 import json
 import pickle
@@ -77,14 +77,14 @@ _YTBB = {
 
 
 class VideoClasses(NamedTuple):
-    """Classes of a set of videos, and to which of them each ImageNet id belongs, -1 to none."""
+    """Classes of a video set, and the class of each ImageNet id (-1: none)."""
 
     names: tuple[str, ...]
     owner: Int64[Tensor, " ids"]
 
 
 def vid_classes(misc: Path) -> VideoClasses:
-    """The 30 classes of ImageNet-Vid, by the files that come with the set where they are there."""
+    """Return the 30 classes of ImageNet-Vid, from the files of the data set if they exist."""
     files = ("wnid_map", "imagenet_class_index", "imagenet_vid_class_index")
     if not all((misc / f"{name}.json").is_file() for name in files):
         return _of_table(_VID)
@@ -99,42 +99,46 @@ def vid_classes(misc: Path) -> VideoClasses:
 
 
 def ytbb_classes() -> VideoClasses:
-    """The 24 classes of YouTube-BoundingBoxes; five of them are not in ImageNet."""
+    """Return the 24 classes of YouTube-BoundingBoxes; five of them are not in ImageNet."""
     return _of_table(_YTBB)
 
 
 def imagenet_wnids(root: str | Path) -> tuple[str, ...]:
-    """The 1000 ILSVRC class names such as n01440764, sorted: their ranks are PyTorch's ids.
+    """Return the 1000 ILSVRC class names such as n01440764, sorted; their ranks are PyTorch ids.
 
-    From the folders of train/ or val/, of Kaggle's layout, or of the root itself; else from
-    LOC_synset_mapping.txt; else from torchvision's meta.bin.
+    They are read from the folders of train/ or val/, of the Kaggle layout, or of the root; else
+    from LOC_synset_mapping.txt; else from torchvision's meta.bin.
     """
     root = Path(root).expanduser()
     seen = []
     kaggle = root / "ILSVRC" / "Data" / "CLS-LOC" / "train"
     for folder in (root / "train", root / "val", kaggle, root):
         if folder.is_dir():
-            seen.append((folder, _wnids(path.name for path in folder.iterdir() if path.is_dir())))
+            seen.append(
+                (folder, _all_wnids(path.name for path in folder.iterdir() if path.is_dir()))
+            )
     if (text := root / "LOC_synset_mapping.txt").is_file():
-        seen.append((text, _wnids(line.split(" ")[0] for line in text.read_text().splitlines())))
+        seen.append(
+            (text, _all_wnids(line.split(" ")[0] for line in text.read_text().splitlines()))
+        )
     if (meta := root / "meta.bin").is_file():
-        seen.append((meta, _wnids(_meta(meta))))
+        seen.append((meta, _all_wnids(_meta(meta))))
     for _, wnids in seen:
         if len(wnids) == IMAGENET:
             return wnids
     found = ", ".join(f"{len(wnids)} in {place}" for place, wnids in seen if wnids) or "found none"
     raise FileNotFoundError(
-        f"{root} does not tell ImageNet's {IMAGENET} class names: {found}; it needs train/ or val/ "
+        f"{root} has not the {IMAGENET} class names of ImageNet: {found}; it needs train/ or val/ "
         f"with a folder n01440764, ... for each, or LOC_synset_mapping.txt, or torchvision's "
         f"meta.bin"
     )
 
 
 def objectnet_ids(mappings: Path) -> dict[str, tuple[int, ...]]:
-    """ImageNet's ids for each folder of ObjectNet that has any: 113 folders, 125 ids.
+    """Return the ImageNet ids of each ObjectNet folder that has any: 113 folders, 125 ids.
 
-    Folder -> ObjectNet's label -> ImageNet's label texts -> their lines, from 0, in the file of all
-    1000 -> PyTorch's ids.
+    The path is folder -> ObjectNet label -> ImageNet label texts -> their lines, from 0, in the
+    file of all 1000 -> PyTorch ids.
     """
     folders = read_json(mappings / "folder_to_objectnet_label.json")
     texts = read_json(mappings / "objectnet_to_imagenet_1k.json")
@@ -156,11 +160,13 @@ def objectnet_ids(mappings: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; a ValueError with its name if it is damaged."""
+    """Read a JSON file; raise ValueError with its name if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no whole JSON file: {error}; fetch it again") from None
+        raise ValueError(
+            f"{path} is not a complete JSON file: {error}; download it again"
+        ) from None
 
 
 def _of_table(table: dict[str, str]) -> VideoClasses:
@@ -172,7 +178,7 @@ def _of_table(table: dict[str, str]) -> VideoClasses:
     return VideoClasses(tuple(table), owner)
 
 
-def _wnids(names: Iterable[str]) -> tuple[str, ...]:
+def _all_wnids(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for name in names if re.fullmatch(r"n\d{8}", name)}))
 
 

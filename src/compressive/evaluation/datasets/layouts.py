@@ -1,4 +1,4 @@
-"""How robustness sets lie on disk, where their files come from, and where one is found."""
+"""File layouts and origins of robustness sets, and how to find one on disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,22 +9,22 @@ from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.data.decode import first_line
 
 SEVERITIES = (1, 2, 3, 4, 5)
-# Of ImageNet-C; some people unpack each into a folder of its name.
+# Archives of ImageNet-C; some people unpack each into a folder of its name.
 ARCHIVES = ("", "blur/", "digital/", "noise/", "weather/", "extra/")
 
-# How images are to be prepared: as the encoder's test images, or the whole shorter side.
-Crop = Literal["resize", "center"]
+# Preprocessing: as the test images of the encoder, or the whole shorter side.
+CropKind = Literal["resize", "center"]
 
 
 class Layout(NamedTuple):
-    """One set: its folder, what must be in it, and the project that gives it away."""
+    """Folder names and contents of a set, and the project that publishes it."""
 
-    folders: tuple[str, ...]  # what its folder may be called, below the root or as the root
-    inside: tuple[str, ...]  # any of these tells the folder
+    folders: tuple[str, ...]  # possible names of its folder, below the root or as the root
+    inside: tuple[str, ...]  # any of these identifies the folder
     layout: str
     origin: str
-    images: tuple[int, ...] = ()  # how many there are when nothing is missing, per cell
-    crop: Crop = "resize"
+    images: tuple[int, ...] = ()  # number of images of a complete set, per cell
+    crop: CropKind = "resize"
 
 
 def _v2(variant: str, *more: str) -> Layout:
@@ -49,7 +49,7 @@ def _corrupted(folder: str, images: int, files: str) -> Layout:
     )
 
 
-def _cifar(classes: int) -> Layout:
+def _cifar_layout(classes: int) -> Layout:
     return Layout(
         (f"CIFAR-{classes}-C",),
         ("labels.npy",),
@@ -103,25 +103,25 @@ SHIFTS: dict[str, Layout] = {
     ),
     "imagenet-c": _corrupted("imagenet-c", 50_000, "blur, digital, noise, weather, extra .tar"),
     "tiny-imagenet-c": _corrupted("Tiny-ImageNet-C", 10_000, "Tiny-ImageNet-C.tar"),
-    "cifar10-c": _cifar(10),
-    "cifar100-c": _cifar(100),
+    "cifar10-c": _cifar_layout(10),
+    "cifar100-c": _cifar_layout(100),
 }
 
 
 @contextmanager
 def whole(what: str) -> Iterator[None]:
-    """One line where a file of others is not as it should be, whatever its reader stumbles over."""
+    """Convert any error of a third-party reader to a ValueError of one line."""
     try:
         yield
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:
         reason = f"{type(error).__name__} {first_line(error)}"
-        raise ValueError(f"{what} is damaged or of another kind: {reason}") from error
+        raise ValueError(f"{what} is damaged or has another format: {reason}") from error
 
 
-def find(name: str, root: str | Path) -> Path:
-    """The folder of a set: below the root by one of its names, in any case, or the root itself."""
+def find_folder(name: str, root: str | Path) -> Path:
+    """Return the folder of a set: below the root, ignoring case, or the root itself."""
     root, known = Path(root).expanduser(), SHIFTS[name]
     own = {folder.lower() for folder in known.folders}
     others = {f.lower() for layout in SHIFTS.values() for f in layout.folders} - own
@@ -135,5 +135,5 @@ def find(name: str, root: str | Path) -> Path:
 
 
 def expected(name: str) -> str:
-    """One line for a set that is missing: how it must lie, and whose files they are."""
+    """Describe the layout of a missing set and the origin of its files."""
     return f"expected {SHIFTS[name].layout}; the files are {SHIFTS[name].origin}"

@@ -1,4 +1,4 @@
-"""Test sets that differ from the training images, from the folders in which people have them."""
+"""Open test sets with a distribution shift, from their published folder layouts."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,9 +20,9 @@ from compressive.evaluation.datasets.layouts import (
     ARCHIVES,
     SEVERITIES,
     SHIFTS,
-    Crop,
+    CropKind,
     expected,
-    find,
+    find_folder,
     whole,
 )
 from compressive.evaluation.datasets.videos import Videos, read_vid, read_ytbb
@@ -32,20 +32,20 @@ CELLS = ("imagenet-c", "tiny-imagenet-c", "cifar10-c", "cifar100-c")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shift:
-    """Images, what counts as right for each, and how they are to be prepared."""
+    """Images, their correct answers, and their preprocessing."""
 
     name: str
     source: Source
     answers: GroundTruth
-    crop: Crop
-    notes: tuple[str, ...]  # of the protocol, to be kept with every number
+    crop: CropKind
+    notes: tuple[str, ...]  # for the protocol of every record
 
 
 def open_shift(name: str, root: str | Path, wnids: Sequence[str] | None = None) -> Shift:
-    """A natural robustness set; `wnids` are the classes of the logits, ImageNet's 1000, sorted.
+    """Open a natural robustness set; `wnids` are the sorted 1000 ImageNet classes of the logits.
 
-    They are needed for the sets whose folders are wnids. A set that is not there is a
-    FileNotFoundError of one line, which says how it must lie and whose files they are.
+    They are needed if the folders of the set are wnids. Raise FileNotFoundError, with the expected
+    layout, if the set is missing.
     """
     if name not in _OPENERS:
         kind = "is opened by open_cell" if name in CELLS else "is not known"
@@ -53,7 +53,7 @@ def open_shift(name: str, root: str | Path, wnids: Sequence[str] | None = None) 
     if wnids is not None and (len(wnids) != IMAGENET or list(wnids) != sorted(set(wnids))):
         raise ValueError(f"wnids must be ImageNet's {IMAGENET}, sorted, got {len(wnids)} names")
     with whole(f"{name} in {root}"):
-        return _OPENERS[name](name, find(name, root), wnids)
+        return _OPENERS[name](name, find_folder(name, root), wnids)
 
 
 def open_cell(
@@ -63,10 +63,10 @@ def open_cell(
     severity: int,
     classes: Sequence[str] | None = None,
 ) -> Shift:
-    """One corruption at one severity, from 1 to 5, of a corrupted set.
+    """Open one corruption at one severity, from 1 to 5, of a corrupted set.
 
-    `classes` are the wnids in the order of the logits: the classes of the training images. CIFAR's
-    files hold class numbers and need no names.
+    `classes` are the wnids in the order of the logits. The files of CIFAR hold class numbers and
+    need no names.
     """
     if name not in CELLS:
         raise ValueError(f"{name!r} has no corruptions; allowed are {', '.join(CELLS)}")
@@ -75,7 +75,7 @@ def open_cell(
         raise ValueError(f"corruption must be one of {allowed}, got {corruption!r}")
     if severity not in SEVERITIES:
         raise ValueError(f"severity must be from 1 to {SEVERITIES[-1]}, got {severity}")
-    place = _corruption(name, find(name, root), corruption)
+    place = _corruption(name, find_folder(name, root), corruption)
     if place is None:
         raise FileNotFoundError(f"no {corruption} of {name} in {root}: {expected(name)}")
     if name.startswith("cifar"):
@@ -87,8 +87,8 @@ def open_cell(
 
 
 def corruptions_at(name: str, root: str | Path) -> tuple[str, ...]:
-    """The corruptions of a set that are on disk: of the 15 first, then of the 4 extra ones."""
-    base = find(name, root)
+    """Return the corruptions of a set on disk: first those of the 15, then the 4 extra ones."""
+    base = find_folder(name, root)
     return tuple(c for c in NAMES + EXTRAS if _corruption(name, base, c) is not None)
 
 
@@ -101,7 +101,7 @@ def _corruption(name: str, base: Path, corruption: str) -> Path | None:
 
 
 def _cifar_cell(name: str, file: Path, severity: int) -> Shift:
-    """Rows of two files: of the five severities, the images of each follow one another."""
+    """Read the rows of one severity; the files hold the five severities one after another."""
     array = np.load(file, mmap_mode="r")
     labels = np.load(file.with_name("labels.npy"))
     classes = 100 if name == "cifar100-c" else 10
@@ -110,7 +110,7 @@ def _cifar_cell(name: str, file: Path, severity: int) -> Shift:
     if not images or labels.shape != array.shape[:1] or labels.max() >= classes:
         raise ValueError(
             f"{file} must be uint8 (50000, 32, 32, 3) with a label below {classes} for each in "
-            f"labels.npy, got {array.dtype} {array.shape} and {labels.shape}; fetch both again"
+            f"labels.npy, got {array.dtype} {array.shape} and {labels.shape}; download both again"
         )
     start = (severity - 1) * count
 
@@ -131,7 +131,7 @@ def _open_by_wnid(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
 
 
 def _open_v2(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
-    """Folders are ids as numbers, which sort otherwise as names: 0, 1, 10, 100, ..."""
+    """Open ImageNetV2, whose folders are ids; as names they would sort 0, 1, 10, 100, ..."""
     images = {k: v for k, v in _class_folders(base, name).items() if k.isdecimal()}
     if wrong := [folder for folder in images if int(folder) >= IMAGENET]:
         raise ValueError(f"{base} must have folders from 0 to {IMAGENET - 1}, got {wrong[0]}")
@@ -171,18 +171,18 @@ _OPENERS: Mapping[str, Callable[[str, Path, Sequence[str] | None], Shift]] = {
 def _ranks(
     name: str, base: Path, folders: Collection[str], classes: Sequence[str] | None
 ) -> dict[str, int]:
-    """The place of each class among the logits. Its place among the folders here is another."""
+    """Return the position of each class among the logits, which is not its folder's position."""
     if classes is None:
         hint = "imagenet_wnids(folder of ImageNet)" if "tiny" not in name else "those of training"
         raise ValueError(f"{name} needs the wnids of the classes of the logits; give {hint}")
     ids = {wnid: i for i, wnid in enumerate(classes)}
     if unknown := sorted(set(folders) - ids.keys()):
-        raise ValueError(f"{base} has a folder {unknown[0]}, which is none of {len(ids)} classes")
+        raise ValueError(f"{base} has a folder {unknown[0]}, which is not among {len(ids)} classes")
     return ids
 
 
 def _class_folders(base: Path, name: str) -> dict[str, list[str]]:
-    """Paths of the images in each subfolder that has any, sorted."""
+    """Return the sorted image paths of each subfolder that has any."""
     found: dict[str, list[str]] = {}
     for folder in sorted(path for path in base.glob("[!.]*") if path.is_dir()):
         files = sorted(file for file in os.listdir(folder) if not file.startswith("."))
@@ -203,7 +203,7 @@ def _shift(
     border: int = 0,
     notes: tuple[str, ...] = (),
 ) -> Shift:
-    """Class folders whose every image has the ids of its folder for an answer."""
+    """Open class folders; the correct ids of an image are those of its folder."""
     files = [file for folder in images.values() for file in folder]
     if not files:
         raise FileNotFoundError(
@@ -218,7 +218,7 @@ def _videos(name: str, base: Path, videos: Videos, note: str) -> Shift:
     frames = videos.frames()
     if not frames:
         raise ValueError(
-            f"the annotations of {name} beside {base} keep no anchor; fetch them again"
+            f"the annotations of {name} beside {base} keep no anchor; download them again"
         )
     there = {f"{p.name}/{file}" for p in base.glob("*") if p.is_dir() for file in os.listdir(p)}
     if missing := [frame for frame in frames if frame not in there]:
@@ -248,7 +248,7 @@ def _files(name: str, files: Sequence[str], border: int = 0) -> Source:
 
 
 def _with_count(name: str, source: Source, answers: GroundTruth, notes: tuple[str, ...]) -> Shift:
-    """The whole, with a note where images are missing or too many."""
+    """Return the shift, with a note if images are missing or too many."""
     whole = SHIFTS[name].images
     if whole and len(source) not in whole:
         notes += (f"{len(source)} images on disk, the published set has {whole[0]}",)

@@ -1,4 +1,4 @@
-"""Datasets for transfer: the paper's eleven with their splits and metrics."""
+"""The eleven transfer data sets of the paper with their splits and metrics."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,36 +10,36 @@ from torch import Tensor
 from compressive.data.source import Source, subset
 from compressive.data.splits import stratified
 from compressive.evaluation.datasets.layouts import whole
-from compressive.evaluation.datasets.transfer_files import Found, read
+from compressive.evaluation.datasets.transfer_files import Found, read_dataset
 
-Metric = Literal["top-1", "mean per class"]
+PaperMetric = Literal["top-1", "mean per class"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What a dataset is, and what must lie where for it to be found.
+    """Facts about a data set, and its layout on disk.
 
-    Sizes are those of BYOL's appendix, whose sums agree with the datasets' own lists.
+    Sizes are from the appendix of BYOL; their sums agree with the lists of the data sets.
     """
 
     classes: int
-    metric: Metric
+    metric: PaperMetric
     train: int
     val: int
     test: int
-    layout: str  # in the folder of all datasets
+    layout: str  # in the folder of all data sets
     files: str  # where they come from
 
 
 class Split(NamedTuple):
-    """Train to fit, val to choose, test to read once; refit on train and val before."""
+    """Fit on train, choose on val, refit on both, and read test once."""
 
     train: Source
     val: Source
     test: Source
-    metric: Metric
-    notes: tuple[str, ...]  # what a number measured on it must be published with
-    held: Int64[Tensor, " val"] | None  # which of train and val are val, where we drew it
+    metric: PaperMetric
+    notes: tuple[str, ...]  # for the protocol of every record
+    held: Int64[Tensor, " val"] | None  # which images of train are val, if we drew it
 
 
 _FETCH = "its authors' archive, or torchvision's class for it, with download=True"
@@ -156,10 +156,10 @@ DATASETS = {
 
 
 def open_transfer(name: str, root: str | Path, *, seed: int = 0) -> Split:
-    """One of the paper's datasets, from the folder that has them all.
+    """Open a data set of the paper from the folder that has all of them.
 
-    Where its authors held nothing out for validation, as many images as BYOL did are held out here,
-    in proportion to the classes. Which ones BYOL took is unpublished.
+    If its authors have no validation split, as many images as in BYOL are held out, in proportion
+    to the classes. Which ones BYOL used is unpublished.
     """
     if name not in DATASETS:
         raise ValueError(f"no transfer dataset {name!r}; there are {', '.join(DATASETS)}")
@@ -179,8 +179,8 @@ def open_transfer(name: str, root: str | Path, *, seed: int = 0) -> Split:
     return split._replace(notes=(*split.notes, f"{words[0]}; in the paper {words[1]}"))
 
 
-def _with_val(found: Found, size: int | float, seed: int, metric: Metric) -> Split:
-    """A split that has a val, of train if there was none."""
+def _with_val(found: Found, size: int | float, seed: int, metric: PaperMetric) -> Split:
+    """Return a split with val, drawn from train if there was none."""
     if found.val is not None:
         return Split(found.train, found.val, found.test, metric, found.notes, None)
     assert found.train.labels is not None
@@ -194,10 +194,10 @@ def _found(name: str, root: Path, seed: int) -> Found:
     dataset = DATASETS[name]
     try:
         with whole(f"{name} in {root}"):
-            return read(name, root, seed)
+            return read_dataset(name, root, seed)
     except FileNotFoundError as error:
         lost = f"no {error.filename}; " if error.filename else ""
         raise FileNotFoundError(
-            f"{name} is not in {root}, or not whole: {lost}expected there is {dataset.layout}; "
+            f"{name} is missing or incomplete in {root}: {lost}expected {dataset.layout}; "
             f"the files come from {dataset.files}"
         ) from error

@@ -1,4 +1,4 @@
-"""How the paper's transfer datasets lie on disk, as their authors packed them, and their splits."""
+"""Read the transfer data sets of the paper from the layouts that their authors publish."""
 
 import csv
 import errno
@@ -17,11 +17,11 @@ from compressive.data.splits import per_class
 from compressive.data.torchvision_sets import open_torchvision
 from compressive.evaluation.datasets.layouts import whole
 
-_PER_CLASS = 30  # images of Caltech-101 that are for training, as everybody has it
+_PER_CLASS = 30  # training images per class of Caltech-101, as is usual
 
 
 class Found(NamedTuple):
-    """A dataset as it is on disk; without `val` its authors have held nothing out."""
+    """A data set as published; `val` is None if its authors have no validation split."""
 
     train: Source
     val: Source | None
@@ -36,12 +36,12 @@ class _Listed(NamedTuple):
     label: int
 
 
-def read(name: str, root: Path, seed: int) -> Found:
-    """A dataset by its name in the paper's table, from the folder that has them all."""
+def read_dataset(name: str, root: Path, seed: int) -> Found:
+    """Read a data set by its name in the table of the paper."""
     readers: dict[str, Callable[[Path], Found]] = {
         "food101": partial(_by_torchvision, "Food101"),
-        "cifar10": partial(_cifar, "cifar10"),
-        "cifar100": partial(_cifar, "cifar100"),
+        "cifar10": partial(_read_cifar, "cifar10"),
+        "cifar100": partial(_read_cifar, "cifar100"),
         "flowers": _flowers,
         "pet": _pet,
         "cars": _cars,
@@ -55,15 +55,15 @@ def read(name: str, root: Path, seed: int) -> Found:
 
 
 def _by_torchvision(kind: str, root: Path, *, val: bool = False) -> Found:
-    """A set that torchvision reads as it should be."""
+    """Read a data set with torchvision."""
     place = f"torchvision:{kind}@{root}"
     splits = ("train", "val", "test") if val else ("train", "test")
     found = {split: open_torchvision(place, split, download=False) for split in splits}
     return Found(found["train"], found.get("val"), found["test"])
 
 
-def _cifar(name: str, root: Path) -> Found:
-    """As torchvision has it, or as parquet in a folder of its name."""
+def _read_cifar(name: str, root: Path) -> Found:
+    """Read CIFAR with torchvision, or from parquet files in a folder of its name."""
     parts = {split: sorted((root / name).rglob(f"{split}*.parquet")) for split in ("train", "test")}
     if not all(parts.values()):
         return _by_torchvision(name.upper(), root)
@@ -72,15 +72,15 @@ def _cifar(name: str, root: Path) -> Found:
 
 
 def _pet(root: Path) -> Found:
-    """Oxford Pets: a list of names and classes for each split.
+    """Read Oxford Pets from a list of names and classes for each split.
 
-    Not by torchvision, which would decode every image to learn its class.
+    torchvision is not used: it would decode every image to get its class.
     """
     base, names = root / "oxford-iiit-pet", {}
 
     def listed(split: str) -> list[_Listed]:
         rows = []
-        for line in _lines(base / "annotations" / f"{split}.txt"):
+        for line in _read_lines(base / "annotations" / f"{split}.txt"):
             image, label, *_ = line.split()
             rows.append(_Listed(f"{base}/images/{image}.jpg", int(label) - 1))
             names[int(label) - 1] = image.rpartition("_")[0].replace("_", " ")
@@ -91,7 +91,7 @@ def _pet(root: Path) -> Found:
 
 
 def _flowers(root: Path) -> Found:
-    """Oxford Flowers, whose train is the small split and test the large one."""
+    """Read Oxford Flowers; train is the small split and test the large one."""
     base = root / "flowers-102"
     labels, lists = _mat(base / "imagelabels.mat")["labels"], _mat(base / "setid.mat")
     parts = {
@@ -102,7 +102,7 @@ def _flowers(root: Path) -> Found:
 
 
 def _cars(root: Path) -> Found:
-    """Stanford Cars. Not by torchvision, which wants the labels of test in one place only."""
+    """Read Stanford Cars; torchvision accepts the test labels in one place only."""
     base = root / "stanford_cars"
     devkit = base / "devkit"
     test = _first(folder / "cars_test_annos_withlabels.mat" for folder in (devkit, base))
@@ -118,10 +118,10 @@ def _cars(root: Path) -> Found:
 
 
 def _caltech101(root: Path, seed: int) -> Found:
-    """Caltech-101, 30 images of each folder for training and the rest for test.
+    """Read Caltech-101: 30 images of each folder for training and the rest for test.
 
-    Its background is one of the folders: that makes the 102 x 30 = 3,060 images of BYOL's table,
-    and torchvision leaves it out.
+    The background is one of the folders, as in BYOL's table (102 x 30 = 3,060 images). torchvision
+    omits it.
     """
     base = _first(root / name for name in ("caltech101", "caltech-101")) / "101_ObjectCategories"
     classes = sorted(entry.name for entry in os.scandir(base) if entry.is_dir())
@@ -144,15 +144,16 @@ def _caltech101(root: Path, seed: int) -> Found:
 
 
 def _sun397(root: Path) -> Found:
-    """SUN397, the first of its ten splits; torchvision knows none."""
+    """Read the first of ten splits of SUN397; torchvision has none."""
     base = root / "SUN397"
     folders = (base / "Partitions", base, root / "Partitions")
     lists = _first(folder / "Training_01.txt" for folder in folders).parent
-    classes = _lines(lists / "ClassName.txt")
+    classes = _read_lines(lists / "ClassName.txt")
     ids = {name: i for i, name in enumerate(classes)}
     parts = {
         split: [
-            _Listed(f"{base}{line}", ids[line.rpartition("/")[0]]) for line in _lines(lists / file)
+            _Listed(f"{base}{line}", ids[line.rpartition("/")[0]])
+            for line in _read_lines(lists / file)
         ]
         for split, file in (("train", "Training_01.txt"), ("test", "Testing_01.txt"))
     }
@@ -160,11 +161,11 @@ def _sun397(root: Path) -> Found:
 
 
 def _birdsnap(root: Path) -> Found:
-    """Birdsnap, as far as its images could still be fetched."""
+    """Read Birdsnap; many of its images are no longer online."""
     base = root / "birdsnap"
     species = {row["id"]: row["common"] for row in _table(base / "species.txt")}
     ids = {key: i for i, key in enumerate(species)}
-    held = set(_lines(base / "test_images.txt")[1:])
+    held = set(_read_lines(base / "test_images.txt")[1:])
     train: list[_Listed] = []
     test: list[_Listed] = []
     for row in _table(base / "images.txt"):
@@ -174,7 +175,7 @@ def _birdsnap(root: Path) -> Found:
 
 
 def _of_files(name: str, classes: Sequence[str], **parts: list[_Listed]) -> Found:
-    """The splits that lists of files make, of the files that there are."""
+    """Return the splits of lists of files, without missing files."""
     every = [row.path for rows in parts.values() for row in rows]
     there = _present(every)
     sources = {}
@@ -201,13 +202,13 @@ def _source(name: str, classes: Sequence[str], rows: list[_Listed]) -> Source:
 
 
 def _first(paths: Iterable[Path]) -> Path:
-    """The first that is there; if none is, the first to be said missing."""
+    """Return the first path that exists, or the first one for the error message."""
     paths = list(paths)
     return next((path for path in paths if path.exists()), paths[0])
 
 
 def _present(paths: Iterable[str]) -> set[str]:
-    """Files in the folders of these; a question for each of 50,000 is slow on a network."""
+    """List the files in the folders of these; 50,000 single queries are slow on a network."""
     folders = {os.path.dirname(path) for path in paths}
     return {
         f"{folder}/{file}"
@@ -217,23 +218,21 @@ def _present(paths: Iterable[str]) -> set[str]:
     }
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     return [line.strip() for line in path.read_text().splitlines() if line.strip()]
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    """Rows of a file with tabs, under the names in its first line."""
+    """Read the rows of a tab-separated file with a header."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def _mat(path: Path) -> dict[str, Any]:
-    """What a file of Matlab's holds."""
+    """Read a Matlab file."""
     try:
         from scipy.io import loadmat
     except ImportError:
-        raise ValueError(
-            f"{path} is Matlab's, and to read it scipy must be installed: pip install scipy"
-        ) from None
+        raise ValueError(f"{path} is a Matlab file, which needs scipy: pip install scipy") from None
     with open(path, "rb") as file, whole(path.name):
         return loadmat(file, squeeze_me=True)

@@ -1,4 +1,4 @@
-"""Frames around anchors: the two sets of videos in which classes are to survive small changes."""
+"""Anchor frames and their neighbors in the two video robustness sets."""
 
 import csv
 from collections.abc import Callable
@@ -14,32 +14,32 @@ from compressive.evaluation.datasets.imagenet_labels import (
 
 WITHIN = 10  # frames on either side of an anchor
 
-# In the reviews of YTBB-Robust: marks of pairs that do not show the same thing.
+# Marks in the reviews of YTBB-Robust of pairs that do not show the same object.
 _DIFFERENT = frozenset(
     (
         *("dissimilar", "problematic", "incorrect", "dont know", "deformation"),
         *("background-change", "occlusion-increased", "blur-increase", "bad-anchor"),
     )
 )
-# Where people keep the annotations of YTBB-Robust, which are not in the archive of its frames.
+# Usual folders of the annotations of YTBB-Robust, which are not in the archive of its frames.
 _KEPT = (".", "metadata", "misc", "ytbb-robust_metadata", "../ytbb-robust_metadata")
 
 
 class Videos(NamedTuple):
-    """Anchors with their neighbors, and the right video classes of every frame."""
+    """Anchors with their neighbors, and the correct video classes of every frame."""
 
     classes: VideoClasses
-    neighbors: dict[str, list[str]]  # by anchor; frames are told as folder/file
+    neighbors: dict[str, list[str]]  # by anchor; frames are written folder/file
     right: dict[str, set[int]]
 
     def frames(self) -> list[str]:
-        """All frames, each once, neighbors after their anchor."""
+        """Return all frames once, neighbors after their anchor."""
         pairs = self.neighbors.items()
         return [*dict.fromkeys(frame for anchor, near in pairs for frame in (anchor, *near))]
 
 
 def read_vid(root: Path) -> Videos:
-    """ImageNet-Vid-Robust: every frame has labels of its own."""
+    """Read ImageNet-Vid-Robust, where every frame has its own labels."""
     pmsets = read_json(root / "metadata" / "pmsets.json")
     labels = read_json(root / "metadata" / "labels.json")
     neighbors = {_frame(anchor): [*map(_frame, near)] for anchor, near in pmsets.items()}
@@ -51,11 +51,11 @@ def read_vid(root: Path) -> Videos:
 
 
 def read_ytbb(root: Path) -> Videos:
-    """YTBB-Robust: reviewed anchors and neighbors; all frames of a set have the anchor's labels.
+    """Read YTBB-Robust: reviewed anchors and neighbors, which have the labels of their anchor.
 
-    An anchor stays if it is good, neither bad nor unsure, and no review of a neighbor calls it bad;
-    a neighbor if it is similar and nothing speaks against it. An anchor's labels are those of the
-    annotation and the first one, in the CSV file.
+    An anchor is kept if it is good, neither bad nor unsure, and no review of a neighbor calls it
+    bad. A neighbor is kept if it is similar and no review objects. The labels of an anchor are
+    those of the annotation and the first one, in the CSV file.
     """
     classes = ytbb_classes()
     ids = {name: i for i, name in enumerate(classes.names)}
@@ -87,7 +87,7 @@ def _annotation(root: Path, name: str) -> Path:
 
 
 def _marks(path: Path) -> dict[tuple[str, ...], set[str]]:
-    """What is said of each frame, or of each pair of them; the last word where there are two."""
+    """Return the review of each frame or pair of frames; the last one if there are two."""
     found = read_json(path)
     names: list[str] = found["labels"]
     return {
@@ -97,7 +97,7 @@ def _marks(path: Path) -> dict[tuple[str, ...], set[str]]:
 
 
 def _first_labels(path: Path) -> Callable[[str], set[int]]:
-    """The label that an anchor was chosen for. The CSV file has 22 and 23 the other way round."""
+    """Return the label of an anchor. The CSV file has 22 and 23 swapped."""
     exchanged = {22: 23, 23: 22}
     with path.open(newline="", encoding="utf-8") as file:
         rows = [(f"{r['ytid']}_{r['time_ms']}", int(r["label"])) for r in csv.DictReader(file)]
@@ -106,19 +106,19 @@ def _first_labels(path: Path) -> Callable[[str], set[int]]:
     def label(anchor: str) -> set[int]:
         folder = anchor.split("/")[0]
         if folder not in labels:
-            raise ValueError(f"{path} has no row for the anchor {anchor}; fetch it again")
+            raise ValueError(f"{path} has no row for the anchor {anchor}; download it again")
         return {labels[folder]}
 
     return label
 
 
 def _distance(anchor: str, frame: str) -> int:
-    """Frames between two of one folder, named frame-<number>.jpg; 0 if their folders differ."""
+    """Return the number of frames between two of one folder; 0 if their folders differ."""
     (here, one), (there, other) = (key.split("/") for key in (anchor, frame))
     number = [int(name.removeprefix("frame-").partition(".")[0]) for name in (one, other)]
     return abs(number[0] - number[1]) if here == there else 0
 
 
 def _frame(key: str) -> str:
-    """Folder and file of a frame; some keys have the annotator's own folders before them."""
+    """Return folder/file of a frame; some keys start with folders of the annotator."""
     return "/".join(key.strip().split("/")[-2:])

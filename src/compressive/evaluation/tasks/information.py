@@ -1,9 +1,8 @@
-"""Information on held-out pairs: the meter of the objectives, where nothing was learned.
+"""Information: the terms of the objectives on new pairs of views of test images.
 
-Two views of each image are new, the networks run in evaluation mode, and nothing in them changes.
+The networks run in evaluation mode and do not change.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,43 +17,34 @@ from compressive.augment.params import View
 from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.context import EvalContext
+from compressive.evaluation.frozen_model import evaluation_mode
 from compressive.evaluation.tasks.smoothness import keyed_sample
 from compressive.methods import Method
 from compressive.objectives import residual_terms
 from compressive.rng import image_keys
+from compressive.train.step import view_pair
 
-_VIEWS, _Z = 2**32 - 1, 2**32 - 2  # epochs that no run reaches: new views, and a z for each
+_VIEWS, _Z = 2**32 - 1, 2**32 - 2  # epochs that no run reaches: of new views and of their z
 
 PerImage = Float[Tensor, " count"]
 
 
-class Mean(NamedTuple):
-    """A mean over images and its standard error."""
-
-    value: float
-    error: float
-
-
 class Information(NamedTuple):
-    """What the views of held-out images tell, in nats; per image, mean of both directions."""
+    """Terms per image, in nats, averaged over both directions."""
 
     index: Int[Tensor, " count"]  # places of the images
     positive_cosine: PerImage  # cosine of the projections of X and Y
     residual: PerImage | None  # I(X;Z|Y); compressed methods only
     reducible_residual: PerImage | None  # its part above the floor at equal means
     predictive: PerImage | None  # I(Y;Z), contrastive methods only: log K - nll
-    bound: float | None  # log K of the batches, the most that predictive can show
-    dropped: int  # images of batches with another K than the first
+    bound: float | None  # log K of the batches, the largest value of `predictive`
+    dropped: int  # number of images in batches with another K than the first
     protocol: dict[str, Any]
 
-    def means(self) -> dict[str, Mean]:
-        """What there is, by name."""
-        named = {name: getattr(self, name) for name in _Meter._fields}
-        return {name: mean(values) for name, values in named.items() if values is not None}
 
-
-class _Meter(NamedTuple):
-    """The per-image fields of Information."""
+class _Terms(NamedTuple):
+    """The fields of `Information` with one value per image."""
 
     positive_cosine: Tensor
     residual: Tensor | None
@@ -62,32 +52,38 @@ class _Meter(NamedTuple):
     predictive: Tensor | None
 
 
-def mean(values: PerImage) -> Mean:
-    """Mean and standard error, NaN for one image.
-
-    Candidates of one batch are common to its images, so that the error of `predictive` is nearly,
-    not exactly, that of independent values.
-    """
-    return Mean(values.mean().item(), values.std().item() / math.sqrt(len(values)))
-
-
-def direction_of(method: Method) -> Callable[[Tensor], Tensor]:
-    """Return mu(x) of normalized images in evaluation mode: the mean direction of e(z|x).
-
-    It is the projection in SimCLR, and the prediction where there is a predictor (MoCo v3, BYOL,
-    SimSiam). Plain methods use the same point without the noise.
-    """
-
-    @torch.no_grad()
-    def direction(images: Tensor) -> Tensor:
-        with _evaluating(method):
-            return method.embeddings(images).mu
-
-    return direction
+def run(context: EvalContext, *, batch_size: int = 256) -> None:
+    """Record the terms on test images; the images of a batch are each other's candidates."""
+    method, config = context.model.method, context.model.config
+    if method is None or config is None:
+        why = context.model.why_no_method or "which needs the heads of a run"
+        context.skip(f"information, {why}")
+        return
+    places = context.features("test").index.cpu()  # readable images, so that batches are full
+    # Folders are sorted by class, and candidates of one class are harder to distinguish.
+    random = torch.Generator().manual_seed(context.seed)
+    places = places[torch.randperm(len(places), generator=random)]
+    found = measure_information(
+        method,
+        context.batches_at("test", places, min(batch_size, len(places))),
+        view_pair(config.views),
+        size=context.model.size,
+        seed=context.seed,
+        precision=context.dtype,
+    )
+    protocol = {**found.protocol, "bound": found.bound, "images_left_out": found.dropped}
+    protocol["candidates"] = "at random"
+    images = context.images("test", found.index)
+    for metric in ("residual", "reducible_residual", "predictive", "positive_cosine"):
+        values = getattr(found, metric)
+        if values is not None:
+            context.results.add(
+                "information", context.splits.name, metric, values, protocol=protocol, images=images
+            )
 
 
 @torch.no_grad()
-def information(
+def measure_information(
     method: Method,
     batches: Iterable[Batch],
     pair: tuple[View, View],
@@ -97,27 +93,29 @@ def information(
     draws: int = 1,
     precision: torch.dtype = torch.float32,
 ) -> Information:
-    """The meter on pairs of views that no run has seen, `draws` pairs of each image averaged.
+    """Measure the terms on new views, averaged over `draws` pairs per image.
 
-    The residual is its expectation over z in closed form. `predictive` takes one z per view, drawn
-    by the image's key, or at the mode where training does. It seeks among the candidates of a batch
-    and can only be compared at one K: batches of another length than the first, such as a rest at
-    the end, are left out where a method is contrastive, and counted.
+    The residual is its expectation over z in closed form. `predictive` uses one z per view, drawn
+    by the key of the image, or the mode if training uses it. It identifies an image among the
+    candidates of its batch and is comparable only at equal K. Contrastive methods therefore drop
+    and count batches of another length than the first, such as the last one.
     """
     if draws < 1:
         raise ValueError(f"draws must be 1 pair of views or more, got {draws}")
-    length, dropped, index, meters = 0, 0, [], []
-    with _evaluating(method), _unchanged(method):
+    length, dropped, index, measured = 0, 0, [], []
+    with evaluation_mode(method), _unchanged(method):
         for batch in batches:
             length = length or len(batch.index)
             if method.bound(length) is not None and len(batch.index) != length:
                 dropped += len(batch.index)
                 continue
             index.append(batch.index)
-            made = [_meter(method, batch, pair, size, seed, i, precision) for i in range(draws)]
-            meters.append(_joined(lambda parts: torch.stack(parts).mean(0), made))
+            made = [
+                _measure_batch(method, batch, pair, size, seed, i, precision) for i in range(draws)
+            ]
+            measured.append(_join_terms(lambda parts: torch.stack(parts).mean(0), made))
     if not index:
-        raise ValueError("batches must hold one image or more for a meter, got none")
+        raise ValueError("batches must hold one image or more, got none")
     bound = method.bound(length)
     protocol = {
         "residual": "KL[e(z|x) || b(z|y)], closed form",
@@ -130,25 +128,25 @@ def information(
         "seed": seed,
         "precision": str(precision).removeprefix("torch."),
     }
-    meter = _joined(lambda parts: torch.cat(parts).cpu(), meters)
+    terms = _join_terms(lambda parts: torch.cat(parts).cpu(), measured)
     place = torch.cat(index).cpu()
-    return Information(place, *meter, bound=bound, dropped=dropped, protocol=protocol)
+    return Information(place, *terms, bound=bound, dropped=dropped, protocol=protocol)
 
 
-def _joined(join: Callable[[list[Tensor]], Tensor], meters: list[_Meter]) -> _Meter:
-    """Many meters as one; what is None in them stays None."""
+def _join_terms(join: Callable[[list[Tensor]], Tensor], found: list[_Terms]) -> _Terms:
+    """Join the terms of several batches or draws; None stays None."""
 
     def joined(name: str) -> Tensor | None:
-        parts = [part for meter in meters if (part := getattr(meter, name)) is not None]
+        parts = [part for terms in found if (part := getattr(terms, name)) is not None]
         return join(parts) if parts else None
 
-    positive_cosine = join([meter.positive_cosine for meter in meters])
-    return _Meter(
+    positive_cosine = join([terms.positive_cosine for terms in found])
+    return _Terms(
         positive_cosine, joined("residual"), joined("reducible_residual"), joined("predictive")
     )
 
 
-def _meter(
+def _measure_batch(
     method: Method,
     batch: Batch,
     pair: tuple[View, View],
@@ -156,8 +154,8 @@ def _meter(
     seed: int,
     draw: int,
     precision: torch.dtype,
-) -> _Meter:
-    """The meter of one new pair of views; rows are those of X, then those of Y."""
+) -> _Terms:
+    """Measure one new pair of views; rows are those of X, then those of Y."""
     twice = torch.cat([batch.index, batch.index])
     view = 2 * draw + (torch.arange(len(twice), device=twice.device) >= len(batch.index)).long()
     keys = image_keys(twice, seed=seed, epoch=_VIEWS, view=view)
@@ -173,12 +171,15 @@ def _meter(
         at = image_keys(twice, seed=seed, epoch=_Z, view=view)
         z = keyed_sample(e, at) if _is_sampled(method) else method.channel.sample(e)
         terms = residual_terms(z, e, b, "analytic", reparameterized=False)
-        residual, reducible_residual = _both(terms.residual), _both(terms.reducible)
+        residual, reducible_residual = (
+            _mean_of_directions(terms.residual),
+            _mean_of_directions(terms.reducible),
+        )
     predictive = None if found.target is None else method.predictive(z, found.target)
-    return _Meter((r_x * r_y).sum(1), residual, reducible_residual, predictive)
+    return _Terms((r_x * r_y).sum(1), residual, reducible_residual, predictive)
 
 
-def _both(directions: Tensor) -> Tensor:
+def _mean_of_directions(directions: Tensor) -> Tensor:
     """Return one value per image: the mean of both directions."""
     return directions.view(2, -1).mean(0)
 
@@ -188,20 +189,8 @@ def _is_sampled(method: Method) -> bool:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards every part in the mode that it was in."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-@contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Proof that no weight and no statistic of a batch norm has moved."""
+    """Assert that no weight and no batch-norm statistic changes."""
     before = {name: value.clone() for name, value in _state(module)}
     yield
     for name, value in _state(module):

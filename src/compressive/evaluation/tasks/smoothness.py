@@ -1,7 +1,7 @@
-"""Smoothness: how fast e(z|x) changes with the colors of an image, as local Lipschitz estimates."""
+"""Smoothness: local Lipschitz estimates of e(z|x) under changes of color."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -23,23 +23,26 @@ from compressive.augment.params import Numbers
 from compressive.checks import autocast, check_one_of, check_positive, validates_inputs
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.context import EvalContext
+from compressive.evaluation.frozen_model import mean_direction
 from compressive.rng import Keys, image_keys, uniforms
 
 Place = Literal["mode", "sample", "mean"]
 PLACES = get_args(Place)
 
-# Below this in every pixel a change is rounding, not color: gray images under hue or saturation,
-# white ones under brightness. One gray level of color under saturation is 8e-4 before resizing.
+PAPER_IMAGES = {"train": 10_000, "test": 50_000}
+# A smaller change in every pixel is rounding, not color: gray images under hue or saturation,
+# white images under brightness. One gray level of color under saturation is 8e-4 before resizing.
 _ROUNDING = 1e-5
-_HELD = 2**32 - 1  # an epoch that no run reaches, and a view of it that no other room takes
+_EPOCH, _VIEW = 2**32 - 1, 2**32 - 2  # no run reaches the epoch; no other module draws the view
 
 
 class Perturbation(NamedTuple):
-    """One change of color by the largest strength that training knows."""
+    """One change of color, as strong as the strongest in training."""
 
     name: str
     operator: Callable[[Images, Numbers], Images]
-    amount: float  # added to brightness and hue; contrast and saturation are multiplied by it
+    amount: float  # added to brightness and hue, multiplied to contrast and saturation
 
 
 PERTURBATIONS = (  # paper, table of augmentations: 0.4, 0.4, 0.2, 0.1
@@ -54,14 +57,14 @@ PERTURBATIONS = (  # paper, table of augmentations: 0.4, 0.4, 0.2, 0.1
 )
 
 
-class Local(NamedTuple):
+class LocalEstimates(NamedTuple):
     """Estimates for one perturbation, one per image that it changes, in float64 on the host."""
 
     index: Int[Tensor, " count"]  # places of these images
     value: Float[Tensor, " count"]  # |log e(z|x) - log e(z|x')| / ||dx||, pixels in [0, 1]
     normalized: Float[Tensor, " count"]  # the same with ||dx|| of normalized images
     squared: Float[Tensor, " count"]  # KL[e(z|x) || e(z|x')] / ||dx||^2, pixels in [0, 1]
-    dropped: int  # images that it does not change
+    dropped: int  # number of images that it does not change
 
     @property
     def mean(self) -> float:
@@ -70,35 +73,87 @@ class Local(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """What the Lipschitz constant is at least: the root of the largest `squared`."""
+        """Lower bound of the Lipschitz constant: the root of the largest `squared`."""
         return math.sqrt(max(self.squared.tolist(), default=math.nan))
 
 
 class Smoothness(NamedTuple):
-    """Estimates by the name of the perturbation, and the choices that they rest on."""
+    """Estimates by the name of the perturbation, and their protocol."""
 
-    local: dict[str, Local]
+    local: dict[str, LocalEstimates]
     protocol: dict[str, Any]
 
 
 class Histogram(NamedTuple):
-    """Two sets of values over common bins; densities are of all values, beyond the bins too."""
+    """Values in equal bins; densities are relative to all values."""
 
     edges: Float[Tensor, " edges"]
-    first: Float[Tensor, " bins"]  # its sum times the width of a bin is 1 - first_beyond
-    first_beyond: float  # share of values above the last edge
-    second: Float[Tensor, " bins"] | None
-    second_beyond: float | None
+    density: Float[Tensor, " bins"]  # its sum times the width of a bin is 1 - beyond
+    beyond: float  # fraction of values above the last edge
+
+
+def run(context: EvalContext, *, images: Mapping[str, int] = PAPER_IMAGES) -> None:
+    """Record the estimates on at most `images` train and test images."""
+    method = context.model.method
+    if method is None:
+        why = context.model.why_no_method or "which needs the projection of a run"
+        context.skip(f"smoothness, {why}")
+        return
+    for split in ("train", "test"):
+        found = measure_smoothness(
+            mean_direction(method),
+            _random_images(context, split, images[split]),
+            size=context.model.size,
+            seed=context.seed,
+            antialias=context.model.antialias,
+        )
+        for name, local in found.local.items():
+            _record_local(context, split, name, local, found.protocol)
+
+
+def _record_local(
+    context: EvalContext, split: str, name: str, local: LocalEstimates, protocol: dict[str, Any]
+) -> None:
+    dataset = f"{context.splits.name} {split}"
+    if not len(local.value):
+        context.skip(f"smoothness, {name}: it changes none of the images of {dataset}")
+        return
+    bins = histogram(local.value)
+    shape = {"edges": bins.edges.tolist(), "density": bins.density.tolist()}
+    details = {
+        **protocol,
+        "unchanged_images": local.dropped,
+        "mean_in_normalized_units": float(local.normalized.mean()),
+        "histogram": {**shape, "share_beyond": bins.beyond},
+    }
+    bound = {**protocol, "largest": local.bound**2}
+    add, task, images = (
+        context.results.add,
+        f"smoothness {name}",
+        context.images(split, local.index),
+    )
+    add(task, dataset, "lipschitz", local.value, protocol=details, images=images)
+    add(task, dataset, "lipschitz_squared_kl", local.squared, protocol=bound, images=images)
+
+
+def _random_images(context: EvalContext, split: str, most: int) -> Iterator[Batch]:
+    """Yield at most `most` images of a split, drawn by the seed."""
+    count = len(context.source(split))
+    chosen = torch.arange(count)
+    if count > most:
+        random = torch.Generator().manual_seed(context.seed)
+        chosen = torch.randperm(count, generator=random)[:most].sort().values
+    yield from context.batches_at(split, chosen)
 
 
 def perturb(images: Images, perturbation: Perturbation) -> Images:
-    """Images in [0, 1] after one change of color, clipped to [0, 1]."""
+    """Change the color of images in [0, 1] and clip to [0, 1]."""
     amount = images.new_full((len(images),), perturbation.amount)
     return perturbation.operator(images, amount).clamp(0, 1)
 
 
 @validates_inputs
-def smoothness(
+def measure_smoothness(
     direction: Callable[[Tensor], Tensor],
     batches: Iterable[Batch],
     *,
@@ -109,13 +164,13 @@ def smoothness(
     precision: torch.dtype = torch.float32,
     antialias: bool = False,
 ) -> Smoothness:
-    """How fast log e(z|x) changes with each of eight colors at central crops (paper, App. G).
+    """Measure how fast log e(z|x) changes with eight color changes of central crops (App. G).
 
-    e(z|x) = vMF(mu(x), kappa), where `direction` gives mu of normalized images. As both sides have
-    one kappa, |log e(z|x) - log e(z|x')| = kappa |z.(mu(x) - mu(x'))|. SimCLR has no kappa: with
-    that of C-SimCLR for both, directions are compared; C-BYOL's own would be 16384. z is `mode`,
-    mu(x), where this is kappa (1 - cos); a `sample` of e(z|x) for each image, which no batch
-    changes; or the `mean` of e(z|x), A_n(kappa) mu(x), where it is the KL divergence.
+    e(z|x) = vMF(mu(x), kappa); `direction` returns mu of normalized images. Both sides have the
+    same kappa, so that |log e(z|x) - log e(z|x')| = kappa |z.(mu(x) - mu(x'))|. SimCLR has no
+    kappa and is measured with that of C-SimCLR, which compares directions; C-BYOL would use
+    16384. z is the `mode` mu(x), which gives kappa (1 - cos); a `sample` of e(z|x) for each image,
+    independent of its batch; or the `mean` A_n(kappa) mu(x), which gives the KL divergence.
     """
     check_positive(kappa=kappa)
     check_one_of(PLACES, z=z)
@@ -126,43 +181,39 @@ def smoothness(
                 batch.images, size, height=batch.height, width=batch.width, antialias=antialias
             )
             e = VonMisesFisher(_directions(direction, x, precision), kappa)
-            at = _place(e, z, image_keys(batch.index, seed=seed, epoch=_HELD, view=_HELD - 1))
+            at = _point(e, z, image_keys(batch.index, seed=seed, epoch=_EPOCH, view=_VIEW))
             readings = []
             for perturbation in PERTURBATIONS:
                 changed = perturb(x, perturbation)
                 mu = _directions(direction, changed, precision)
-                readings.append(_read(changed - x, e, mu, at, kappa))
+                readings.append(_distances(changed - x, e, mu, at, kappa))
             found.append(torch.stack(readings))
             index.append(batch.index)
     if not index:
         raise ValueError("batches must hold one image or more for an estimate, got none")
     place, values = torch.cat(index).cpu(), torch.cat(found, 2).cpu()
     pairs = zip(PERTURBATIONS, values, strict=True)
-    local = {perturbation.name: _local(place, rows) for perturbation, rows in pairs}
-    protocol = {"kappa": kappa, "z": z, "seed": seed, **_stated(size, antialias, precision)}
+    local = {perturbation.name: _local_estimates(place, rows) for perturbation, rows in pairs}
+    protocol = {"kappa": kappa, "z": z, "seed": seed, **_definitions(size, antialias, precision)}
     return Smoothness(local, protocol | {"images": len(place)})
 
 
 @validates_inputs
-def histogram(
-    first: Float[Tensor, " count"], second: Float[Tensor, " others"] | None = None, bins: int = 100
-) -> Histogram:
-    """Equal bins from 0 to the 99.5th percentile of the first values, for both (spec: SimCLR's)."""
-    for name, values in (("first", first), ("second", second)):
-        if values is not None and (values.ndim != 1 or not len(values)):
-            shape = tuple(values.shape)
-            raise ValueError(f"{name} must be (count,) with 1 value or more, got {shape}")
+def histogram(values: Float[Tensor, " count"], bins: int = 100) -> Histogram:
+    """Count values in equal bins from 0 to their 99.5th percentile."""
+    if values.ndim != 1 or not len(values):
+        shape = tuple(values.shape)
+        raise ValueError(f"values must be (count,) with 1 value or more, got {shape}")
     if bins < 1:
         raise ValueError(f"bins must be 1 or more, got {bins}")
-    first = first.double().cpu()
-    top = first.quantile(0.995).item() or 1.0  # all 0 where nothing moves the direction
+    values = values.double().cpu()
+    top = values.quantile(0.995).item() or 1.0  # all values are 0 if nothing moves the direction
     edges = torch.linspace(0, top, bins + 1, dtype=torch.float64)
-    if second is None:
-        return Histogram(edges, *_densities(first, edges), None, None)
-    return Histogram(edges, *_densities(first, edges), *_densities(second.double().cpu(), edges))
+    density = torch.histogram(values, edges).hist / len(values) / edges.diff()
+    return Histogram(edges, density, (values > edges[-1]).double().mean().item())
 
 
-def _stated(size: int, antialias: bool, precision: torch.dtype) -> dict[str, Any]:
+def _definitions(size: int, antialias: bool, precision: torch.dtype) -> dict[str, Any]:
     return {
         "value": "kappa |z.(mu(x) - mu(x'))| / ||dx||",
         "squared": "kappa A_n(kappa) (1 - mu(x).mu(x')) / ||dx||^2",
@@ -176,7 +227,7 @@ def _stated(size: int, antialias: bool, precision: torch.dtype) -> dict[str, Any
 
 
 def keyed_sample(e: VonMisesFisher, keys: Keys) -> Float[Tensor, "batch dim"]:
-    """A sample of e for each key, by that key alone: no batch and no device changes it."""
+    """Draw a sample of e for each key, independent of the batch and the device."""
     u = uniforms(keys, 2 * ((e.dim + 1) // 2))
     near, far = (1 - u).log().mul(-2).sqrt().chunk(2, 1)[0], 2 * math.pi * u.chunk(2, 1)[1]
     noise = torch.cat([near * far.cos(), near * far.sin()], 1)[:, : e.dim]  # Box and Muller 1958
@@ -186,22 +237,22 @@ def keyed_sample(e: VonMisesFisher, keys: Keys) -> Float[Tensor, "batch dim"]:
 def _directions(
     direction: Callable[[Tensor], Tensor], images: Tensor, precision: torch.dtype
 ) -> Float[Tensor, "batch dim"]:
-    """mu of images in [0, 1], in float64: 1 - cos is a difference of nearly equal numbers."""
+    """Return mu of images in [0, 1], in float64: 1 - cos subtracts nearly equal numbers."""
     with autocast(images.device, precision):
         mu = direction(normalize(images))
     return F.normalize(mu.double(), dim=1)
 
 
-def _place(e: VonMisesFisher, z: Place, keys: Keys) -> Float[Tensor, "batch dim"]:
+def _point(e: VonMisesFisher, z: Place, keys: Keys) -> Float[Tensor, "batch dim"]:
     if z == "sample":
         return keyed_sample(e, keys)
     return e.mode if z == "mode" else e.mean
 
 
-def _read(
+def _distances(
     dx: Images, e: VonMisesFisher, mu: Tensor, z: Tensor, kappa: float
 ) -> Float[Tensor, "5 batch"]:
-    """Largest change of a value, ||dx|| in both units, |log e(z|x) - log e(z|x')|, and the KL."""
+    """Return the largest change of a pixel, ||dx|| in both units, change of log e(z|x), KL."""
     apart = e.mean_direction - mu
     channels = torch.linalg.vector_norm(dx.flatten(2), dim=2).double()
     std = [each / scale for each, scale in zip(channels.unbind(1), STD, strict=True)]
@@ -216,14 +267,10 @@ def _read(
     )
 
 
-def _local(index: Int[Tensor, " count"], readings: Float[Tensor, "5 count"]) -> Local:
-    kept = ~(readings[0] <= _ROUNDING)  # NaN is kept, and seen
+def _local_estimates(
+    index: Int[Tensor, " count"], readings: Float[Tensor, "5 count"]
+) -> LocalEstimates:
+    kept = ~(readings[0] <= _ROUNDING)  # keeps NaN, so that it is noticed
     _, pixels, normalized, change, kl = readings[:, kept]
     values = change / pixels, change / normalized, kl / pixels.square()
-    return Local(index[kept], *values, dropped=int((~kept).sum()))
-
-
-def _densities(values: Tensor, edges: Tensor) -> tuple[Tensor, float]:
-    counts = torch.histogram(values, edges).hist
-    beyond = (values > edges[-1]).double().mean().item()
-    return counts / len(values) / edges.diff(), beyond
+    return LocalEstimates(index[kept], *values, dropped=int((~kept).sum()))

@@ -1,31 +1,52 @@
-"""Right by any id, masked or not; videos by their classes; corruptions by the written formulas."""
+"""Robustness: scores by the written definitions, on images of one gray level each."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tiny_context import CIFAR10, LEVELS, Level, figures, level_context, put
 from torch import Tensor
 
-from compressive.corruptions.parameters import NAMES
+from compressive.data.source import ImageSource
+from compressive.evaluation.context import EvalContext, TaskOptions
+from compressive.evaluation.dataset import open_splits
 from compressive.evaluation.datasets.ground_truth import GroundTruth, padded
 from compressive.evaluation.datasets.imagenet_labels import vid_classes, ytbb_classes
-from compressive.evaluation.tasks.robustness_scores import (
-    ALEXNET_ERROR,
+from compressive.evaluation.datasets.shifts import Shift
+from compressive.evaluation.frozen_model import FrozenModel
+from compressive.evaluation.results import Results
+from compressive.evaluation.tasks import robustness
+from compressive.evaluation.tasks.robustness import (
     correct,
-    mean_corruption_error,
+    evaluate_shift,
+    has_classes_of,
     scores,
     video_logits,
     with_neighbors,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+COUNT = 6
+
+
+NOTES = [
+    "published files, no JPEG, not resized",
+    f"{COUNT} images on disk, the published set has 10000",
+]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> EvalContext:
+    return level_context(tmp_path)
+
 
 def random_logits(count: int, classes: int = 1000, seed: int = 0) -> Tensor:
     return torch.randn(count, classes, generator=torch.Generator().manual_seed(seed))
-
-
-# --- images ---------------------------------------------------------------------------------------
 
 
 def test_any_of_the_right_ids_is_a_hit_and_a_mask_leaves_only_its_ids() -> None:
@@ -76,9 +97,6 @@ def test_both_columns_are_reported_and_labeled() -> None:
     assert only.hits.tolist() == [True, False]
     with pytest.raises(ValueError, match=r"must be .* \(2, 1000\), got \(2, 999\)"):
         scores(logits[:, 1:], answers)
-
-
-# --- videos ---------------------------------------------------------------------------------------
 
 
 def test_a_video_class_has_the_highest_logit_of_its_ids(tmp_path: Path) -> None:
@@ -154,56 +172,96 @@ def test_answers_move_as_a_whole() -> None:
     assert (moved.video_classes, moved.allowed) == (24, None)
 
 
-# --- corruptions ----------------------------------------------------------------------------------
+def write_cifar_c(root: Path, kinds: list[str]) -> dict[str, np.ndarray]:
+    """Which images are what they are called, by kind: severities by images."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, COUNT, dtype=np.uint8)
+    root.mkdir(parents=True)
+    np.save(root / "labels.npy", np.tile(labels, 5))
+    right = {}
+    for kind in kinds:
+        shown = np.where(
+            random.random((5, COUNT)) < 0.6, labels, random.integers(0, 10, (5, COUNT))
+        )
+        pixels = LEVELS[shown].reshape(-1, 1, 1, 1)
+        np.save(root / f"{kind}.npy", np.broadcast_to(pixels, (5 * COUNT, 32, 32, 3)))
+        right[kind] = shown == labels
+    return right
 
 
-def accuracies(seed: int = 0) -> dict[str, list[float]]:
-    random = np.random.default_rng(seed)
-    return {name: random.uniform(0, 1, 5).tolist() for name in (*NAMES, "spatter")}
+def test_corruptions_from_files_are_means_over_their_cells(
+    context: EvalContext, tmp_path: Path
+) -> None:
+    right = write_cifar_c(tmp_path / "sets" / "CIFAR-10-C", ["snow", "fog", "speckle_noise"])
+    context.options = TaskOptions(benchmark_root=tmp_path / "sets")
+    robustness.run(context)
+    found = figures(context)
+    for kind, hits in right.items():
+        one = found[f"cifar10-c {kind}"]
+        assert one.value == pytest.approx(hits.mean(), abs=1e-12)
+        assert one.protocol["by_severity"] == pytest.approx(hits.mean(1).tolist(), abs=1e-12)
+        assert one.protocol["notes"] == NOTES
+        assert one.n == COUNT
+    both = found["cifar10-c"]  # speckle noise is none of the 15
+    each = np.concatenate([right["snow"], right["fog"]]).mean(0)
+    assert both.value == pytest.approx(each.mean(), abs=1e-12)
+    assert both.low is not None
+    assert both.high is not None
+    assert both.low <= both.value <= both.high
+    assert both.images
+    assert both.protocol["notes"] == NOTES
+    assert len(both.protocol["left_out"]) == 13
+    assert any(
+        text.startswith("no cifar10.1") or "cifar10" in text for text in context.results.skipped
+    )
 
 
-def test_alexnet_is_measured_on_the_fifteen() -> None:
-    assert set(ALEXNET_ERROR) == set(NAMES)
-    # AlexNet's own mCE is 1 by definition.
-    itself = {name: [1 - error] * 5 for name, error in ALEXNET_ERROR.items()}
-    assert mean_corruption_error(itself).value == pytest.approx(1, abs=1e-12)
+def test_cells_of_other_lengths_are_refused_in_words(context: EvalContext, tmp_path: Path) -> None:
+    root = tmp_path / "sets" / "CIFAR-10-C"
+    write_cifar_c(root, ["snow"])
+    np.save(root / "fog.npy", np.zeros((5, 32, 32, 3), dtype=np.uint8))
+    context.options = TaskOptions(benchmark_root=tmp_path / "sets")
+    robustness.run(context)
+    assert any("fog" in text for text in context.results.skipped)
 
 
-def test_mce_is_the_mean_of_errors_over_alexnets() -> None:
-    accuracy = accuracies(1)
-    wanted = [
-        (1 - np.mean(accuracy["gaussian_noise"])) / 0.886,
-        (1 - np.mean(accuracy["shot_noise"])) / 0.894,
-        (1 - np.mean(accuracy["impulse_noise"])) / 0.923,
-        (1 - np.mean(accuracy["defocus_blur"])) / 0.820,
-        (1 - np.mean(accuracy["glass_blur"])) / 0.826,
-        (1 - np.mean(accuracy["motion_blur"])) / 0.786,
-        (1 - np.mean(accuracy["zoom_blur"])) / 0.798,
-        (1 - np.mean(accuracy["snow"])) / 0.867,
-        (1 - np.mean(accuracy["frost"])) / 0.827,
-        (1 - np.mean(accuracy["fog"])) / 0.819,
-        (1 - np.mean(accuracy["brightness"])) / 0.565,
-        (1 - np.mean(accuracy["contrast"])) / 0.853,
-        (1 - np.mean(accuracy["elastic_transform"])) / 0.646,
-        (1 - np.mean(accuracy["pixelate"])) / 0.718,
-        (1 - np.mean(accuracy["jpeg_compression"])) / 0.607,
-    ]
-    assert mean_corruption_error(accuracy).value == pytest.approx(sum(wanted) / 15, abs=1e-12)
+@pytest.mark.parametrize(("crop", "share"), [("resize", 0.875), ("center", 1.0)])
+def test_a_set_is_seen_with_the_crop_that_it_asks_for(
+    context: EvalContext, crop: str, share: float
+) -> None:
+    """A border an eighth wide is bright: the central 7/8 of 32 pixels miss some of it."""
+    context.crop = context.crop._replace(share=0.875)
+    image = torch.full((3, 32, 32), 225, dtype=torch.uint8)
+    image[:, 2:30, 2:30] = 0
+    source = ImageSource(name="a", count=1, read=lambda i: image, place=lambda i: f"a:{i}")
+    answers = GroundTruth(classes=10, right=torch.tensor([[0]]))
+    evaluate_shift(context, Shift(name="a", source=source, answers=answers, crop=crop, notes=()))  # pyright: ignore
+    (record,) = context.results.records
+    assert record.protocol["crop"] == f"central square, {share:g}"
+    # Inside 28 of 32 pixels all is black, class 0; with the border the mean is 53, class 2.
+    assert record.value == (1.0 if share < 1 else 0.0)
 
 
-def test_frost_may_be_left_out_and_is_then_named() -> None:
-    accuracy = accuracies()
-    del accuracy["frost"]
-    rest = [name for name in NAMES if name != "frost"]
-    ratios = [(1 - np.mean(accuracy[name])) / ALEXNET_ERROR[name] for name in rest]
-    assert mean_corruption_error(accuracy).value == pytest.approx(np.mean(ratios), abs=1e-12)
-    assert mean_corruption_error(accuracy).left_out == ("frost",)
+def test_more_classes_than_cifars_are_others(tmp_path: Path) -> None:
+    """With one more before them in the alphabet, CIFAR's numbers are not those of the logits."""
+    for split in ("train", "test"):
+        for name, level in zip(["aardvark", *CIFAR10], [250, *LEVELS.tolist()], strict=True):
+            put(tmp_path / "more" / split / name / "0.png", level)
+    model = FrozenModel(name="level", network=Level().eval(), size=16)
+    splits = open_splits(str(tmp_path / "more"), seed=0)
+    found = EvalContext(model, splits, Results("level"), device=torch.device("cpu"))
+    found.classifier = lambda feats: feats.expand(-1, 11)
+    write_cifar_c(tmp_path / "sets" / "CIFAR-10-C", ["snow"])
+    found.options = TaskOptions(benchmark_root=tmp_path / "sets")
+    robustness.run(found)
+    assert not found.results.records
+    assert any("no shifted set has the classes" in text for text in found.results.skipped)
 
 
-def test_wrong_cells_are_refused() -> None:
-    with pytest.raises(ValueError, match="none of the 15 corruptions, got spatter"):
-        mean_corruption_error({"spatter": [0.5] * 5})
-    with pytest.raises(ValueError, match=r"\['fog'\] must be 5 numbers from 0 to 1, got \[50"):
-        mean_corruption_error({"fog": [50.0] * 5})
-    with pytest.raises(ValueError, match=r"\['fog'\] must be 5 numbers"):
-        mean_corruption_error({"fog": [0.5] * 4})
+def test_cifars_classes_in_another_order_are_others(context: EvalContext) -> None:
+    """Labels of its files are numbers, in the order of the alphabet."""
+    assert has_classes_of(context, "cifar10-c")
+    assert isinstance(context.splits.train, ImageSource)
+    train = replace(context.splits.train, classes=tuple(reversed(CIFAR10)))
+    context.splits = context.splits._replace(train=train)
+    assert not has_classes_of(context, "cifar10-c")

@@ -1,0 +1,125 @@
+"""Accuracy on corrupted test images, generated here, and the mean corruption error."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from compressive.augment.ops import normalize
+from compressive.corruptions.corrupt import EXTRAS, NAMES, corrupt, default_table
+from compressive.data.loaders import Batch
+from compressive.evaluation.context import EvalContext
+from compressive.evaluation.datasets.layouts import SEVERITIES
+from compressive.evaluation.features import forward
+from compressive.evaluation.tasks.linear import linear_classifier
+from compressive.metrics import hits
+
+# Top-1 errors of AlexNet, the mean of the five severities (robustness_metrics of google-research).
+ALEXNET_ERROR = {
+    "gaussian_noise": 0.886,
+    "shot_noise": 0.894,
+    "impulse_noise": 0.923,
+    "defocus_blur": 0.820,
+    "glass_blur": 0.826,
+    "motion_blur": 0.786,
+    "zoom_blur": 0.798,
+    "snow": 0.867,
+    "frost": 0.827,
+    "fog": 0.819,
+    "brightness": 0.565,
+    "contrast": 0.853,
+    "elastic_transform": 0.646,
+    "pixelate": 0.718,
+    "jpeg_compression": 0.607,
+}
+
+
+class CorruptionError(NamedTuple):
+    """A mean over types of corruption, and the types out of 15 that are missing."""
+
+    value: float
+    left_out: tuple[str, ...]
+
+
+def run(context: EvalContext) -> None:
+    """Record accuracy for 15 types (and 4 more) in 5 severities each, and their mean.
+
+    The classifier is that of the linear evaluation, trained on clean images.
+    """
+    classifier, frost = linear_classifier(context), context.options.frost
+    names = [name for name in (*NAMES, *EXTRAS) if name != "frost" or frost is not None]
+    if frost is None:
+        context.skip("frost, which needs six photographs (--frost DIR); not in the mean")
+    cells = [(name, severity) for name in names for severity in SEVERITIES]
+    found: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
+    count, model = len(context.source("test")), context.model
+    for number, (batch, images) in enumerate(_test_crops(context)):
+        for cell in cells:
+            x = corrupt(images, *cell, index=batch.index, seed=context.seed, frost=frost)
+            x = normalize(x / 255, mean=model.mean, std=model.std)
+            logits = classifier(forward(model.network, x, context.dtype))
+            found[cell].append(hits(logits, batch.label))
+        context.progress("corruptions", min(count, (number + 1) * len(images)), count)
+    right = {cell: torch.cat(parts).double().cpu() for cell, parts in found.items()}
+    _record_accuracies(context, names, right)
+
+
+def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> CorruptionError:
+    """Return the mCE (Hendrycks & Dietterich 2019) from accuracies by type and severity.
+
+    It is the mean over types of (mean error of the severities) / (the same of AlexNet), defined
+    for ImageNet-C only. Papers print it times 100. It is not comparable if types are left out.
+    """
+    kept = [name for name in ALEXNET_ERROR if name in accuracy]
+    if not kept:
+        raise ValueError(f"accuracy has none of the 15 corruptions, got {', '.join(accuracy)}")
+    for name in kept:
+        if len(accuracy[name]) != 5 or not all(0 <= value <= 1 for value in accuracy[name]):
+            values = list(accuracy[name])
+            raise ValueError(f"accuracy[{name!r}] must be 5 numbers from 0 to 1, got {values}")
+    total = sum(
+        (1 - sum(accuracy[name]) / len(accuracy[name])) / ALEXNET_ERROR[name] for name in kept
+    )
+    left_out = tuple(name for name in ALEXNET_ERROR if name not in kept)
+    return CorruptionError(total / len(kept), left_out)
+
+
+def _record_accuracies(
+    context: EvalContext,
+    names: Sequence[str],
+    right: dict[tuple[str, int], Float[Tensor, " count"]],
+) -> None:
+    protocol = context.protocol(
+        source="generated here from the crops as bytes, no JPEG in between",
+        table=f"{default_table(context.model.size)} pixels",
+        **context.head,
+    )
+    images = context.images("test", context.features("test").index)
+    official = [name for name in names if name in NAMES]
+    cells = [right[name, severity] for name in official for severity in SEVERITIES]
+    left_out = sorted(set(NAMES) - set(official))
+    add, name = context.results.add, f"{context.splits.name}-C"
+    of_mean = {**protocol, "types": len(official), "left_out": left_out}
+    mean = torch.stack(cells).mean(0)
+    add("corruptions", name, "top-1", mean, protocol=of_mean, images=images)
+    for kind in names:
+        each = [right[kind, severity] for severity in SEVERITIES]
+        task = "corruption" if kind in NAMES else "extra corruption"
+        of_kind = {**protocol, "by_severity": [float(values.mean()) for values in each]}
+        values = torch.stack(each).mean(0)
+        add(task, f"{name} {kind}", "top-1", values, protocol=of_kind, images=images)
+    if context.classes == 1000:
+        by_kind = {k: [float(right[k, s].mean()) for s in SEVERITIES] for k in official}
+        error = mean_corruption_error(by_kind).value
+        add("corruptions", name, "mce", error, n=len(mean), protocol=of_mean)
+
+
+def _test_crops(
+    context: EvalContext,
+) -> Iterator[tuple[Batch, UInt8[Tensor, "batch 3 size size"]]]:
+    """Yield the central crops of test images as bytes."""
+    size = 2048 if context.model.size <= 64 and context.device.type != "cpu" else 256
+    for batch in context.batches("test", size):
+        yield batch, context.crop.pixels(batch).mul(255).round().byte()

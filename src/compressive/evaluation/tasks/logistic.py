@@ -1,0 +1,59 @@
+"""Logistic regression on the features of central crops, with the penalty chosen on train."""
+
+from typing import Literal
+
+from jaxtyping import Int
+from torch import Tensor
+
+from compressive.evaluation import logistic
+from compressive.evaluation.context import EvalContext
+from compressive.evaluation.features import Features
+from compressive.evaluation.scores import add_test_scores
+from compressive.metrics import nll, top_k_accuracy
+
+_MOST_VALUES = 2**29  # of the features: full-batch methods in float64 need too much memory for more
+
+Criterion = Literal["accuracy", "log-loss"]
+
+
+def run(context: EvalContext, *, few_held_out: int = 1000) -> None:
+    """Choose one of 45 penalties on the held-out part of train, fit on all of train, and record.
+
+    The criterion is accuracy, or the log-loss if fewer than `few_held_out` images are held out:
+    the accuracy of few images is mostly chance. By accuracy, 6 images chose l2 = 56, the
+    strongest penalty that had all of them right, with an ECE of 68 %; 122 images of 102 classes
+    chose 0.018, with an NLL of 7.
+    """
+    train, (fit, held) = context.features("train"), context.parts
+    if train.feats.numel() > _MOST_VALUES:
+        context.skip(
+            f"logistic regression on {len(train.feats):,} images, which is for smaller sets"
+        )
+        return
+    criterion: Criterion = "log-loss" if len(held) < few_held_out else "accuracy"
+    found = select_penalty(train, fit, held, context.classes, criterion)
+    protocol = context.protocol(
+        classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
+        augmentation="none",
+        chosen={"l2": found.penalty},
+        **{"chosen_on": f"{len(held):,} training images by {criterion}, then fitted on all"},
+        converged=f"{int(found.sweep.converged.sum())} of {len(found.scores)} penalties",
+        **({"warning": found.warning} if found.warning else {}),
+    )
+    add_test_scores(context, "logistic", found.fit.logits, protocol)
+
+
+def select_penalty(
+    train: Features,
+    fit: Int[Tensor, " fit"],
+    held: Int[Tensor, " held"],
+    classes: int,
+    criterion: Criterion,
+) -> logistic.Selection:
+    """Fit on the rows `fit`, choose the penalty on the rows `held`, and fit on both."""
+    return logistic.select(
+        (train.feats[fit], train.labels[fit]),
+        (train.feats[held], train.labels[held]),
+        top_k_accuracy if criterion == "accuracy" else lambda logits, labels: -nll(logits, labels),
+        classes=classes,
+    )

@@ -1,0 +1,89 @@
+"""The fingerprint of a data set ignores its path and detects other images."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from tiny import noise, photos
+
+from compressive.data.fingerprint import DatasetFingerprint
+from compressive.data.source import ImageSource
+from compressive.data.sources import open_source
+from compressive.rundir.fingerprint import file_fingerprint, weights_fingerprint
+
+
+def fingerprint(folder: Path, *, samples: int = 64) -> DatasetFingerprint:
+    return DatasetFingerprint(open_source(str(folder)), samples=samples)
+
+
+def test_a_copy_elsewhere_has_the_same_fingerprint(tmp_path: Path) -> None:
+    here = photos(tmp_path / "here", 5)
+    there = shutil.copytree(here, tmp_path / "there")
+    assert fingerprint(here).of() == fingerprint(there).of()
+    assert fingerprint(here).of([0, 2]) == fingerprint(there).of([0, 2]) != fingerprint(here).of()
+    assert fingerprint(here).with_file_times() != fingerprint(there).with_file_times()
+
+
+@pytest.mark.parametrize("change", ["name", "pixels", "unreadable", "count"])
+def test_other_images_have_another_fingerprint(tmp_path: Path, change: str) -> None:
+    folder = photos(tmp_path, 5)
+    before, file = fingerprint(folder).of(), folder / "003.png"
+    if change == "name":
+        file.rename(folder / "003b.png")
+    elif change == "pixels":
+        noise(24, 27, seed=99).save(file)
+    elif change == "unreadable":
+        file.write_bytes(b"no image")
+    else:
+        file.unlink()
+    assert fingerprint(folder).of() != before
+
+
+def test_labels_count() -> None:
+    image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+
+    def labeled(*labels: int) -> str:
+        source = ImageSource(
+            name="a",
+            count=2,
+            read=lambda i: image,
+            place=lambda i: f"a:{i}",
+            labels=torch.tensor(labels),
+            classes=("a", "b"),
+        )
+        return DatasetFingerprint(source).of()
+
+    assert labeled(0, 1) == labeled(0, 1) != labeled(1, 0)
+
+
+@pytest.mark.parametrize("change", ["time", "size"])
+def test_file_times_detect_a_change_of_an_image_that_is_not_sampled(
+    tmp_path: Path, change: str
+) -> None:
+    folder = photos(tmp_path, 5)
+    before, file = fingerprint(folder, samples=1), folder / "003.png"
+    plain, strict = before.of(), before.with_file_times()
+    state = file.stat()
+    if change == "size":
+        noise(50, 50, seed=99).save(file)
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    else:
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000))
+    after = fingerprint(folder, samples=1)
+    assert after.of() == plain
+    assert after.with_file_times() != strict
+
+
+def test_a_file_has_the_fingerprint_of_its_weights_also_in_float16(tmp_path: Path) -> None:
+    weights = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(4, np.int64)}
+    expected = weights_fingerprint(weights.items())
+    save_file(weights, tmp_path / "a.safetensors")
+    assert file_fingerprint(tmp_path / "a.safetensors") == expected
+    save_file({**weights, "b": weights["b"].astype(np.float16)}, tmp_path / "b.safetensors")
+    assert file_fingerprint(tmp_path / "b.safetensors") == expected
+    for name, value in (("b", weights["b"] + 1), ("b", weights["b"].T), ("c", weights["a"])):
+        assert weights_fingerprint({**weights, name: value}.items()) != expected

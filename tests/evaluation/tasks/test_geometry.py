@@ -1,0 +1,56 @@
+"""Geometry of the features equals numpy's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_context import Mean, context_of, place
+
+from compressive.evaluation.tasks import geometry
+
+
+def entropy_rank(matrix: np.ndarray) -> float:
+    share = np.linalg.svd(matrix, compute_uv=False)
+    share = share / share.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def test_geometry_is_numpys(tmp_path: Path) -> None:
+    context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
+    geometry.run(context)
+    found = {r.metric: r.value for r in context.results.records}
+    h = context.features("test").feats.double().numpy()
+    assert found["RankMe"] == pytest.approx(entropy_rank(h), rel=1e-5)
+    assert found["effective rank"] == pytest.approx(entropy_rank(h - h.mean(0)), rel=1e-5)
+    unit = h / np.linalg.norm(h, axis=1, keepdims=True)
+    i, j = np.triu_indices(len(h), 1)
+    pairs = np.square(unit[i] - unit[j]).sum(1)
+    assert found["uniformity"] == pytest.approx(np.log(np.exp(-2 * pairs).mean()), rel=1e-5)
+    assert abs(found["RankMe"] - found["effective rank"]) > 0.01  # the test can tell them apart
+    context.close()
+
+
+def test_alignment_is_the_mean_squared_distance_of_views(tmp_path: Path) -> None:
+    """The views that the gallery shows first, put through the network here."""
+    context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 3, "b": 3}))
+    geometry.run(context)
+    (record,) = [r for r in context.results.records if r.metric == "alignment"]
+    (batch,) = context.batches("test")
+    x, y = (
+        Mean()(v).double().numpy()
+        for v in geometry.augmented_pair(context, batch, geometry.evaluation_views(context))
+    )
+    x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y))
+    assert record.value == pytest.approx(np.square(x - y).sum(1).mean(), rel=1e-5)
+    context.close()
+
+
+def test_a_rank_is_of_all_images_that_its_authors_take(tmp_path: Path) -> None:
+    """What is quadratic in images takes fewer: here 4 of 12."""
+    context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
+    geometry.run(context, uniformity_images=4)
+    found = {r.metric: (r.value, r.n) for r in context.results.records}
+    h = context.features("test").feats.double().numpy()
+    assert found["RankMe"] == (pytest.approx(entropy_rank(h), rel=1e-5), 12)
+    assert found["uniformity"][1] == 4
+    context.close()
