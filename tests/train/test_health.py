@@ -294,13 +294,13 @@ def test_health_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     series[25]["loss"] += 1
     series[29:33] = [NARROW] * 4
     whole = Health(config.Config(), warmup=1000)
-    expected = [whole.verdict(Reading(i, p)) for i, p in enumerate(series)]
+    expected = [whole.check(Reading(i, p)) for i, p in enumerate(series)]
     assert {v.state for v in expected} == {"ok", "spike", "collapse"}
     for cut in range(len(series)):
         first, second = Health(config.Config(), warmup=1000), Health(config.Config(), warmup=1000)
-        found = [first.verdict(Reading(i, p)) for i, p in enumerate(series[:cut])]
+        found = [first.check(Reading(i, p)) for i, p in enumerate(series[:cut])]
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        found += [second.verdict(Reading(cut + i, p)) for i, p in enumerate(series[cut:])]
+        found += [second.check(Reading(cut + i, p)) for i, p in enumerate(series[cut:])]
         assert found == expected
     checkpoint.save(tmp_path / "a.safetensors", whole.state_dict())
     assert checkpoint.load(tmp_path / "a.safetensors") == whole.state_dict()

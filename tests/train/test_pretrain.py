@@ -526,7 +526,8 @@ def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
     run = started(config, tmp_path)
     peak = 0.3 * 8 / 256
     for step in range(14):
-        target = run.method.target
+        method: Any = run.method
+        target = method.target
         assert target is not None
         slow = [p.clone() for p in target.network.parameters()]
         one_step(run)
@@ -534,7 +535,7 @@ def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
         lr = peak * step / 10 if step < 10 else peak * cosine
         assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([lr] * 2)
         tau = 1 - 0.1 * 0.5 * (1 + math.cos(math.pi * step / 14))
-        fast = [*run.method.encoder.parameters(), *run.method.projection.parameters()]
+        fast = [*method.encoder.parameters(), *method.projection.parameters()]
         for before, now, quick in zip(slow, target.network.parameters(), fast, strict=True):
             torch.testing.assert_close(now, tau * before + (1 - tau) * quick)
     run.close()
@@ -1027,12 +1028,12 @@ def test_probe_and_neighbors_are_asked_with_the_settings(
 def test_probe_and_neighbors_are_asked_twenty_times_or_by_epochs() -> None:
     """200 steps of 8 of 40 images: 5 steps an epoch."""
     often = Schedule(tiny("train.steps=200", "probe.every_epochs=0", "train.log_every=5"), 40)
-    assert often.judge_every == 10
-    looks = [step for step in range(1, 201) if often.is_time_to_look(step)]
+    assert often.evaluate_every == 10
+    looks = [step for step in range(1, 201) if often.is_time_to_log(step)]
     assert looks == [*range(5, 201, 5)]
-    assert [step for step in looks if often.is_time_to_judge(step)] == [*range(10, 201, 10)]
-    assert Schedule(tiny("train.steps=200", "probe.every_epochs=3"), 40).judge_every == 15
-    assert Schedule(tiny("train.steps=8000", "probe.every_epochs=0"), 40).judge_every == 400
+    assert [step for step in looks if often.is_time_to_evaluate(step)] == [*range(10, 201, 10)]
+    assert Schedule(tiny("train.steps=200", "probe.every_epochs=3"), 40).evaluate_every == 15
+    assert Schedule(tiny("train.steps=8000", "probe.every_epochs=0"), 40).evaluate_every == 400
 
 
 def test_two_images_are_enough_and_black_ones_are_told_apart() -> None:
@@ -1048,7 +1049,7 @@ def test_there_are_about_ten_looks_in_an_epoch() -> None:
     """Batches of 8; not more than one in a step, and not less than one in 50."""
     steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
     for count, every in steps.items():
-        assert Schedule(tiny("train.batch_size=8", "train.log_every=0"), count).look_every == every
+        assert Schedule(tiny("train.batch_size=8", "train.log_every=0"), count).log_every == every
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -195,7 +195,7 @@ def test_precision_and_compilation_follow_the_device() -> None:
 )
 def test_the_optimizer_has_the_papers_groups(name: str, kind: type) -> None:
     """Weights decay; biases and batch norms do not, nor do they adapt; the target is in neither."""
-    method = build(tiny("method=byol"))
+    method: Any = build(tiny("method=byol"))
     settings = Optim(name=name, momentum=0.8, weight_decay=0.3, trust_coefficient=0.02)  # pyright: ignore
     found = build_optimizer(settings, method)
     assert type(found) is kind

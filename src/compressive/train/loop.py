@@ -105,16 +105,18 @@ def train_step(run: Run, batches: Iterator[Batch]) -> Step:
 
 def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor | None]:
     """Accumulate the gradients of a step; return its last `Step` and mean reducible residual."""
-    count, residuals = run.config.train.grad_accum_steps, []
-    for i, batch in enumerate(islice(batches, count), start=1):
+    count = run.config.train.grad_accum_steps
+    steps: list[Step] = []
+    for batch in islice(batches, count):
         views, labels = run.make_views(batch), run.visible_labels[batch.index]
-        synchronize = _average_gradients(run.parallel_learner, is_last=i == count)
+        synchronize = _average_gradients(run.parallel_learner, is_last=len(steps) == count - 1)
         with autocast(run.device, run.dtype), synchronize, skip_value_checks():
             step, probe_loss = run.parallel_learner(views, run.beta, labels)
             ((step.loss + probe_loss) / count).backward()
         add_metrics(run, step, probe_loss)
-        residuals.append(step.reducible_residual)
-    return step, None if step.reducible_residual is None else torch.stack(residuals).detach().mean()
+        steps.append(step._replace(loss=step.loss.detach()))
+    residuals = [s.reducible_residual for s in steps if s.reducible_residual is not None]
+    return steps[-1], torch.stack(residuals).mean() if residuals else None
 
 
 def apply_gradients(run: Run, residual: Tensor | None) -> None:
