@@ -22,7 +22,7 @@ _RANKME = (
     "effective number of dimensions of the features h, by the entropy of their singular values; "
     "the rank in a run's summary is of the projections r"
 )
-METRICS = {
+METRIC_INFO = {
     **dict.fromkeys(_ACCURACIES, MetricInfo("higher", accuracy=True, times_100=True)),
     **dict.fromkeys((*_NEUTRAL, "effective rank"), MetricInfo()),
     "predictive": MetricInfo("higher"),
@@ -35,8 +35,8 @@ METRICS = {
     "RankMe": MetricInfo(description=_RANKME),
 }
 
-ACCURACIES = tuple(name for name, info in METRICS.items() if info.accuracy)
-PERCENT = tuple(name for name, info in METRICS.items() if info.times_100)
-HIGHER = tuple(name for name, info in METRICS.items() if info.better == "higher")
-LOWER = tuple(name for name, info in METRICS.items() if info.better == "lower")
-DESCRIPTIONS = {name: info.description for name, info in METRICS.items() if info.description}
+ACCURACIES = tuple(name for name, info in METRIC_INFO.items() if info.accuracy)
+PERCENT = tuple(name for name, info in METRIC_INFO.items() if info.times_100)
+HIGHER = tuple(name for name, info in METRIC_INFO.items() if info.better == "higher")
+LOWER = tuple(name for name, info in METRIC_INFO.items() if info.better == "lower")
+DESCRIPTIONS = {name: info.description for name, info in METRIC_INFO.items() if info.description}

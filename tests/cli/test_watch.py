@@ -203,7 +203,7 @@ def test_a_batch_that_is_no_number_is_one_line(tmp_path: Path, batch: object) ->
 
 
 def test_it_ends_for_a_run_that_was_stopped_and_not_for_one_that_goes_on(tmp_path: Path) -> None:
-    lines = [{"step": 3, "images_per_second": 9.0}, {"step": 3, "stopped": "asked to"}]
+    lines = [{"step": 3, "images_per_second": 9.0}, {"step": 3, "stopped": "requested"}]
     run = made(tmp_path / "run", lines)
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     watch(run, console=console)  # comes back at once

@@ -37,8 +37,7 @@ NOT_RUN = ("text", "json", "bibtex")
 # A folder's own network stays a ResNet-18: timm must be able to load it. A recipe's is replaced by
 # the smallest, which lacks what only larger ones have.
 FOLDER = [*CHANGES, "network.name=resnet18"]
-LACKS = ("stem", "variant")
-RECIPE = [*CHANGES, *(f"network.{name}=false" for name in LACKS)]
+RECIPE = [*CHANGES, "network.stem=imagenet", "network.variant=timm"]
 PROGRAM: Any = typer.main.get_command(app)  # a Group, of click or of typer's own copy
 
 

@@ -346,8 +346,9 @@ def test_a_sweep_with_suite_none_only_trains(tmp_path: Path) -> None:
         "out = pathlib.Path(sys.argv[-1])\n"
         "out.mkdir()\n"
         "held = float(out.name.removeprefix('beta').removesuffix('-seed0'))\n"
-        "lines = [{'step': 1, 'probe_accuracy': 0.2}, {'step': 2, 'probe_accuracy': held}]\n"
-        "(out / 'config.json').write_text('{}')\n"
+        "lines = [{'format_version': 2}, {'step': 1, 'probe_accuracy': 0.2}]\n"
+        "lines += [{'step': 2, 'probe_accuracy': held}]\n"
+        "(out / 'config.json').write_text(json.dumps({'format_version': 2}))\n"
         "(out / 'metrics.jsonl').write_text('\\n'.join(map(json.dumps, lines)))\n"
         "(out / 'encoder.safetensors').touch()\n",
     )
@@ -373,7 +374,7 @@ def test_held_out_is_passed_to_every_evaluation(tmp_path: Path) -> None:
         "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
         "out.mkdir()\n"
         "name = 'config.json' if sys.argv[1] == 'pretrain' else 'results.json'\n"
-        "(out / name).write_text('{}')\n"
+        "(out / name).write_text('{\"format_version\": 2}')\n"
         "(out / 'words').write_text(' '.join(sys.argv[1:]))\n",
     )
     for held_out in (True, False):
@@ -539,7 +540,7 @@ def test_the_table_shows_how_a_run_failed(tmp_path: Path) -> None:
     for name, health in (("beta1-seed0", "collapse: spread 0.08"), ("beta2-seed2", "nan: loss")):
         (tmp_path / name).mkdir()
         line = json.dumps({"step": 63, "reducible_residual": 0.02, "health": health})
-        (tmp_path / name / "metrics.jsonl").write_text(f"{line}\n")
+        (tmp_path / name / "metrics.jsonl").write_text(f'{{"format_version": 2}}\n{line}\n')
     summary = SweepResult(
         sweep_rows(
             tmp_path,

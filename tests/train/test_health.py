@@ -134,7 +134,7 @@ def test_readings_go_on_from_a_checkpoint(tmp_path: Path) -> None:
         if i == 3:
             before.add({"other": value})
             once.add({"other": value})
-            checkpoint.save(tmp_path / "a.safetensors", {"readings": before.state_dict()})
+            checkpoint.save(tmp_path / "a.safetensors", {"metrics": before.state_dict()})
             after.load_state_dict(checkpoint.load(tmp_path / "a.safetensors")["metrics"])
     once.flush(6)
     after.flush(6)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -157,7 +158,7 @@ def test_a_signal_saves_and_the_same_call_goes_on(
     assert (outcome.step, outcome.total) == (7, 24)
     assert signal.getsignal(number) is before
     assert last(out)["step"] == 7
-    assert journal(out)[-1] == {"step": 7, "stopped": "asked to"}
+    assert journal(out)[-1] == {"step": 7, "stopped": "requested"}
     again = pretrain(config, out, display=silent())
     assert again.step == 24
     assert differences(last(out), last(uninterrupted)) == []
@@ -200,7 +201,7 @@ def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     pretrain(config, tmp_path, display=silent())
     shutil.rmtree(tmp_path / "checkpoints")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="holds an encoder, and no checkpoint to go on from"):
+    with pytest.raises(ValueError, match=r"encoder but no checkpoint.*--out"):
         pretrain(config, tmp_path, display=silent())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -209,7 +210,7 @@ def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
 def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Path) -> None:
     """Also one that came to its last step."""
     config = tiny(f"train.steps={steps}", "optim.lr=1e30", "health.max_restarts=1")
-    with pytest.raises(TrainingFailed, match="stopped after 1 returns: nan"):
+    with pytest.raises(TrainingFailed, match="after 1 restarts: nan"):
         pretrain(config, tmp_path, display=silent())
     assert journal(tmp_path)[-1]["stopped"].startswith("nan")
     assert unfinished(tmp_path) == f"training has not come to its end: step 0 of {steps}"
@@ -320,7 +321,7 @@ def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
     counts = {name for name in kinds if name.endswith(".step")}
     assert {name for name, kind in kinds.items() if kind == "cpu"} == counts
     assert {name.split(".")[0] for name in counts} == {"optimizer", "probe_optimizer"}
-    assert {"controller.sum", "readings.groups.0.sum"} <= kinds.keys()
+    assert {"controller.sum", "metrics.groups.0.sum"} <= kinds.keys()
     run.close()
 
 
@@ -418,7 +419,7 @@ def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
     run = started(tiny("optim.warmup_epochs=10", "train.steps=30"), tmp_path, display=display)
     run.close()
     assert run.schedule.warmup == 3
-    assert "warm-up shortened to 3 steps, a tenth of the run" in display.said
+    assert any("warm-up" in line and " 3 steps" in line for line in display.said)
 
 
 def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Path) -> None:
@@ -427,17 +428,16 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
     run = started(tiny("optim.warmup_epochs=2", "train.steps=20"), tmp_path / "a", display=display)
     run.close()
     assert run.schedule.warmup == 10
-    told = "warm-up is 50% of the run; --set optim.warmup_epochs=0.4: 10%"
-    assert display.said == [told, "decoding  100%"]
+    note, decoding = display.said
+    assert "50%" in note
+    assert "optim.warmup_epochs=0.4" in note
+    assert decoding == "decoding  100%"
     display = Written()
     changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch_size=64")
     run = started(tiny(*changes), tmp_path / "b", display=display)
     run.close()
-    told = (
-        "train.batch_size is 64 and there are 40 images, so a batch has some twice; "
-        "with --set train.batch_size=32 it has not"
-    )
-    assert display.said == [told, "decoding  100%"]
+    note, _ = display.said
+    assert re.search(r"train\.batch_size is 64 .* 40 images.*train\.batch_size=32", note)
 
 
 @pytest.mark.parametrize(("compile", "processes"), [("auto", 1), ("no", 1), ("yes", 2)])
@@ -608,9 +608,11 @@ def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
 def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None:
     config = tiny("method=simclr", "optim.lr=1e9", "health.max_restarts=2", "train.steps=30")
     display = Written()
-    with pytest.raises(TrainingFailed, match=r"2 returns: nan: loss .* lower optim\.lr"):
+    with pytest.raises(TrainingFailed, match=r"2 restarts: nan: loss .* lower optim\.lr"):
         pretrain(config, tmp_path, display=display)
-    returns = [line for line in display.said if line.endswith("back to the last good checkpoint")]
+    returns = [
+        line for line in display.said if line.endswith("restarting from the last good checkpoint")
+    ]
     assert len(returns) == 2
     state = last(tmp_path)
     assert state["step"] == 0
@@ -623,7 +625,7 @@ def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None
 def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
     """The loss is finite in the step that ruins the weights, and saving is due at once."""
     changes = ["optim.lr=1e40", "health.max_restarts=1", "train.steps=30", "train.save_every=1e-9"]
-    with pytest.raises(TrainingFailed, match="stopped after 1 returns: nan: loss"):
+    with pytest.raises(TrainingFailed, match="after 1 restarts: nan: loss"):
         pretrain(tiny("method=simclr", *changes), tmp_path / "a", display=silent())
     assert all(t.isfinite().all() for t in tensors(last(tmp_path / "a")["learner"]).values())
     run = started(tiny("method=simclr", *changes), tmp_path / "b")
@@ -647,7 +649,7 @@ def test_a_collapse_is_named(tmp_path: Path) -> None:
     config = tiny("method=c-byol", "health.collapse_std=10", *saving)
     with pytest.raises(
         TrainingFailed,
-        match=r"^stopped after 1 returns: collapse: directions spread .* lower bottleneck\.beta",
+        match=r"1 restarts: collapse: directions spread .* lower bottleneck\.beta",
     ):
         pretrain(config, tmp_path, display=silent())
     assert [line["step"] for line in journal(tmp_path) if "loss" in line] == [1, 2, 3]
@@ -788,7 +790,8 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
         outcome = pretrain(config, out, display=(display := Written()))
         assert outcome.step == 3
         assert outcome.accuracy is None  # a flat folder has no labels
-        assert f"2 images that cannot be read: {out / 'unreadable.txt'}" in display.said
+        listed = str(out / "unreadable.txt")
+        assert any("2 unreadable images" in line and listed in line for line in display.said)
         assert "".join(display.said).count("cannot be read") == 1
         listed = (out / "unreadable.txt").read_text().splitlines()
         assert [line.split(": ")[0] for line in listed] == [
@@ -824,18 +827,9 @@ def test_other_images_of_the_same_number_are_another_run(tmp_path: Path) -> None
     assert pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent()).step == 1
     for i in range(20):
         shutil.copy(images / f"{i:03d}.png", moved / f"{19 - i:03d}.png")
-    message = f"{out} holds a run on other images than those of {moved}, of the same number; choose"
+    message = f"{out} .* 20 other images .* {moved}"
     with pytest.raises(ValueError, match=message):
         pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent())
-
-
-def test_a_checkpoint_that_does_not_tell_images_apart_is_gone_on_with(tmp_path: Path) -> None:
-    config = tiny("train.steps=1")
-    pretrain(config, tmp_path, display=silent())
-    state = last(tmp_path)
-    del state["shades"]  # as before there were any
-    checkpoint.save_step(tmp_path / "checkpoints", 1, state)
-    assert pretrain(config, tmp_path, display=silent()).step == 1
 
 
 def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
@@ -843,7 +837,7 @@ def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
     config = tiny(f"data.source={images}")
     pretrain(config, out, display=silent())
     photos(images, 10)
-    message = f"{out} holds a run on 9 images, and {images} has 10; choose another --out"
+    message = f"{out} .* 9 images, .*{images} has 10; .*--out"
     with pytest.raises(ValueError, match=message):
         pretrain(config, out, display=silent())
 
@@ -954,10 +948,10 @@ def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
     config = tiny(f"data.source={tmp_path / 'photos'}", "train.steps=1")
     pretrain(config, tmp_path / "run", display=display)
     held = int(held_out_labels(count, config.probe.holdout, config.seed).sum())
-    classes = f" in 2 classes ({held} held out, to watch)" if labeled else ""
+    classes = f" in 2 classes ({held} labels held out)" if labeled else ""
     assert display.said[1] == (
-        f"{config.method} on {count} images{classes}: {config.network.name}, views of "
-        f"{config.views.size} pixels, batch {config.train.batch_size}, 1 steps, cpu, float32"
+        f"{config.method} on {count} images{classes}: {config.network.name}, "
+        f"{config.views.size}-pixel views, batch {config.train.batch_size}, 1 steps, cpu, float32"
     )
 
 
@@ -1162,7 +1156,8 @@ def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path)
     assert "4 steps" in short.notes[0]
     assert [short.beta(step) for step in (0, 2, 4, 39)] == [0.0, 0.5, 1.0, 1.0]
     half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=100"), 40)
-    assert half.notes == ["rise of beta is 50% of the run; --set bottleneck.warmup_epochs=2: 10%"]
+    (note,) = half.notes
+    assert re.search(r"beta .*50%.* bottleneck\.warmup_epochs=2", note)
     assert half.beta(25) == 0.5
     for steps, said in ((149, 1), (150, 0)):  # more than a third is much
         assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).notes) == said
@@ -1186,7 +1181,7 @@ def test_a_size_that_a_network_cannot_take_is_one_line_and_leaves_nothing(
 ) -> None:
     """Patches of 16 pixels, and five times half of 16."""
     config = tiny(f"network.name={name}", f"views.size={size}")
-    with pytest.raises(ValueError, match=rf"^{name} takes no images of {size} pixels: .*; choose"):
+    with pytest.raises(ValueError, match=rf"^{name} .* {size} pixels: .*views\.size"):
         pretrain(config, tmp_path / "run", display=silent())
     assert not (tmp_path / "run").exists()
 

@@ -1,6 +1,7 @@
 """What a step is made of: the settings arrive, and views are those of each image alone."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ COMPILED = """
 import torch
 from compressive.config import Config, override
 from compressive.data.loaders import Batch
-from compressive.learner import view_maker
+from compressive.train.step import view_maker
 
 one = torch.ones(6, dtype=torch.long)
 images = torch.randint(0, 256, (6, 3, 20, 20), dtype=torch.uint8)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressive.rundir.files import CONFIG, METRICS
-from compressive.rundir.metrics_log import STOPPED
+from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.rundir.reader import TrainingFiles, read_training
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -117,7 +117,7 @@ def _progress(files: TrainingFiles, age: float | None) -> RenderableType:
         words.append("finished")
     elif files.is_stopped:
         why = files.metrics[-1][STOPPED]
-        asked = why == "asked to"
+        asked = why == REQUESTED
         words.append("stopped; run the same command to resume" if asked else f"given up: {why}")
     words.append("no metrics yet" if age is None else f"last update {_duration(age)} ago")
     text = Text("   ".join(words))

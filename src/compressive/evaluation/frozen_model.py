@@ -123,7 +123,7 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
     if found is None:
         return None, ""
     _, state = found
-    if state.get("own_method"):
+    if state.get("custom_method"):
         return None, "the run used a method from Python code, which cannot be rebuilt"
     weights: dict[str, Any] = state["learner"]
     method = build(config).to(device)

@@ -115,7 +115,7 @@ def chart(
         across = (-0.5, len(names) - 0.5)
     upright = (0.0, 1.0) if square else _extent(ys, 0.04, floor=0.0 if zero else None)
     frame = Frame(across, upright)
-    parts = [*_axes(frame, x, y, names)]
+    parts = [*_axes_svg(frame, x, y, names)]
     if square:
         parts.append(f'<path class="grid" d="{_path([(0, 0), (1, 1)], frame)}"/>')
     for after, line in zip(reversed(range(len(lines))), lines, strict=True):
@@ -261,7 +261,7 @@ def _clip_segment(one: Point, two: Point, frame: Frame) -> tuple[Point, Point] |
     )
 
 
-def _axes(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
+def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
     left, bottom, right = _LEFT_EDGE, _BOTTOM_EDGE, _RIGHT_EDGE
     parts = []
     heights, places = ticks(*frame.upright), ticks(*frame.across)

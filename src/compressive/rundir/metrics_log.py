@@ -10,6 +10,7 @@ from compressive.rundir.files import METRICS, write_text
 from compressive.rundir.records import finite_number
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
+REQUESTED = "requested"  # the reason if a signal stopped the run
 STOPPED = "stopped"  # key of the last line of a run that stopped early; the value is the reason
 
 

@@ -71,7 +71,7 @@ def plan_runs(
     """
     base = recipes.get(recipe).config if recipe else base or Config()
     base = with_data(base, data, *changes)
-    axes = _axes(vary, preset, changes, base)
+    axes = _varied_axes(vary, preset, changes, base)
     runs, configs = [], list[Config]()
     for values in itertools.product(*axes.values()):
         varied = dict(zip(axes, values, strict=True))
@@ -86,7 +86,7 @@ def plan_runs(
     return runs
 
 
-def _axes(
+def _varied_axes(
     vary: Sequence[str], preset: str, changes: Sequence[str], base: Config
 ) -> dict[str, list[str]]:
     """Return the settings that vary and their values."""

@@ -24,7 +24,7 @@ from compressive.data.source import Source
 from compressive.distributed import any_process, rank, world_size
 from compressive.methods import Builder, Step, build
 from compressive.progress import Display
-from compressive.rundir.metrics_log import STOPPED
+from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
 from compressive.train.online_eval import Accuracy
@@ -149,7 +149,7 @@ def finish(run: Run) -> Outcome:
     if run.health.is_well or run.step == run.total:
         run.save()
     if run.step < run.total:
-        run.logger.write(run.step, {STOPPED: "requested"})
+        run.logger.write(run.step, {STOPPED: REQUESTED})
     return Outcome(run.out, run.step, run.saved_step, run.total, run.accuracy)
 
 

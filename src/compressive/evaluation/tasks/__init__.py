@@ -1,7 +1,7 @@
 """The list of evaluation tasks, readable without importing torch.
 
 A task is a file in this package with a function `run(context)`. A new task needs its file, one
-line in `TASKS`, and one line in `metric_info.METRICS` for each new metric.
+line in `TASKS`, and one line in `metric_info.METRIC_INFO` for each new metric.
 """
 
 from collections.abc import Callable, Sequence

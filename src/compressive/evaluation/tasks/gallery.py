@@ -93,7 +93,7 @@ def _shown_views(
     """Return the central crop and pairs of views as in pretraining."""
     model = context.model
     pair = evaluation_views(context)
-    shown = [_to_uint8(context.crop.pixels(batch))]
+    shown = [_display_pixels(context.crop.pixels(batch))]
     for first in range(0, 2 * pairs, 2):
         number = torch.arange(first, first + 2, device=context.device)
         keys = image_keys(
@@ -105,7 +105,7 @@ def _shown_views(
         drawn = draw_pair(keys, pair, batch.height, batch.width)
         both = torch.cat([batch.images, batch.images])
         made = render(both, drawn, model.size, antialias=model.antialias)
-        shown.extend(_to_uint8(made).chunk(2))
+        shown.extend(_display_pixels(made).chunk(2))
     return torch.stack(shown, 1)
 
 
@@ -114,11 +114,13 @@ def _crops(
 ) -> UInt8[Tensor, "some side side 3"]:
     """Return central crops of a split; each image is read once, even if it occurs repeatedly."""
     places, again = index.cpu().unique(return_inverse=True)
-    found = [_to_uint8(context.crop.pixels(batch)) for batch in context.batches_at(split, places)]
+    found = [
+        _display_pixels(context.crop.pixels(batch)) for batch in context.batches_at(split, places)
+    ]
     return torch.cat(found)[again.to(context.device)]
 
 
-def _to_uint8(images: Float[Tensor, "batch 3 h w"]) -> UInt8[Tensor, "batch side side 3"]:
+def _display_pixels(images: Float[Tensor, "batch 3 h w"]) -> UInt8[Tensor, "batch side side 3"]:
     """Convert colors in [0, 1] to bytes; average areas of large images."""
     if images.shape[-1] > _THUMBNAIL_SIDE:
         images = F.interpolate(images, (_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), mode="area")

@@ -18,7 +18,7 @@ from compressive.rng import image_keys
 from compressive.train.step import view_pair
 
 RANKED = 25_600  # images of RankMe, as its authors use
-_EPOCH = 2**32 - 3  # no run reaches it, so that the views are new
+_VIEWS_EPOCH = 2**32 - 3  # no run reaches it, so that the views are new
 
 
 def run(context: EvalContext, *, uniformity_images: int = 10_000) -> None:
@@ -71,6 +71,6 @@ def augmented_pair(
     """Return two new views of each image, those that the gallery shows first."""
     number = torch.arange(2, device=context.device).repeat_interleave(len(batch.index))
     index = torch.cat([batch.index, batch.index])
-    keys = image_keys(index, seed=context.seed, epoch=_EPOCH, view=number)
+    keys = image_keys(index, seed=context.seed, epoch=_VIEWS_EPOCH, view=number)
     height, width, size = batch.height, batch.width, context.model.size
     return augment_pair(batch.images, keys, views, size, height=height, width=width)

@@ -34,7 +34,7 @@ PAPER_IMAGES = {"train": 10_000, "test": 50_000}
 # A smaller change in every pixel is rounding, not color: gray images under hue or saturation,
 # white images under brightness. One gray level of color under saturation is 8e-4 before resizing.
 _ROUNDING = 1e-5
-_EPOCH, _VIEW = 2**32 - 1, 2**32 - 2  # no run reaches the epoch; no other module draws the view
+_Z_EPOCH, _VIEW = 2**32 - 1, 2**32 - 2  # no run reaches the epoch; no other module draws the view
 
 
 class Perturbation(NamedTuple):
@@ -181,7 +181,7 @@ def measure_smoothness(
                 batch.images, size, height=batch.height, width=batch.width, antialias=antialias
             )
             e = VonMisesFisher(_directions(direction, x, precision), kappa)
-            at = _point(e, z, image_keys(batch.index, seed=seed, epoch=_EPOCH, view=_VIEW))
+            at = _point(e, z, image_keys(batch.index, seed=seed, epoch=_Z_EPOCH, view=_VIEW))
             readings = []
             for perturbation in PERTURBATIONS:
                 changed = perturb(x, perturbation)
