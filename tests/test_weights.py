@@ -319,9 +319,7 @@ def test_evaluate_takes_the_name(here: Path) -> None:
     assert (here / "runs" / "evaluation" / NAME / "results.json").is_file()
     result = CliRunner().invoke(app, ["evaluate", NAME, "--device", "cpu"])
     assert result.exit_code == 2
-    assert result.output.startswith(
-        f"error: say with --data which images {NAME} is to be judged by"
-    )
+    assert result.output.startswith(f"error: --data is needed: {NAME}")
 
 
 def test_embed_takes_the_name(here: Path) -> None:

@@ -563,7 +563,7 @@ def test_what_was_judged_by_held_out_images_alone_is_compared(run: Path, tmp_pat
         evaluate(str(copy), held_out=True, tasks=["knn"], device="cpu", display=silent())
     done = CliRunner().invoke(app, ["compare", *map(str, both)])
     assert done.exit_code == 0, done.output
-    assert "held_out" in done.output
+    assert "held out" in done.output
 
 
 @pytest.mark.parametrize(

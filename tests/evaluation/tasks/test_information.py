@@ -38,7 +38,7 @@ PAIR = paper_views()
 HELD = 2**32 - 1
 
 
-def made(name: str, *changes: str) -> Contrastive | Bootstrap:
+def made(name: str, *changes: str) -> Any:
     """A method with statistics of its own in every batch norm, in training mode."""
     torch.manual_seed(0)
     method = build(tiny(f"method={name}", *changes))
