@@ -30,6 +30,7 @@ from compressive.evaluation.context import EvalContext
 from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import evaluate
 from compressive.evaluation.tasks import few_label, information, select_tasks
+from compressive.metric_info import METRIC_INFO
 from compressive.rundir.folder import read_config
 from compressive.rundir.lock import acquire_lock
 from compressive.train.loop import pretrain

@@ -43,7 +43,7 @@ def side(source: Source, config: Config) -> int:
     return canvas_side(source, config.views.size, config.data.max_side)
 
 
-def load(
+def open_images(
     source: Source,
     config: Config,
     device: torch.device,

@@ -71,7 +71,7 @@ class Run:
         self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         self.side = images.side(source, config)
         decoding = partial(display.progress, "decoding")
-        self.loader = images.load(source, config, self.device, decoding)
+        self.loader = images.open_images(source, config, self.device, decoding)
         self.logger: MetricsLogger
         self._lock: int | None = None
         try:

@@ -25,7 +25,7 @@ from compressive.evaluation.frozen_model import mean_direction
 from compressive.evaluation.tasks import information
 from compressive.evaluation.tasks.information import measure_information
 from compressive.evaluation.tasks.smoothness import PERTURBATIONS, keyed_sample, measure_smoothness
-from compressive.methods import Bootstrap, Contrastive, Method, build
+from compressive.methods import Bootstrap, Contrastive, build
 from compressive.objectives import csimclr_loss
 from compressive.rng import image_keys
 
@@ -38,7 +38,7 @@ PAIR = paper_views()
 HELD = 2**32 - 1
 
 
-def made(name: str, *changes: str) -> Method:
+def made(name: str, *changes: str) -> Any:
     """A method with statistics of its own in every batch norm, in training mode."""
     torch.manual_seed(0)
     method = build(tiny(f"method={name}", *changes))
