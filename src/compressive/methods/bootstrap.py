@@ -32,6 +32,14 @@ class Bootstrap(Method):
     draws z.
     """
 
+    projection: nn.Module
+    predictor: nn.Module
+    target: Ema | None
+    decoder: nn.Module | None
+    backward_encoder: nn.Module | None
+    weight: float
+    backward_view: BackwardView
+
     def __init__(
         self,
         encoder: nn.Module,

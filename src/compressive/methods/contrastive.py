@@ -36,6 +36,12 @@ class Contrastive(Method):
     that vMF(direction of the other view, kappa_b) cannot predict. `sample` draws z.
     """
 
+    projection: nn.Module
+    predictor: nn.Module | None
+    target: Ema | None
+    kappa_b: float
+    own_view_negatives: bool
+
     def __init__(
         self,
         encoder: nn.Module,

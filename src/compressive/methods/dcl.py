@@ -68,6 +68,10 @@ def _decoupled_nll(mu: Tensor, candidates: Tensor, temperature: float, own: bool
 class DCL(Method):
     """SimCLR with the decoupled loss: both views pass through the network together."""
 
+    projection: nn.Module
+    temperature: float
+    own_view_negatives: bool
+
     def __init__(
         self,
         encoder: nn.Module,

@@ -76,6 +76,8 @@ def _off_diagonal(z: Tensor) -> Tensor:
 class VICReg(Method):
     """VICReg; the projection is what the paper calls the expander."""
 
+    projection: nn.Module
+
     def __init__(self, encoder: nn.Module, projection: nn.Module) -> None:
         super().__init__()
         self.encoder, self.projection = encoder, projection

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from compressive import encoder
 from compressive.config import Config, is_compressed
@@ -18,7 +18,7 @@ from compressive.data.sampler import batch_index_stream
 from compressive.data.source import Source
 from compressive.device import is_compiled, pick_device, precision
 from compressive.distributed import gather, parallel, rank, wait_for_all, world_size
-from compressive.methods import Builder, build
+from compressive.methods import Builder, Method, build
 from compressive.progress import Display
 from compressive.rundir import checkpoint, files, folder
 from compressive.rundir.lock import acquire_lock
@@ -28,12 +28,52 @@ from compressive.train.health import AsyncMetrics, Health
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.schedule import Schedule
-from compressive.train.step import build_learner, build_optimizer, compile_learner, view_maker
+from compressive.train.step import (
+    Learner,
+    ViewMaker,
+    build_learner,
+    build_optimizer,
+    compile_learner,
+    view_maker,
+)
 from compressive.train.throughput import Throughput
 
 
 class Run:
     """Everything a training loop needs, and its position: `step` of `total`, in an `attempt`."""
+
+    config: Config
+    out: Path
+    display: Display
+    device: torch.device
+    dtype: torch.dtype
+    count: int  # images
+    labels: Int[Tensor, " count"] | None
+    held_out: Bool[Tensor, " count"]
+    visible_labels: Int[Tensor, " count"]  # -1 where held out or unlabeled
+    schedule: Schedule
+    step: int
+    total: int
+    attempt: int
+    saved_step: int
+    saved_at: float
+    metrics: AsyncMetrics
+    throughput: Throughput
+    health: Health
+    accuracy: Accuracy | None
+    learner: Learner
+    parallel_learner: nn.Module
+    method: Method
+    has_custom_method: bool
+    optimizer: torch.optim.Optimizer
+    probe_optimizer: torch.optim.Optimizer | None
+    make_views: ViewMaker
+    scheduled_beta: Float[Tensor, ""]
+    controller: Controller | None
+    side: int
+    loader: images.Loader
+    color_fingerprint: Float[Tensor, "some 3"]
+    logger: MetricsLogger
 
     def __init__(
         self,
@@ -66,13 +106,12 @@ class Run:
         self.saved_at = time.monotonic()
         self.metrics, self.throughput = AsyncMetrics(), Throughput()
         self.health = Health(config, warmup=self.schedule.warmup)
-        self.accuracy: Accuracy | None = None
+        self.accuracy = None
         # Networks before images: reading images may take long, and some networks cannot be built.
         self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         self.side = images.side(source, config)
         decoding = partial(display.progress, "decoding")
         self.loader = images.open_images(source, config, self.device, decoding)
-        self.logger: MetricsLogger
         self._lock: int | None = None
         try:
             self.color_fingerprint = images.color_fingerprint(self.loader, self.count)

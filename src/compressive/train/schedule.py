@@ -8,6 +8,15 @@ from compressive.distributed import world_size
 class Schedule:
     """The steps of a run on `count` images; `notes` are messages for the user."""
 
+    config: Config
+    count: int
+    notes: list[str]
+    total: int
+    warmup: int
+    rise: int
+    log_every: int
+    evaluate_every: int
+
     def __init__(self, config: Config, count: int) -> None:
         train = config.train
         each = train.grad_accum_steps * world_size()
