@@ -92,14 +92,14 @@ def test_streaming_starts_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
 # In a process of its own: the suite's checks of shapes cannot be compiled.
 AUTOCAST = """
 import torch
-from compressive import contrast
+from compressive import info_nce
 from compressive.objectives import simclr_loss
 
 r_x, r_y = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
 loss = lambda x, y: simclr_loss(x, y).loss
 exact_x, exact_y = (r.double().requires_grad_() for r in (r_x, r_y))
 loss(exact_x, exact_y).backward()
-for contrast._KEEP in (2**26, 0):
+for info_nce._KEEP in (2**26, 0):
     for made in (loss, torch.compile(loss, backend="aot_eager", dynamic=False)):
         torch._dynamo.reset()
         x, y = (r.clone().requires_grad_() for r in (r_x, r_y))

@@ -106,7 +106,7 @@ def test_as_it_stands_a_resnet_is_timms(name: str) -> None:
 
 
 def test_timm_loads_a_plain_resnet_and_computes_its_features(tmp_path: Path) -> None:
-    ours = backbone("resnet50", variant="official", zero_init_last=False)
+    ours = backbone("resnet50", zero_init_last=False)
     x = torch.randn(2, 3, 64, 64)
     ours.train()(x)  # running statistics worth carrying over
     torch.save(ours.state_dict(), tmp_path / "encoder.pth")
