@@ -1,4 +1,7 @@
-"""The state of a run: its parts, its position, and how it is saved and restored."""
+"""The state of a run: its parts, its position, and how it is saved and restored.
+
+Longer than 300 lines, so that everything a checkpoint must hold is in one place.
+"""
 
 import os
 import time
