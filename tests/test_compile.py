@@ -5,6 +5,7 @@ In a process of its own: jaxtyping's run-time checks, on in this one, do not tra
 
 from pathlib import Path
 
+import pytest
 import torch
 from processes import printed
 
@@ -13,6 +14,7 @@ from compressive.distributions.vmf import _known_while_compiling
 SCRIPT = Path(__file__).parent / "compiled.py"
 
 
+@pytest.mark.slow
 def test_everything_compiles_into_one_graph() -> None:
     names = {"learned": "aot_eager", "small": "aot_eager"}
     names |= {"fixed": "inductor", "objectives": "inductor"}

@@ -81,6 +81,7 @@ def test_an_optional_setting_can_be_reset_to_none() -> None:
     assert override(changed, "bottleneck.target_residual=null") == Config()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.sets(st.sampled_from(sorted(CHANGES))))
 def test_json_gives_back_the_same_config(chosen: set[str]) -> None:

@@ -69,6 +69,7 @@ print((mebibytes("VmHWM") - before) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
     """Peak resident memory beyond the inputs, in GiB; the logits alone would be 4 GiB."""

@@ -53,6 +53,7 @@ def gap(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours - theirs).abs().max() / theirs.abs().max()).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RULE, ids=lambda case: case["tag"])
 def test_resnet_is_the_official_one(case: dict[str, Any]) -> None:
     """Ours in float64 against TensorFlow's float32, so what is left is the noise of the latter.
@@ -105,6 +106,7 @@ def test_as_it_stands_a_resnet_is_timms(name: str) -> None:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.slow
 def test_timm_loads_a_plain_resnet_and_computes_its_features(tmp_path: Path) -> None:
     ours = backbone("resnet50", zero_init_last=False)
     x = torch.randn(2, 3, 64, 64)
@@ -120,6 +122,7 @@ def test_timm_loads_a_plain_resnet_and_computes_its_features(tmp_path: Path) -> 
     assert gap(wider.eval()(x), expected) > 0.01, "the trap that the docstring names"
 
 
+@pytest.mark.slow
 def test_first_shortcut_is_for_the_shallow_ones() -> None:
     with torch.device("meta"):
         plain = {name: set(backbone(name).state_dict()) for name in RESNETS}
@@ -180,6 +183,7 @@ def assert_drawn(weight: Tensor) -> None:
     assert 2.2 < float(weight.abs().max()) / std < 2.28
 
 
+@pytest.mark.slow
 def test_paper_init_of_kernels() -> None:
     network: Any = backbone("resnet50", variant="official")
     assert_drawn(network.layer4[0].conv2.weight)  # 3x3, where fan-in is 9 times the channels
@@ -195,6 +199,7 @@ def test_paper_init_of_kernels() -> None:
         assert_drawn(timms[0].conv2.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("resnet50", 16)])
 @pytest.mark.parametrize("zero", [True, False])
 def test_zero_init_of_the_last_gamma(name: str, blocks: int, zero: bool) -> None:

@@ -239,6 +239,7 @@ def test_free_cbyol_is_byol() -> None:
 # The meter
 
 
+@pytest.mark.slow
 def test_closed_rate_is_the_mean_of_the_sampled_one() -> None:
     r_x, r_y = projections(4, 64)
     settings: dict[str, Any] = {"kappa_e": 256.0, "kappa_b": 8.0}
@@ -252,6 +253,7 @@ def test_closed_rate_is_the_mean_of_the_sampled_one() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
 def test_both_rates_have_the_same_expected_gradient(rate) -> None:
     """-beta kappa_b A(kappa_e) cos(mu_e, mu_b) is all that the residual contributes."""

@@ -90,6 +90,7 @@ def refused(rank: int) -> None:
     assert value.grad.tolist() == [3 * (rank + 1), 30 * (rank + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_processes_normalize_as_one_on_the_joined_batch(tmp_path: Path) -> None:
     together(worker, (str(tmp_path),), RANKS)

@@ -45,6 +45,7 @@ def revealed(checker: str, folder: Path) -> list[str]:
     return re.findall(r'(?:Revealed type is|Type of "\w+" is) "(.*)"$', run.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_type_checkers_resolve_the_public_names(checker: str, tmp_path: Path) -> None:
     distribution, load, pretrain = revealed(checker, tmp_path)

@@ -102,6 +102,7 @@ def test_each_method_reads_its_own_settings() -> None:
     assert "bottleneck.residual_estimator" in unused_settings(tiny("bottleneck.stochastic=false"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_unused_settings_change_no_bit_and_others_do(method: str, tmp_path: Path) -> None:
     base = ("train.steps=3", f"method={method}")
@@ -117,6 +118,7 @@ def test_unused_settings_change_no_bit_and_others_do(method: str, tmp_path: Path
     assert found.keys() - OTHER.keys() <= others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
 def test_each_optimizer_reads_its_own_settings(optimizer: str, tmp_path: Path) -> None:
     base = ("train.steps=3", f"optim.name={optimizer}")
@@ -126,6 +128,7 @@ def test_each_optimizer_reads_its_own_settings(optimizer: str, tmp_path: Path) -
         assert moved == (name not in found), name
 
 
+@pytest.mark.slow
 def test_the_linear_schedule_of_beta_reads_its_warm_up(tmp_path: Path) -> None:
     rising = ("train.steps=20", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=1")
     assert "bottleneck.warmup_epochs" in unused_settings(Config())

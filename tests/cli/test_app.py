@@ -244,6 +244,7 @@ def small(tmp_path: Path, *changes: str) -> list[str]:
     return [config.data.source, "--recipe", "simclr/quickstart", *words(config)]
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_run_or_other_files_is_refused(tmp_path: Path) -> None:
     given, out = small(tmp_path), tmp_path / "run"
     assert pretrain(*given, "--out", out).exit_code == 0

@@ -399,6 +399,7 @@ raise SystemExit(5)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_while_threads_decode_ends_quietly() -> None:
     run = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (5, "")

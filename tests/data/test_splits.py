@@ -87,6 +87,7 @@ def test_so_many_of_each_class_are_kept_without_replacement() -> None:
     assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(133))
 
 
+@pytest.mark.slow
 def test_few_labels_of_imagenet_are_as_many_as_in_simclrs_lists() -> None:
     """12,811 = 811 x 13 + 189 x 12 and 128,116 = 116 x 129 + 884 x 128, by the lists themselves."""
     sizes = np.full(1000, 1300)  # as in ImageNet, where 895 classes have 1,300 and the rest fewer

@@ -134,6 +134,7 @@ def angles(p: VonMisesFisher, z: torch.Tensor) -> np.ndarray:
     return (2 * torch.atan2(near, far)).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("learned", [False, True])
 def test_radial_law_of_samples(learned: bool, dtype: torch.dtype) -> None:
@@ -292,6 +293,7 @@ def test_gradient_in_mu_of_the_mean(n: int, kappa: float) -> None:
     assert error.max() < 5
 
 
+@pytest.mark.slow
 def test_gradients_of_a_nonlinear_function() -> None:
     """E[(a.z)^2] = across + (1 - n across) (a.mu)^2, across = A/kappa: in mu and in kappa."""
     n, draws = 8, 200_000
@@ -435,6 +437,7 @@ def test_kl_against_the_uniform_distribution() -> None:
     assert torch.equal(kl_divergence(several, one), kl_divergence(u, one).expand(5))
 
 
+@pytest.mark.slow
 def test_kl_is_differentiable_in_everything() -> None:
     mu_p, mu_q = (unit_vectors(3, 5, seed=s).requires_grad_() for s in (0, 1))
     kappa_p, kappa_q = (

@@ -59,6 +59,7 @@ def test_no_kappa_defeats_the_solver(n: int) -> None:
         assert ((side.integral(theta) - side.mass).abs() <= allowed).all(), kappa
 
 
+@pytest.mark.slow
 def test_the_steps_and_nodes_have_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     """One Halley step and sixteen nodes fewer still give all angles but one in 5,000 to 1e-9."""
     usual = slice(8, -8)  # quantiles 1e-4 to 1 - 1e-4

@@ -220,6 +220,7 @@ def run_python(source: str, name: str) -> None:
 RUN = [d for d in DOCUMENTS if any(b.language in ("bash", "python") for b in fenced(d.read_text()))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", RUN, ids=name_of)
 def test_commands_and_snippets_run(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None

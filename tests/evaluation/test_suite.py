@@ -160,6 +160,7 @@ def test_results_are_not_put_among_images(run: Path, tmp_path: Path) -> None:
     evaluate(str(run), device="cpu", **given)
 
 
+@pytest.mark.slow
 def test_sets_of_test_images_are_not_opened_where_none_may_be(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +353,7 @@ def test_one_image_that_cannot_be_read_costs_the_meter_no_batch(
     assert results.skipped == ["1 images of test that cannot be read"]
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_said_until_its_task_is_done_again(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
@@ -486,6 +488,7 @@ def test_images_without_a_test_split_or_labels_get_what_they_can(
     assert "no test split" in results.records[0].protocol["notes"][0]
 
 
+@pytest.mark.slow
 def test_a_file_of_torchvisions_weights_is_evaluated_from_the_command_line(
     tmp_path: Path, data: Callable[[bool], Path]
 ) -> None:

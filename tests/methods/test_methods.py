@@ -465,6 +465,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         Bootstrap(*parts, nn.Identity(), kappa_d=-1.0)
 
 
+@pytest.mark.slow
 def test_methods_compile_into_one_graph() -> None:
     """The two with the most parts, in a process of its own: run-time checks do not trace."""
     names = ["c-byol", "c-moco-v3"]

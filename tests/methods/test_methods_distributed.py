@@ -59,6 +59,7 @@ def worker(rank: int, ranks: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_make_the_step_of_one(ranks: int, tmp_path: Path) -> None:

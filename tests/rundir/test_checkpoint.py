@@ -367,6 +367,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
     """The limit on the size of a file stands for the disk: the same write fails in the same way."""
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
@@ -410,6 +411,7 @@ print(n, left)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_save_leaves_a_whole_file(tmp_path: Path) -> None:
     """kill -9, 25 times, at random moments of an endless row of saves."""
     command = [sys.executable, "-c", KILLS, str(tmp_path / "a.safetensors")]

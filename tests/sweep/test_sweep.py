@@ -198,6 +198,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_failed_run_ends_no_other_and_a_finished_one_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +289,7 @@ def program(folder: Path, source: str) -> list[str]:
     return [sys.executable, "-SE", str(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_sweep_resumes_and_skips_finished_runs(
     tmp_path: Path, number: signal.Signals
@@ -421,6 +423,7 @@ def test_sweep_json_is_synced_before_it_is_renamed(
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match=f"{tmp_path}.*--out"):

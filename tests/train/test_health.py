@@ -331,6 +331,7 @@ def trained(beta: float, steps: int) -> list[HealthStatus]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_price_too_high_is_found_to_collapse_a_network_and_a_fair_one_is_not() -> None:
     fair, dear = trained(1.0, 150), trained(100.0, 150)

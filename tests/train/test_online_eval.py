@@ -156,6 +156,7 @@ def asks_the_probe(rank: int, ranks: int, labeled: range, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("ranks", "labeled"), [(2, range(5, 11)), (3, range(5, 6))])
 def test_processes_that_have_more_labels_count_more(

@@ -252,6 +252,7 @@ def test_a_thread_leaves_signals_alone() -> None:
     assert seen == [([], signal.getsignal(signal.SIGTERM))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_path: Path) -> None:
     config = tiny(f"method={method}", "optim.name=lars")
@@ -269,6 +270,7 @@ def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_p
     assert differences(last(tmp_path), state) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
 def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: Path) -> None:
     """5 steps at once equal 2 and 3, so momenta and AdamW's moments and step counts come back."""
@@ -376,6 +378,7 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
     return learner.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) -> None:
     """To 1e-4 of a tensor's norm: float32 sums in another order, through 3 steps of batch norms."""
@@ -389,6 +392,7 @@ def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) ->
         assert gap <= 1e-4 * tensor.double().norm() + 1e-7, name
 
 
+@pytest.mark.slow
 def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
     """Batch norms see a portion: accumulation is another run, and the test above tells them."""
     found = []
@@ -496,6 +500,7 @@ def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path
 # Schedules
 
 
+@pytest.mark.slow
 def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1175,6 +1180,7 @@ def test_a_limit_holds_for_images_of_a_program(tmp_path: Path) -> None:
     assert any(" on 16 images" in text for text in display.said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("test_vit", 33), ("vgg11", 16)])
 def test_a_size_that_a_network_cannot_take_is_one_line_and_leaves_nothing(
     tmp_path: Path, name: str, size: int

@@ -57,6 +57,7 @@ def settled(nats: list[float], target: float, within: float) -> int:
     return outside[-1] + 1 if outside else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [5, 50])
 @pytest.mark.parametrize("name", RESPONSES)
 def test_nats_reach_the_target_and_stay(name: str, lag: int) -> None:
@@ -199,6 +200,7 @@ def free_nats() -> float:
     return float(np.mean(trained(None, 400)[-100:]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("share", [0.5, 0.2])
 def test_a_network_keeps_the_share_of_its_nats_that_it_is_told_to(share: float) -> None:

@@ -119,6 +119,7 @@ def test_compiled_views_are_the_eager_ones() -> None:
     assert printed(COMPILED).strip() == "the same"
 
 
+@pytest.mark.slow
 def test_what_is_made_again_moves_no_gradient_and_less_is_kept() -> None:
     """What is kept: weights and images, and of the network the products and no activations."""
     script = Path(__file__).parents[1] / "recomputed.py"

@@ -75,6 +75,7 @@ def test_the_penalty_of_few_labels_has_the_least_log_loss_by_scikit_learn(tmp_pa
     assert found.fits.penalties == (penalty,)
 
 
+@pytest.mark.slow
 def test_few_labels_are_drawn_by_the_seed_and_judged_by_five_guesses_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,7 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
     torch.testing.assert_close(kl_gradient(p, y.detach(), 1.0), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_maps_are_as_good_as_scikit_learns() -> None:
     """Two maps, as one may end in a worse minimum: scikit-learn's own do by 8 %, by their start."""
     ours, theirs = [], []
