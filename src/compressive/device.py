@@ -32,5 +32,5 @@ def precision(setting: str, device: torch.device) -> torch.dtype:
 
 
 def is_compiled(setting: str, device: torch.device) -> bool:
-    """Whether steps are compiled: on a GPU unless told otherwise."""
+    """Return whether to compile steps; "auto" compiles on a GPU."""
     return setting == "yes" or (setting == "auto" and device.type == "cuda")

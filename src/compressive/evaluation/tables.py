@@ -156,7 +156,7 @@ def _format_difference(each: Difference) -> tuple[str, str, str]:
 
 
 def _decimals(size: float, digits: int) -> int:
-    """Return how many decimals show so many digits of a number."""
+    """Return the decimals needed to show this many significant digits."""
     if not 0 < size < math.inf:
         return 0 if size == 0 else 2
     return min(6, max(0, digits - 1 - math.floor(math.log10(size))))

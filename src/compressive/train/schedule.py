@@ -60,7 +60,7 @@ class Schedule:
         return found
 
     def epoch(self, step: int) -> float:
-        """Return the number of epochs after so many steps."""
+        """Return the epoch at a step."""
         return step * self.config.train.batch_size / self.count
 
     def lr(self, step: int) -> float:
