@@ -267,6 +267,7 @@ def test_compression_and_comparison_of_images_follow_from_the_method() -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_number_has_bounds() -> None:
     """-1, infinity and NaN are refused for every number."""
     for name, hint in HINTS.items():
@@ -347,6 +348,7 @@ def test_settings_read_finds_reads_and_only_reads() -> None:
     assert not settings_read("FREE = {'optim.lr'}\nseed = 1\nx = model.lr\ny = config.optim")
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_by_some_module() -> None:
     others = [p for p in PACKAGE.rglob("*.py") if p.stem != "config" and "recipes" not in p.parts]
     read = set().union(*(settings_read(path.read_text()) for path in others))

@@ -74,6 +74,7 @@ def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
     assert ours(x).shape == (3, ours.feature_dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -103,6 +104,7 @@ def test_what_is_loaded_is_frozen_and_ready(tmp_path: Path) -> None:
     assert torch.equal(ours(x), ours(x))
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_encoder_that_it_trained(tmp_path: Path) -> None:
     """timm, we and the watching probe see the same features of the same files.
 

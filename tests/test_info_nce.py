@@ -111,6 +111,7 @@ for info_nce._KEEP in (2**26, 0):
 """
 
 
+@pytest.mark.slow
 def test_gradients_under_autocast_are_those_of_float32() -> None:
     """As in a training step, where backward too is called under autocast; kept, then streamed.
 

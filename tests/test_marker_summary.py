@@ -26,6 +26,7 @@ def test_gpu(): pass
 INI = "[pytest]\nmarkers =\n  slow\n  shared\n  gpu\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_the_summary_names_markers_counts_and_reasons(tmp_path: Path, processes: str) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)

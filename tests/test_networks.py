@@ -133,6 +133,7 @@ def test_first_shortcut_is_for_the_shallow_ones() -> None:
         assert more[name] - plain[name] == (added if name in ("resnet18", "resnet34") else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "options"),
     [

@@ -83,6 +83,7 @@ NEGATIVES, DECODER = "decoder.same_view_negatives", "decoder.kappa_d"
 B, B_SEES, RISE = "bottleneck.kappa_b", "bottleneck.backward_view", "bottleneck.warmup_epochs"
 
 
+@pytest.mark.slow
 def test_each_method_reads_its_own_settings() -> None:
     """From the terms of the losses."""
     mine = {name for name in OTHER if not name.startswith(("optim", "train"))}
@@ -137,6 +138,7 @@ def test_the_linear_schedule_of_beta_reads_its_warm_up(tmp_path: Path) -> None:
     assert not same(weights(tmp_path / "a", *rising), longer)
 
 
+@pytest.mark.slow
 def test_pretrain_notes_a_changed_setting_that_is_unused(tmp_path: Path) -> None:
     """Once per setting, and only for changes on the command line."""
     changes = ["--set", "bottleneck.beta=0.5", "--set", " bottleneck.beta =1"]

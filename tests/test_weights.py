@@ -97,6 +97,7 @@ def one_line(caught: pytest.ExceptionInfo[Exception]) -> str:
 # In half the bytes
 
 
+@pytest.mark.slow
 def test_kernels_are_rounded_to_float16_and_all_else_is_kept_to_the_bit(
     whole: Path, packed: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_kernels_are_rounded_to_float16_and_all_else_is_kept_to_the_bit(
     assert packed.stat().st_size < 0.51 * (whole / ENCODER).stat().st_size
 
 
+@pytest.mark.slow
 def test_features_are_those_of_the_original_to_float16s_rounding(whole: Path, packed: Path) -> None:
     """Each layer's kernel is off by 2^-11 at most, independently of the others; batch norms keep
     the scale. So errors add like the steps of a random walk: sqrt(18) 2^-11 of the features."""
@@ -130,6 +132,7 @@ def test_features_are_those_of_the_original_to_float16s_rounding(whole: Path, pa
     assert error.min() > 0
 
 
+@pytest.mark.slow
 def test_the_file_says_what_the_original_says_and_what_it_is_told(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -145,6 +148,7 @@ def test_the_file_says_what_the_original_says_and_what_it_is_told(
     one_line(caught)
 
 
+@pytest.mark.slow
 def test_timm_loads_it_where_it_has_the_network(run: Path, tmp_path: Path) -> None:
     path = pack(run, tmp_path / "a.safetensors")
     theirs = timm.create_model("test_resnet", num_classes=0, checkpoint_path=str(path)).eval()
@@ -250,6 +254,7 @@ def test_a_name_is_found(run: Path) -> None:
     torch.testing.assert_close(model.network(x), load(NAME)(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_folder_or_file_of_that_name_wins(here: Path, whole: Path) -> None:
     save(here / NAME, trained(), SETTINGS, SIZE, 40)
     assert load(NAME).settings == SETTINGS

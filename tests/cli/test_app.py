@@ -202,6 +202,7 @@ def test_pretrain_needs_only_a_folder_of_photos(tmp_path: Path) -> None:
     assert again.exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_automatic_warm_up_is_a_tenth_of_the_given_epochs(tmp_path: Path) -> None:
     images, out = photos(tmp_path / "photos", 7), tmp_path / "run"
     result = pretrain(images, "--epochs", 20, "--steps", 1, "--out", out)

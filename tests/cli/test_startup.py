@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from compressive.config import Config
@@ -78,6 +79,7 @@ def test_wrong_recipes_settings_and_options_are_refused_before_torch_is_imported
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_torch_is_found_when_it_is_imported(tmp_path: Path) -> None:
     """The check above can fail."""
     ((code, heavy),) = invoke(["meter --dim 4 --batch 2"], tmp_path)

@@ -21,6 +21,7 @@ def test_every_epoch_shows_every_image_once() -> None:
     assert index[:10].tolist() != index[10:20].tolist()
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.sampled_from([4, 8, 24]), st.integers(0, 20))
 def test_a_run_that_continues_sees_what_one_without_a_break_sees(
     count: int, batch: int, step: int

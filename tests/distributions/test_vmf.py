@@ -277,6 +277,7 @@ def test_the_sampler_most_people_use_is_wrong() -> None:
 # Gradients of samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "kappa"), [(2, 2.0), (3, 5.0), (8, 10.0), (256, 1024.0)])
 def test_gradient_in_mu_of_the_mean(n: int, kappa: float) -> None:
     """E[z] = A mu: the pathwise gradient of a.z is A times the tangent part of a, on average."""
@@ -313,6 +314,7 @@ def test_gradients_of_a_nonlinear_function() -> None:
         assert error.max() < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "kappa"), [(2, 0.5), (8, 10.0), (256, 1024.0)])
 def test_gradient_in_kappa_of_the_mean(n: int, kappa: float) -> None:
     """d E[mu.z] / d kappa = A'; TensorFlow Probability's is 8 % low at n = 8, kappa = 10."""
@@ -360,6 +362,7 @@ def test_log_prob_has_the_linear_forms_gradient() -> None:
 # Divergences
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from([2, 3, 16, 256]),

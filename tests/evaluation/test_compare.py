@@ -331,6 +331,7 @@ def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
     assert verdicts([a, b]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -117,6 +117,7 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> None:
     """40 images do not divide by 3."""

@@ -135,6 +135,7 @@ def test_what_is_not_there_is_one_line(place: str, words: str) -> None:
         open_model(place, CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet34", "resnet101"])
 def test_a_deeper_network_is_not_taken_for_a_shallower_one(name: str) -> None:
     """It has all the weights of ResNet-18 or -50, of the same shapes, and more."""

@@ -74,6 +74,7 @@ def test_the_fit_is_sklearns_at_every_penalty(noise: float, count: int, dtype: t
         assert clear.double().mean() > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("l2", "blocks"), [(1e-2, 2**26), (1e-4, 2**26), (1e-2, 0)])
 def test_a_weak_penalty_takes_few_steps(l2: float, blocks: int) -> None:
     """A quarter of the examples is not clear, and has other axes than all of them together.
@@ -108,6 +109,7 @@ def test_the_grid_is_the_papers() -> None:
     np.testing.assert_allclose(PENALTIES, np.logspace(-6, 5, 45), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [1, 3])
 def test_some_penalties_at_once_give_what_each_gives_alone(
     together: int, monkeypatch: pytest.MonkeyPatch
@@ -210,6 +212,7 @@ def test_stopping_early_is_reported() -> None:
     assert gradient[0] < 1e-3 * found.gradient_norm[0]
 
 
+@pytest.mark.slow
 def test_float32_takes_no_more_steps_than_float64() -> None:
     """A curvature from differences of large numbers would take ten times as many, or not end."""
     feats, labels = rectified(300, 100, 10, noise=0.5)

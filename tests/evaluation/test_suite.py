@@ -122,6 +122,7 @@ def test_nothing_is_chosen_by_test_labels(
     assert after["logistic"] < before["logistic"] - 0.3, "the poison works"
 
 
+@pytest.mark.slow
 def test_by_held_out_images_nothing_is_known_of_test_images(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_by_held_out_images_nothing_is_known_of_test_images(
     assert {(r.dataset, r.n) for r in results.records} == {("False held out", 24)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True])
 def test_figures_of_test_and_of_held_out_images_are_not_mixed(
     first: bool, run: Path, tmp_path: Path
@@ -148,6 +150,7 @@ def test_figures_of_test_and_of_held_out_images_are_not_mixed(
     assert (tmp_path / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_results_are_not_put_among_images(run: Path, tmp_path: Path) -> None:
     """Nor is anything made there; a folder that an evaluation began in is its own."""
     (tmp_path / "cat").mkdir()
@@ -193,6 +196,7 @@ def test_sets_of_test_images_are_not_opened_where_none_may_be(
     assert asked == [None, tmp_path / "sets" / "10percent.txt"]
 
 
+@pytest.mark.slow
 def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_for(
     run: Path, judged: tuple[Results, Path], tmp_path: Path
 ) -> None:
@@ -208,6 +212,7 @@ def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_
         assert record.protocol["chosen"] == first[record.key].protocol["chosen"]
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_done_and_its_record_is_written(run: Path, tmp_path: Path) -> None:
     def brightness(context: EvalContext) -> None:
         light = [batch.images.float().mean((1, 2, 3)) for batch in context.batches("test")]
@@ -226,6 +231,7 @@ def test_a_task_of_ones_own_is_done_and_its_record_is_written(run: Path, tmp_pat
         evaluate(str(run), tasks=("dark",), more=more, **common)
 
 
+@pytest.mark.slow
 def test_evaluating_on_other_images_keeps_what_was_measured_before(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
@@ -250,6 +256,7 @@ def test_evaluating_on_other_images_keeps_what_was_measured_before(
     assert (tmp_path / "results.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_what_an_encoder_saw_at_another_size_is_not_kept(
     data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
@@ -277,6 +284,7 @@ def test_what_an_encoder_saw_at_another_size_is_not_kept(
     assert measured("geometry", 16) == {("geometry", "False", 16), ("kNN 20", "False", 16)}
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_evaluation_writes_to_is_left_alone(
     run: Path, tmp_path: Path
 ) -> None:
@@ -295,6 +303,7 @@ def test_a_folder_that_another_evaluation_writes_to_is_left_alone(
     assert {record.task for record in read(tmp_path / "out").records} == {"kNN 20", "geometry"}
 
 
+@pytest.mark.slow
 def test_a_table_says_what_its_test_images_are_and_that_a_run_is_not_finished(
     run: Path, tmp_path: Path
 ) -> None:
@@ -371,6 +380,7 @@ def test_what_was_left_out_is_said_until_its_task_is_done_again(
     assert {place.rpartition(" on ")[2] for place in results.skipped_in.values()} == sets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "count"), [("test", 1), ("train", 0)])
 def test_a_run_that_has_seen_its_test_images_says_so(
     data: Callable[[bool], Path], tmp_path: Path, split: str, count: int
@@ -384,6 +394,7 @@ def test_a_run_that_has_seen_its_test_images_says_so(
     assert len(notes) == count
 
 
+@pytest.mark.slow
 def test_a_set_called_held_out_is_no_held_out_set(
     run: Path, data: Callable[[bool], Path], tmp_path: Path
 ) -> None:
@@ -400,6 +411,7 @@ def test_a_set_called_held_out_is_no_held_out_set(
     assert {record.task for record in results.records} == {"kNN 20", "geometry"}
 
 
+@pytest.mark.slow
 def test_numbers_of_a_runs_own_augmentations_say_which_these_are(run: Path, tmp_path: Path) -> None:
     """One encoder, judged by its own and by weaker ones."""
     other = tmp_path / "b"
@@ -419,6 +431,7 @@ def test_numbers_of_a_runs_own_augmentations_say_which_these_are(run: Path, tmp_
         assert all(r.protocol["views"] == expected for r in of_views)
 
 
+@pytest.mark.slow
 def test_tasks_with_heads_are_left_out_where_these_are_not_the_encoders(
     run: Path, tmp_path: Path
 ) -> None:
@@ -441,6 +454,7 @@ def worker(rank: int, run: str, folder: str) -> None:
     evaluate(run, suite="quick", device="cpu", out=Path(folder) / "out", display=silent())
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_come_to_what_one_does(
     run: Path, judged: tuple[Results, Path], tmp_path: Path
@@ -503,6 +517,7 @@ def test_a_file_of_torchvisions_weights_is_evaluated_from_the_command_line(
     assert "kNN with k = 200" in done.output
 
 
+@pytest.mark.slow
 def test_two_evaluations_are_compared_from_the_command_line(
     run: Path, judged: tuple[Results, Path], tmp_path: Path, data: Callable[[bool], Path]
 ) -> None:
@@ -532,6 +547,7 @@ def test_two_evaluations_are_compared_from_the_command_line(
     assert all(place.name in page.read_text() for place in (run, other))
 
 
+@pytest.mark.slow
 def test_a_run_is_not_judged_by_images_that_it_was_not_trained_on(
     run: Path, tmp_path: Path
 ) -> None:
@@ -545,6 +561,7 @@ def test_a_run_is_not_judged_by_images_that_it_was_not_trained_on(
             evaluate(str(copy), tasks=["knn"], device="cpu", display=silent())
 
 
+@pytest.mark.slow
 def test_what_was_judged_by_held_out_images_alone_is_compared(run: Path, tmp_path: Path) -> None:
     both = [tmp_path / "a", tmp_path / "b"]
     for beta, copy in enumerate(both):

@@ -172,6 +172,7 @@ def test_schedules_are_the_official_ones(name: str, theirs: str, change: list[st
     assert config.bottleneck.beta == golden["ceb_beta"]
 
 
+@pytest.mark.slow
 def test_the_networks_exist_and_have_the_papers_sizes() -> None:
     dims = {"r50": 2048, "r50x2": 4096, "r101": 2048, "r152": 2048, "r18": 512}
     blocks = {"r50": 16, "r50x2": 16, "r101": 33, "r152": 50, "r18": 8}
@@ -292,6 +293,7 @@ def test_every_setting_has_an_origin(name: str) -> None:
         assert "default" not in [recipe.origins[s] for s in used if s.startswith(learned)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant_is_a_config_of_its_own(name: str) -> None:
     recipe = recipes.get(name)
@@ -362,6 +364,7 @@ def test_compressed_and_plain_differ_only_in_what_the_plain_one_does_not_read() 
 COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, evenly in logarithms
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @example(2, 1, 0.0)
 @example(10**8, 300, 24.0)
@@ -394,6 +397,7 @@ def test_automatic_settings_are_sensible_for_any_folder(
         assert config.network.name == "resnet18"
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(COUNTS, st.integers(1, 1000), st.floats(0.1, 500.0), st.floats(1.0, 8.0))
 def test_more_memory_never_gives_a_smaller_batch_or_network(

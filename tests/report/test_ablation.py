@@ -58,6 +58,7 @@ def assert_linear(places: np.ndarray, values: Any) -> None:
     np.testing.assert_allclose(places, start + slope * np.asarray(values), atol=0.11)
 
 
+@pytest.mark.slow
 def test_curves_are_means_and_deviations_over_seeds_in_the_order_of_the_values(
     tmp_path: Path,
 ) -> None:
@@ -130,6 +131,7 @@ def test_seeds_that_failed_are_not_counted_among_those_of_a_mean(tmp_path: Path)
     assert "means over seeds (2 of a value)" in report(tmp_path, *runs, third).text
 
 
+@pytest.mark.slow
 def test_what_was_judged_otherwise_is_not_averaged(tmp_path: Path) -> None:
     """Two seeds on test images and one on held-out ones; Brier of another head; nats of one run."""
     random = np.random.default_rng(1)
@@ -158,6 +160,7 @@ def test_what_was_judged_otherwise_is_not_averaged(tmp_path: Path) -> None:
         assert np.ptp(dots(drawing)[:, 1]) < 0.11  # as all are that count
 
 
+@pytest.mark.slow
 def test_a_collapsed_run_is_marked_at_its_value(tmp_path: Path) -> None:
     runs = [made(tmp_path / f"{b}", b, at(0.8 - b, 1.0)) for b in (0.0, 0.1)]
     runs += [collapsed(tmp_path / "one", 1.0), collapsed(tmp_path / "two", 3.0, "nan: loss")]
@@ -170,6 +173,7 @@ def test_a_collapsed_run_is_marked_at_its_value(tmp_path: Path) -> None:
     assert "A cross" not in report(tmp_path, *runs[:2]).text
 
 
+@pytest.mark.slow
 def test_runs_that_differ_otherwise_make_lines_of_their_own(tmp_path: Path) -> None:
     runs = [
         made(tmp_path / f"{method}{b}", b, at(0.8 - b, 1 - b), method=method)
@@ -183,6 +187,7 @@ def test_runs_that_differ_otherwise_make_lines_of_their_own(tmp_path: Path) -> N
     assert "method c-byol" in page.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "scores"),
     [
@@ -205,6 +210,7 @@ def test_no_section_where_no_number_varies_or_nothing_was_measured(
     assert "ablation" not in report(tmp_path, *runs).sections
 
 
+@pytest.mark.slow
 def test_runs_that_were_not_evaluated_are_told_apart_by_labels_held_out(tmp_path: Path) -> None:
     runs = [made(tmp_path / f"{b}", b, {}) for b in (0.0, 0.1, 1.0)]
     for run, held in zip(runs, (0.7, 0.9, 0.6), strict=True):
@@ -216,6 +222,7 @@ def test_runs_that_were_not_evaluated_are_told_apart_by_labels_held_out(tmp_path
     assert_linear(dots(drawing)[:, 1], [0.7, 0.9, 0.6])
 
 
+@pytest.mark.slow
 def test_two_settings_that_vary_are_two_studies(tmp_path: Path) -> None:
     runs = [
         made(tmp_path / f"{b}{size}", b, at(0.8 - b, 1.0), views={"size": size})

@@ -169,6 +169,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_all_is_there_and_nothing_is_cut_covered_or_asked_for(
     page: str, tmp_path: Path, dark: bool

@@ -26,6 +26,7 @@ from compressive.rundir.versions import UnsupportedFormat
 COMPARED = {"ablation", "differences"}  # sections that need two runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_whole_runs_have_every_section(tmp_path: Path, count: int) -> None:
     runs = [write_run(tmp_path / f"r{i}", i / 100) for i in range(count)]
@@ -122,6 +123,7 @@ def records_text(name: str) -> str:
     return results_text(found, run=name, about={name: name})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gone", "said", "absent"),
     [
@@ -161,6 +163,7 @@ def test_results_of_other_weights_are_told_of(tmp_path: Path) -> None:
         assert (said in report(tmp_path, run).text) is told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     ["config.json", "metrics.jsonl", "evaluation/results.json", "evaluation/gallery.safetensors"],
@@ -382,6 +385,7 @@ def test_long_lines_are_thinned_by_means() -> None:
     np.testing.assert_allclose(np.array(found)[:, 0], np.arange(MAX_POINTS) * 10 + 4.5)
 
 
+@pytest.mark.slow
 def test_a_speed_is_thinned_by_medians_and_drawn_from_zero(tmp_path: Path) -> None:
     """In every other ten readings two are three times too fast: means would go up and down."""
     run = write_run(tmp_path / "run")
@@ -505,6 +509,7 @@ def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None
     assert not re.search(r">-\d", page.source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"of": "others"}, {"protocol": {"head": "another"}}])
 def test_corruptions_of_other_images_or_heads_are_not_subtracted(
     tmp_path: Path, change: dict[str, Any]
@@ -522,6 +527,7 @@ def test_corruptions_of_other_images_or_heads_are_not_subtracted(
     assert "set-C: minus" not in page.text
 
 
+@pytest.mark.slow
 def test_differences_say_what_their_full_color_stands_for(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
     c = write_run(tmp_path / "c", 0.02)

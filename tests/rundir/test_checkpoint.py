@@ -187,6 +187,7 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_old_file(
     assert checkpoint.load(path) == {"old": 1}
 
 
+@pytest.mark.slow
 def test_a_header_that_no_reader_takes_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     with pytest.raises(ValueError, match=r"header of 100 MB"):

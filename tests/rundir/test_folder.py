@@ -45,6 +45,7 @@ def test_config_json_has_every_setting_and_where_it_was_made(tmp_path: Path) -> 
     assert read_config(tmp_path / "a" / "b") == config
 
 
+@pytest.mark.slow
 def test_images_are_found_again_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_new_or_empty_folder_is_begun_and_a_run_goes_on(tmp_path: Path) -> Non
     assert open_folder(written(tmp_path / "new", config), config, resume=True)
 
 
+@pytest.mark.slow
 def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path, tiny())
     message = refusal(tmp_path, tiny("optim.lr=0.7"))
@@ -104,6 +106,7 @@ def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
     assert "more" not in three
 
 
+@pytest.mark.slow
 def test_settings_that_change_nothing_learned_may_change(tmp_path: Path) -> None:
     """Each of them, and none of the others."""
     config = tiny()

@@ -48,6 +48,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_pa
         pretrain(tiny("train.steps=2"), "/proc/none/a", display=silent())
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "a"
     pretrain(tiny("train.steps=2"), out, display=silent())
@@ -62,6 +63,7 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None
     pretrain(tiny("train.steps=2"), out, display=silent())
 
 
+@pytest.mark.slow
 def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +81,7 @@ def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
     assert read_config(out).seed == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_begin_lets_go_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

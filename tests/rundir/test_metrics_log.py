@@ -127,6 +127,7 @@ def test_colors_are_what_normalization_began_with() -> None:
     torch.testing.assert_close(colors(normalize(images)), images, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_draws_the_same_images_from_its_first_look_to_its_end(tmp_path: Path) -> None:
     config = tiny("train.tensorboard=true", "train.log_every=2", "train.steps=6")
     pretrain(config, tmp_path, display=silent())

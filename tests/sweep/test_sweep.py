@@ -82,6 +82,7 @@ WRITTEN_OUT = [  # Tables 5, 14, 11, 12, 13, 15, 7 and 8; the paper's loss has t
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "method", "setting", "values"), WRITTEN_OUT)
 def test_presets_are_the_papers_ablations(
     name: str, method: str, setting: str, values: list[float]
@@ -98,6 +99,7 @@ def test_presets_are_the_papers_ablations(
     assert ablated <= set(words)
 
 
+@pytest.mark.slow
 def test_without_a_recipe_automatic_settings_decide_which_runs_are_the_same(
     tmp_path: Path,
 ) -> None:
@@ -322,6 +324,7 @@ def test_an_interrupted_sweep_resumes_and_skips_finished_runs(
     assert before.items() <= times(out).items()
 
 
+@pytest.mark.slow
 def test_the_third_request_kills_a_run_that_ignores_signals(tmp_path: Path) -> None:
     ours = program(tmp_path, STAND_IN.replace("DEAF", "True"))
     out = tmp_path / "sweep"
@@ -340,6 +343,7 @@ def test_the_third_request_kills_a_run_that_ignores_signals(tmp_path: Path) -> N
     assert not (out / "beta1-seed0" / "asked").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_with_suite_none_only_trains(tmp_path: Path) -> None:
     """Runs are compared by labels held out of the training split."""
     ours = program(
@@ -370,6 +374,7 @@ def test_a_sweep_with_suite_none_only_trains(tmp_path: Path) -> None:
         sweep("builtin", tmp_path / "b", tasks="knn", **given)
 
 
+@pytest.mark.slow
 def test_held_out_is_passed_to_every_evaluation(tmp_path: Path) -> None:
     ours = program(
         tmp_path,
@@ -393,6 +398,7 @@ def test_held_out_is_passed_to_every_evaluation(tmp_path: Path) -> None:
         sweep("builtin", tmp_path / "b", suite="none", held_out=True, display=silent())
 
 
+@pytest.mark.slow
 def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
     held = acquire_lock(tmp_path / "a")
     try:

@@ -156,6 +156,7 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_all_processes_read_the_same_and_one_writes(tmp_path: Path) -> None:
     together(worker, (str(tmp_path),), 2)
@@ -289,6 +290,7 @@ def test_waiting_for_images_is_said_and_no_illness() -> None:
     assert health.is_well
 
 
+@pytest.mark.slow
 def test_health_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     series = [{**WELL, "loss": x} for x in losses(40)]
     series[25]["loss"] += 1

@@ -280,6 +280,7 @@ def test_accuracy_is_that_of_a_loop_over_images() -> None:
     assert 0 < found.probe < 1
 
 
+@pytest.mark.slow
 def test_a_substitute_answers_for_nobody_else() -> None:
     """Two bad files, whose substitutes have the other label, are held out or not, or unlabeled."""
     labels = [*LABELS]
@@ -383,6 +384,7 @@ def test_crops_are_antialiased_where_the_views_were() -> None:
     assert not torch.allclose(found[False], found[True], atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("antialias", [False, True])
 def test_a_run_asks_as_it_trains(
     antialias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

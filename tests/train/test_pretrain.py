@@ -138,6 +138,7 @@ class Interrupting(Display):
             os.kill(os.getpid(), self.number)
 
 
+@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -148,6 +149,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_the_same_call_goes_on(
     number: int, tmp_path: Path, uninterrupted: Path
@@ -165,6 +167,7 @@ def test_a_signal_saves_and_the_same_call_goes_on(
     assert journal(out) == journal(uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) -> None:
     """Readings are means over 3 steps; the break falls after the first of them."""
     config = tiny("method=c-simclr", "train.steps=6", "train.log_every=3")
@@ -195,6 +198,7 @@ def test_before_there_is_anything_to_save_ctrl_c_ends_at_once(
     assert pretrain(tiny("train.steps=1"), tmp_path / "a", display=silent()).step == 1
 
 
+@pytest.mark.slow
 def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     """Somebody made room on a disk; the same command must not begin anew over the result."""
     config = tiny("train.steps=2")
@@ -206,6 +210,7 @@ def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Path) -> None:
     """Also one that came to its last step."""
@@ -220,6 +225,7 @@ def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Pa
     assert "finished" not in seen.getvalue()
 
 
+@pytest.mark.slow
 def test_where_an_illness_is_suspected_what_was_saved_is_older(tmp_path: Path) -> None:
     """As told in the outcome: a directions' spread of 5 times uniform is never reached."""
     ill = ("health.collapse_std=5", "train.steps=24", "train.log_every=2")
@@ -289,6 +295,7 @@ def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: 
         assert differences(state[part], whole[part]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
 def test_restored_moments_lie_as_their_weights(name: str, tmp_path: Path) -> None:
     """torch takes another way, tensor by tensor, where strides differ; a file keeps none."""
@@ -303,6 +310,7 @@ def test_restored_moments_lie_as_their_weights(name: str, tmp_path: Path) -> Non
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
 def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
     """torch's "meta" stands for a GPU, on which AdamW would wait for the count in every step."""
@@ -426,6 +434,7 @@ def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
     assert any("warm-up" in line and " 3 steps" in line for line in display.said)
 
 
+@pytest.mark.slow
 def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Path) -> None:
     """40 images, 5 steps an epoch."""
     display = Written()
@@ -459,6 +468,7 @@ def test_nothing_is_made_again_without_compiling_or_in_several_processes(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_only_what_learns_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder alone, and only where a setting says so; its target has nothing to go back to."""
     # To compile turns off torch's checks of distributions in the whole process.
@@ -573,6 +583,7 @@ def test_beta_reaches_the_loss(changes: list[str], expected: list[float], tmp_pa
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "way"), [(0.01, 1), (1000.0, -1)])
 def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> None:
     """Up while more reducible nats pass than wanted, down while fewer; the loss is charged so."""
@@ -627,6 +638,7 @@ def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None
     assert lines[-1]["health"].startswith("nan")
 
 
+@pytest.mark.slow
 def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
     """The loss is finite in the step that ruins the weights, and saving is due at once."""
     changes = ["optim.lr=1e40", "health.max_restarts=1", "train.steps=30", "train.save_every=1e-9"]
@@ -648,6 +660,7 @@ def test_weights_lost_in_the_last_step_are_an_illness(tmp_path: Path) -> None:
     assert last(tmp_path)["step"] == 0
 
 
+@pytest.mark.slow
 def test_a_collapse_is_named(tmp_path: Path) -> None:
     """Ten times the spread of uniform directions is out of reach: all counts as collapsed."""
     saving = ("train.save_every=1e-9", "health.max_restarts=1", "train.steps=20")
@@ -661,6 +674,7 @@ def test_a_collapse_is_named(tmp_path: Path) -> None:
     assert last(tmp_path)["step"] == 0  # nothing is saved while it is suspected
 
 
+@pytest.mark.slow
 def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) -> None:
     run = started(tiny("method=c-byol", "bottleneck.target_residual=1", "train.steps=9"), tmp_path)
     for _ in range(2):
@@ -730,6 +744,7 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
 # The folder of a run
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
     config = tiny("method=c-simclr", "train.tensorboard=true", "train.log_every=2")
     outcome = pretrain(config, tmp_path / "a" / "b", display=silent())
@@ -784,6 +799,7 @@ def test_a_finished_run_stays_as_it_is(uninterrupted: Path) -> None:
     assert journal(uninterrupted) == lines
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
     images = photos(tmp_path / "images", 12)
     (images / "002.png").write_bytes(b"not an image")
@@ -808,6 +824,7 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
     assert differences(state, streamed) == []  # the same images, wherever they live
 
 
+@pytest.mark.slow
 def test_unreadable_images_met_before_a_break_stay_listed(tmp_path: Path) -> None:
     images = photos(tmp_path / "images", 12)
     bad = [images / "002.png", images / "004.png", images / "007.png"]
@@ -823,6 +840,7 @@ def test_unreadable_images_met_before_a_break_stay_listed(tmp_path: Path) -> Non
     assert sorted(line.split(": ")[0] for line in lines) == list(map(str, bad))
 
 
+@pytest.mark.slow
 def test_other_images_of_the_same_number_are_another_run(tmp_path: Path) -> None:
     """The same ones may lie elsewhere, or in part have become unreadable."""
     images, out = photos(tmp_path / "images", 20), tmp_path / "run"
@@ -928,6 +946,7 @@ def restores(rank: int, folder: Path, sees: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("sees", "words"), [(2, "nothing"), (1, "step 3, step 0;")])
 def test_processes_go_on_from_one_checkpoint_or_not_at_all(
@@ -945,6 +964,7 @@ def test_processes_go_on_from_one_checkpoint_or_not_at_all(
     assert words in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labeled", [False, True])
 def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
     for name in ("cat", "dog") if labeled else (".",):
@@ -960,6 +980,7 @@ def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_speed_is_in_images_whatever_the_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1044,6 +1065,7 @@ def test_two_images_are_enough_and_black_ones_are_told_apart() -> None:
     assert not images.are_others(black, unreadable)
 
 
+@pytest.mark.slow
 def test_there_are_about_ten_looks_in_an_epoch() -> None:
     """Batches of 8; not more than one in a step, and not less than one in 50."""
     steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
@@ -1070,11 +1092,13 @@ def test_beta_is_steered_within_a_fiftieth_of_the_run(
     run.close()
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_run_knows_how_its_views_were_resized(tmp_path: Path) -> None:
     pretrain(tiny("views.antialias=true"), tmp_path, display=silent())
     assert encoder.load(tmp_path).antialias
 
 
+@pytest.mark.slow
 def test_what_the_monitor_remembers_outlives_a_break(tmp_path: Path) -> None:
     """Losses that a spike is told by, and two of the three bad looks that make a collapse."""
     run = started(tiny(), tmp_path)
@@ -1086,6 +1110,7 @@ def test_what_the_monitor_remembers_outlives_a_break(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.slow
 def test_a_line_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
     """Half a cosine over 4 steps, of 0.32 * 8 / 256 at batch 8: 1, 0.854, 0.5 and 0.146 of it."""
     pretrain(tiny("train.steps=4", "optim.lr=0.32"), tmp_path, display=silent())
@@ -1119,6 +1144,7 @@ def test_images_without_a_label_are_no_class_of_their_own(tmp_path: Path) -> Non
     assert any(" on 40 images in 5 classes (" in text for text in display.said)
 
 
+@pytest.mark.slow
 def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1200,6 +1226,7 @@ def test_a_size_is_tried_without_a_trace() -> None:
     assert differences(before, dict(network.state_dict())) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_folder_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_nats_reach_the_target_and_stay(name: str, lag: int) -> None:
     assert betas[-1] == pytest.approx(beta, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [5, 50])
 @pytest.mark.parametrize("name", RESPONSES)
 def test_nats_do_not_swing(name: str, lag: int) -> None:
@@ -87,6 +88,7 @@ def test_nats_do_not_swing(name: str, lag: int) -> None:
     assert max((abs(value / target - 1) for value in beyond), default=0.0) < 0.05
 
 
+@pytest.mark.slow
 def test_a_slow_network_swings_little_and_settles() -> None:
     """A lag of three quarters of the horizon, on the steepest slope."""
     response, target, _ = RESPONSES["cliff, 3.2"]
@@ -95,6 +97,7 @@ def test_a_slow_network_swings_little_and_settles() -> None:
     assert settled(nats, target, 0.05) < 1500
 
 
+@pytest.mark.slow
 def test_a_target_out_of_reach_is_not_made_up_for() -> None:
     """At the end of its range beta waits, and leaves it as soon as the nats have changed."""
     controller = Controller(1.0)

@@ -114,6 +114,7 @@ print("the same")
 """
 
 
+@pytest.mark.slow
 def test_compiled_views_are_the_eager_ones() -> None:
     """One graph for both views and all epochs; in a process without shape checks."""
     assert printed(COMPILED).strip() == "the same"
