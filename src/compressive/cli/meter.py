@@ -19,12 +19,8 @@ def meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int)
         title=f"C-SimCLR, n = {dim}, kappa_e = {kappa_e:g}, kappa_b = {kappa_b:g}, {batch} images",
         caption="nats per image; closed-form residual, sampled z",
     )
-    for name in (
-        "cosine\nmu_x.mu_y",
-        "residual\nI(X;Z|Y)",
-        "reducible\npart",
-        "predictive\nI(Y;Z)",
-    ):
+    names = "cosine\nmu_x.mu_y", "residual\nI(X;Z|Y)", "reducible\npart", "predictive\nI(Y;Z)"
+    for name in names:
         table.add_column(name, justify="right")
     bound = 0.0
     for cosine in _COSINES:
@@ -33,10 +29,8 @@ def meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int)
             mu_x, mu_y, kappa_e=kappa_e, kappa_b=kappa_b, residual_estimator="analytic"
         )
         bound = out.bound
-        means = (
-            x.mean().item() for x in (out.residual_x, out.reducible_residual, out.predictive_x)
-        )
-        table.add_row(f"{cosine:.2f}", *(f"{value:.2f}" for value in means))
+        measured = out.residual_x, out.reducible_residual, out.predictive_x
+        table.add_row(f"{cosine:.2f}", *(f"{x.mean().item():.2f}" for x in measured))
     table.add_section()
     table.add_row("at most", "", "", f"log K = {bound:.2f}")
     return table

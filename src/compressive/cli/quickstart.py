@@ -25,10 +25,8 @@ from compressive.train.loop import Outcome, pretrain
 
 QUICKSTART_METHODS = ("simclr", "c-simclr")
 # Tasks that are fast enough on a CPU, and those that the report shows images of.
-_QUICKSTART_TASKS = (
-    *("logistic", "knn", "few-label", "geometry"),
-    *("smoothness", "information", "gallery"),
-)
+_QUICKSTART_TASKS = "logistic", "knn", "few-label", "geometry"
+_QUICKSTART_TASKS += "smoothness", "information", "gallery"
 _FASTER_TASKS = {  # 1,000 of 8,400 images, in nine passes
     "smoothness": partial(smoothness.run, images={"train": 1000, "test": 1000})
 }
@@ -83,18 +81,15 @@ def run_quickstart(
 
 def _pixel_accuracy() -> float:
     """Return the test accuracy of a linear probe on raw pixels."""
-    splits = [_load_split(name) for name in ("train", "test")]
+    sources = [open_source("builtin", name) for name in ("train", "test")]
+    side = max(sources[0].image(0).shape)
+    splits = [Resident(source, side=side, device=pick_device("auto")) for source in sources]
     labels = [split.numbers[LABEL] for split in splits]
     pixels = [split.images.flatten(1).float() / 255 for split in splits]
     train, test = zip(pixels, labels, strict=True)
     # Weaker penalties take longer and only fit the training images better.
     classes = int(labels[0].max()) + 1
     return linear_probe(train, test, classes=classes, penalties=(1e4, 1e5))
-
-
-def _load_split(name: str) -> Resident:
-    source = open_source("builtin", name)
-    return Resident(source, side=max(source.image(0).shape), device=pick_device("auto"))
 
 
 def _metric(results: Results, task: str, metric: str) -> float | None:

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli.terminal import (
-    expand_home,
     one_line_errors,
+    path_argument,
+    path_option,
     print_error,
     print_line,
     require_at_least,
@@ -25,44 +26,24 @@ if TYPE_CHECKING:
 _DATA_HELP = (
     "A folder of images or of class folders, parquet or tar shards, torchvision:NAME, or builtin."
 )
-DataSource = Annotated[str, typer.Argument(help=_DATA_HELP, callback=expand_home)]
+_SET_HELP = "Change one of `compressive settings`; may be repeated."
+_VARY_HELP = "A setting to vary; may be repeated."
+_PRESET_HELP = "An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."
+_SUITE_HELP = "Tasks to evaluate: quick, standard, paper, or none to only train."
+_MAX_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
+_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
+_OUT_HELP = "Folder of the run; default: runs/RECIPE-DATA-seedN."
+_RESUME_HELP = "Resume the run in that folder, or refuse the folder."
+DataSource = Annotated[str, path_argument(help=_DATA_HELP)]
 RecipeName = Annotated[str, typer.Option(help="Base settings; `compressive recipes` lists them.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Change one of `compressive settings`; may be repeated.",
-    ),
-]
-Axes = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE,VALUE,...", help="A setting to vary; may be repeated."),
-]
-Preset = Annotated[
-    str,
-    typer.Option(help="An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."),
-]
-SweepSuite = Annotated[
-    str, typer.Option(help="Tasks to evaluate: quick, standard, paper, or none to only train.")
-]
-SweepImages = Annotated[
-    int, typer.Option(help="Evaluate on at most this many images of a split; 0: all.")
-]
-SweepFolder = Annotated[Path, typer.Option(help="Folder of the sweep.", callback=expand_home)]
-HeldOut = Annotated[
-    bool,
-    typer.Option(
-        "--held-out", help="Evaluate on a fifth of the training images; reads no test image."
-    ),
-]
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)]
+Axes = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE,VALUE,...", help=_VARY_HELP)]
+RandomSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
 def quickstart_command(
-    out: Annotated[Path, typer.Option(help="Folder of the two runs.", callback=expand_home)] = Path(
-        "runs/quickstart"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    out: Annotated[Path, path_option(help="Folder of the two runs.")] = Path("runs/quickstart"),
+    seed: RandomSeed = 0,
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in images and compare them: no data, no GPU needed.
 
@@ -105,15 +86,8 @@ def pretrain_command(
     epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the run; default: runs/RECIPE-DATA-seedN.", callback=expand_home
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Resume the run in that folder, or refuse the folder.")
-    ] = True,
+    out: Annotated[Path | None, path_option(help=_OUT_HELP)] = None,
+    resume: Annotated[bool, typer.Option(help=_RESUME_HELP)] = True,
 ) -> None:
     """Train an encoder on images without labels.
 
@@ -189,15 +163,15 @@ def sweep_command(
     data: DataSource,
     recipe: RecipeName = "",
     vary: Axes = None,
-    preset: Preset = "",
+    preset: Annotated[str, typer.Option(help=_PRESET_HELP)] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
     changes: Changes = None,
-    suite: SweepSuite = "quick",
+    suite: Annotated[str, typer.Option(help=_SUITE_HELP)] = "quick",
     tasks: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
-    max_images: SweepImages = 0,
-    held_out: HeldOut = False,
+    max_images: Annotated[int, typer.Option(help=_MAX_IMAGES_HELP)] = 0,
+    held_out: Annotated[bool, typer.Option("--held-out", help=_HELD_OUT_HELP)] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
-    out: SweepFolder = Path("sweeps/sweep"),
+    out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
     """Train and evaluate every combination of some settings, and compare them in one table.
 
@@ -215,19 +189,17 @@ def sweep_command(
         from compressive.sweep.runner import sweep
         from compressive.sweep.table import LEGEND, sweep_table
 
-        result = sweep(
-            data,
-            out,
-            **base,
-            suite=suite,
-            tasks=tasks,
-            max_images=max_images,
-            held_out=held_out,
-            at_once=jobs,
-        )
+        asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
+        result = sweep(data, out, **base, **asked, at_once=jobs)
         Console().print(sweep_table(str(out), result.rows))
         print_line(LEGEND)
-        _write_sweep_report(out, held_out)
+        if runs := runs_of_sweep(out):
+            from compressive.evaluation.tables import verdicts
+            from compressive.report.page import write_report
+
+            found = verdicts(runs, held_out=held_out)
+            page = write_report(runs, out / "report.html", held_out=held_out, verdicts=found)
+            print_line(f"report: {page}")
     for log in result.failed:
         print_error(f"a run failed; its output is in {log}")
     if result.interrupted:
@@ -235,16 +207,6 @@ def sweep_command(
         raise typer.Exit(130)
     if result.failed:
         raise typer.Exit(1)
-
-
-def _write_sweep_report(out: Path, held_out: bool) -> None:
-    from compressive.evaluation.tables import verdicts
-    from compressive.report.page import write_report
-
-    if runs := runs_of_sweep(out):
-        found = verdicts(runs, held_out=held_out)
-        page = write_report(runs, out / "report.html", held_out=held_out, verdicts=found)
-        print_line(f"report: {page}")
 
 
 def runs_of_sweep(out: Path) -> list[Path]:

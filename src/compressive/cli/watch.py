@@ -28,15 +28,8 @@ _CURVES = (
     ("residual", "residual", "{:.1f} nats"),
     ("predictive", "predictive", "{:.2f} nats"),
 )
-_READINGS = (
-    "positive_cosine",
-    "nll",
-    "reducible_residual",
-    "beta",
-    "embedding_std",
-    "participation_ratio",
-    "lr",
-)
+_READINGS = "positive_cosine", "nll", "reducible_residual", "beta"
+_READINGS += "embedding_std", "participation_ratio", "lr"
 
 
 def watch(
