@@ -84,9 +84,8 @@ class VonMisesFisher(Distribution):
         self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
         self._fixed = None
         if isinstance(concentration, Tensor):
-            batch, mean_direction, self._kappa = _broadcast_parameters(
-                mean_direction, concentration
-            )
+            parameters = mean_direction, concentration
+            batch, mean_direction, self._kappa = _broadcast_parameters(*parameters)
         else:
             if not 0 <= concentration <= _LARGEST:
                 raise ValueError(
@@ -114,10 +113,8 @@ class VonMisesFisher(Distribution):
         if isinstance(concentration, Tensor):
             ok = (concentration >= 0) & (concentration <= _LARGEST)
             if not ok.all():
-                raise ValueError(
-                    f"concentration must be from 0 to {_LARGEST:g}, "
-                    f"got {concentration[~ok].flatten()[0].item()}"
-                )
+                bad = concentration[~ok].flatten()[0].item()
+                raise ValueError(f"concentration must be from 0 to {_LARGEST:g}, got {bad}")
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "VonMisesFisher":
         """The same distribution with its batch axes expanded, without copying."""
@@ -152,17 +149,18 @@ class VonMisesFisher(Distribution):
     @property
     def mean_resultant_length(self) -> Float[Tensor, "*batch"]:
         """A_n(kappa) = E[mu.z]."""
-        return self._per_batch(self._a)
+        return self._per_batch(self._at_kappa("mean_resultant_length"))
 
     @property
     def spherical_variance(self) -> Float[Tensor, "*batch"]:
         """1 - A_n(kappa), in (0, 1]: one number for how far z spreads."""
-        return self._per_batch(self._one_minus_a)
+        return self._per_batch(self._at_kappa("spherical_variance"))
 
     @property
     def variance(self) -> Float[Tensor, "*batch dim"]:
         """Var[z_i] of each coordinate: A/kappa (1 - mu_i^2) + A' mu_i^2."""
-        a, one_minus_a, da = self._a, self._one_minus_a, self._at_kappa("cosine_variance")
+        names = "mean_resultant_length", "spherical_variance", "cosine_variance"
+        a, one_minus_a, da = map(self._at_kappa, names)
         across = (one_minus_a * (1 + a) - da) / (self.dim - 1)  # = A / kappa, also at kappa = 0
         squared = self.mean_direction**2
         across, da = (self._per_batch(x).unsqueeze(-1) for x in (across, da))
@@ -189,12 +187,14 @@ class VonMisesFisher(Distribution):
         if self._validate_args and not torch.compiler.is_compiling():
             self._validate_sample(value)
         with full_precision(value):
-            return self._m - self._kappa * _sag(value, self.mean_direction)
+            mode = self._at_kappa("log_mode_density")
+            return mode - self._kappa * _sag(value, self.mean_direction)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Entropy in nats: kappa (1 - A) - M, without the cancellation of -log C - kappa A."""
-        spread = self._at_wide_kappa("spherical_variance")
-        return self._per_batch(self._kappa * spread - self._at_wide_kappa("log_mode_density"))
+        spread = self._at_kappa("spherical_variance", wide=True)
+        mode = self._at_kappa("log_mode_density", wide=True)
+        return self._per_batch(self._kappa * spread - mode)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
         """Draw directions, differentiably; one normal per coordinate is all the randomness."""
@@ -230,47 +230,30 @@ class VonMisesFisher(Distribution):
             return None, 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0))
         r = r.clamp(min=torch.finfo(r.dtype).tiny)
         # float64 from kappa on: a float32 M of 3e5 (n = 65536) would shift the law by 0.5 %.
-        kappa = self._wide_kappa().expand(self._batch_shape).unsqueeze(-1)
+        kappa = self._wide(self._kappa).expand(self._batch_shape).unsqueeze(-1)
         log_height = special.log_mode_density(kappa, self.dim) + special.log_area(self.dim - 1)
         mean_cosine = special.mean_resultant_length(kappa, self.dim)
         angle = vmf_sampler.angle(r, self.dim, kappa, log_height, mean_cosine)
         cosine, sine = torch.cos(angle).detach(), torch.sin(angle).detach()
         return angle, cosine.to(r.dtype), (sine / r).to(r.dtype)
 
-    # M, A and 1 - A at kappa: Python floats when kappa is one, else tensors in its graph.
-    @property
-    def _m(self) -> Any:
-        return self._at_kappa("log_mode_density")
+    def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
+        """A function of `special` at kappa: a float if kappa is one, else a tensor in its graph.
 
-    @property
-    def _a(self) -> Any:
-        return self._at_kappa("mean_resultant_length")
-
-    @property
-    def _one_minus_a(self) -> Any:
-        return self._at_kappa("spherical_variance")
-
-    def _at_kappa(self, name: str) -> Any:
-        """A function of `special` at kappa, by its name."""
+        `wide` computes in float64, for differences of large numbers.
+        """
         if self._fixed is not None:
             return getattr(self._fixed, name)
-        return getattr(special, name)(self._kappa, self.dim)
+        return getattr(special, name)(self._kappa.double() if wide else self._kappa, self.dim)
 
-    def _at_wide_kappa(self, name: str) -> Any:
-        """The same in float64, for differences of large numbers."""
-        if self._fixed is not None:
-            return getattr(self._fixed, name)
-        return getattr(special, name)(self._kappa.double(), self.dim)
-
-    def _wide_kappa(self) -> Tensor:
-        if isinstance(self._kappa, Tensor):
-            return self._kappa.double()
-        return self.mean_direction.new_full((), self._kappa, dtype=torch.float64)
+    def _wide(self, value: float | Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.double()
+        return self.mean_direction.new_full((), value, dtype=torch.float64)
 
     def _per_batch(self, value: float | Tensor) -> Tensor:
         """One value per distribution of the batch, in the distribution's dtype."""
-        if not isinstance(value, Tensor):
-            value = self.mean_direction.new_full((), value, dtype=torch.float64)
+        value = value if isinstance(value, Tensor) else self._wide(value)
         return value.to(self.mean_direction.dtype).expand(self._batch_shape)
 
 
@@ -334,13 +317,13 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     As its floor at equal means, in float64 and rounded once, plus what the means add.
     """
     same_dimension(p, q)
-    m_p, m_q = p._at_wide_kappa("log_mode_density"), q._at_wide_kappa("log_mode_density")
-    spread = p._at_wide_kappa("spherical_variance")
+    m_p, m_q = (each._at_kappa("log_mode_density", wide=True) for each in (p, q))
+    spread = p._at_kappa("spherical_variance", wide=True)
     floor = m_p - m_q - (p._kappa - q._kappa) * spread
     apart = _sag(p.mean_direction, q.mean_direction)
     if isinstance(floor, Tensor):
         floor = floor.to(apart.dtype)
-    return floor + q._kappa * p._a * apart
+    return floor + q._kappa * p._at_kappa("mean_resultant_length") * apart
 
 
 def _known_while_compiling(function: Callable) -> Callable:

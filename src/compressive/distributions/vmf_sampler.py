@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 # 1e-12 to 1 - 1e-12 these leave |F(theta) - F_chi(r)| below 1e-11, float64's noise at n = 65536.
 _NODES = 64
 _HALLEY_STEPS = 4
+_MAX_DEGREE = 16
 _REACH = 10.5
 _MIN_POSITIVE = 1e-300
 
@@ -134,10 +135,8 @@ class _Side(NamedTuple):
     def integral(self, theta: Tensor, mean_cosine: Tensor | None = None) -> Tensor:
         """Probability between the tail's end and theta, or with A the integral of (cos - A) f."""
         at, weights = _fejer(self.end, theta)
-        each = self._replace(
-            kappa=self.kappa.unsqueeze(-1), log_height=self.log_height.unsqueeze(-1)
-        )
-        density = torch.exp(each.log_density(at))
+        kappa, log_height = self.kappa.unsqueeze(-1), self.log_height.unsqueeze(-1)
+        density = torch.exp(self._replace(kappa=kappa, log_height=log_height).log_density(at))
         if mean_cosine is not None:
             density = density * (torch.cos(at) - mean_cosine.unsqueeze(-1))
         return (density * weights).sum(-1)
@@ -162,11 +161,8 @@ def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
     The form without cancellation of 2 (1 - w) / m, kappa (1 - w^2) = m w.
     """
     root = torch.sqrt(m * m + 4 * kappa * kappa)
-    return (
-        2
-        * (1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE))
-        / (m + root).clamp(min=_MIN_POSITIVE)
-    )
+    share = 1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE)
+    return 2 * share / (m + root).clamp(min=_MIN_POSITIVE)
 
 
 def _fejer(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,9 +227,6 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
         return None
     powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
     return Transport(center, width, tuple(reversed(powers)))
-
-
-_MAX_DEGREE = 16
 
 
 def _monomials(chebyshev: list[float]) -> list[float]:
