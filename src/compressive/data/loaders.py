@@ -10,7 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import Unreadable, shrink
-from compressive.data.prefetch import Clock, DecodedImage, DeviceBatch, Prefetcher
+from compressive.data.prefetch import Clock, DecodedImage, Prefetcher
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, pixels
 
@@ -37,6 +37,8 @@ class Batch(NamedTuple):
 class Resident:
     """A whole set on the device as bytes: no image is decoded twice, no pixel travels twice."""
 
+    waited: float = 0.0  # as in `Streaming`: images are there already
+
     def __init__(
         self,
         source: Source,
@@ -48,9 +50,8 @@ class Resident:
     ) -> None:
         count = len(source)
         self.device: torch.device = torch.device(device)
-        self.images: Tensor = torch.empty(
-            count, 3, side, side, dtype=torch.uint8, device=self.device
-        )
+        shape = (count, 3, side, side)
+        self.images: Tensor = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.numbers: Tensor = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
         plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
@@ -68,25 +69,17 @@ class Resident:
         rows = self.images.flatten(1)
         self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
 
-    @property
-    def waited(self) -> float:
-        """None: images are there already, and a plan is made while the device is busy."""
-        return 0.0
-
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the host never waits for the device."""
         for portion in _check_indices(plan, self.images.shape[0]):
-            yield self._batch(portion)
-
-    def _batch(self, portion: BatchIndices) -> Batch:
-        wanted = torch.stack(tuple(portion))
-        if self.device.type == "cuda":
-            wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
-        place, epoch = wanted.to(self.device, non_blocking=True).unbind()
-        images = self._rows.index_select(0, place).view(torch.uint8)
-        images = images.view(-1, *self.images.shape[1:])
-        height, width, index, _, label = self.numbers.index_select(1, place).unbind()
-        return Batch(images, height, width, index, epoch, label)
+            wanted = torch.stack(tuple(portion))
+            if self.device.type == "cuda":
+                wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
+            place, epoch = wanted.to(self.device, non_blocking=True).unbind()
+            images = self._rows.index_select(0, place).view(torch.uint8)
+            images = images.view(-1, *self.images.shape[1:])
+            height, width, index, _, label = self.numbers.index_select(1, place).unbind()
+            yield Batch(images, height, width, index, epoch, label)
 
     def close(self) -> None:
         """Nothing runs between batches; here so that any loader can be closed."""
@@ -149,7 +142,8 @@ class Streaming:
         self._flows.add(flow)
         try:
             while flow.has_next():
-                yield _to_batch(flow.next())
+                arrival = flow.next()
+                yield Batch(arrival.images, *arrival.numbers.unbind())
         finally:
             self._flows.discard(flow)
             flow.close()
@@ -240,10 +234,8 @@ def open_loader(
     if cache_on_device == "yes" and needed > free:
         raise ValueError(
             f"data.cache_on_device=yes needs {needed / 1e9:.1f} GB for {len(source):,} images of "
-            f"{side} x "
-            f"{side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
-            "data.cache_on_device=no, or a "
-            "smaller data.max_side"
+            f"{side} x {side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
+            "data.cache_on_device=no, or a smaller data.max_side"
         )
     share = _SHARE["cuda" if device.type == "cuda" else "cpu"]
     if cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free):
@@ -271,10 +263,6 @@ def free_memory(device: torch.device) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _to_batch(arrival: DeviceBatch) -> Batch:
-    return Batch(arrival.images, *arrival.numbers.unbind())
 
 
 def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:

@@ -54,9 +54,7 @@ class PinnedBuffer:
         shape = (size, 3, side, side)
         self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
         self._pixels, self._pinned = self.images.numpy(), pinned
-        self.used: list[tuple[int, int]] = [
-            (0, 0)
-        ] * size  # height and width of what each place shows
+        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width in each place
         self._lock = threading.Lock()
         self.copied: torch.cuda.Event | None = None
 

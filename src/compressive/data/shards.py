@@ -139,10 +139,8 @@ def _image_column(schema: Any, path: Path) -> str:
 def _label_column(schema: Any) -> str | None:
     """The column with one class for each row, if there is one."""
     kinds = {field.name: str(field.type) for field in schema}
-    good = [
-        name for name in _LABELS if re.match(r"u?int|bool|(large_)?string", kinds.get(name, ""))
-    ]
-    return good[0] if good else None
+    allowed = re.compile(r"u?int|bool|(large_)?string")
+    return next((name for name in _LABELS if allowed.match(kinds.get(name, ""))), None)
 
 
 def open_tar(path: Path, files: list[Path]) -> Source:
@@ -181,10 +179,9 @@ class _Member(NamedTuple):
 
 
 def _members(tar: io.FileIO) -> list[_Member]:
-    """Files in a tar, by its headers alone.
+    """Files in a tar, by its headers alone; what is not a plain header is left to tarfile.
 
     tarfile takes 39 us for each and this 3, so ImageNet's 2.6 million take 8 s instead of 100.
-    Whatever is not a plain header is left to tarfile.
     """
     end, at, found = os.fstat(tar.fileno()).st_size, 0, []
     while at < end:
@@ -222,13 +219,10 @@ def _samples(tar: io.FileIO) -> list[tuple[_Member, int | str | None]]:
             groups.setdefault(match[1], {})[match[2].lower()] = member
     samples = []
     for parts in groups.values():
-        kinds = [kind for kind in parts if f".{kind.rpartition('.')[2]}" in EXTENSIONS]
-        if kinds:
+        if kinds := [kind for kind in parts if f".{kind.rpartition('.')[2]}" in EXTENSIONS]:
             label = None
-            for kind in ("json", "cls"):
-                if kind in parts:
-                    text = os.pread(tar.fileno(), parts[kind].size, parts[kind].offset)
-                    label = _label_in(text.decode())
+            for about in filter(None, (parts.get("json"), parts.get("cls"))):
+                label = _label_in(os.pread(tar.fileno(), about.size, about.offset).decode())
             samples.append((parts[kinds[0]], label))
     return samples
 

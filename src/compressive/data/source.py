@@ -46,27 +46,22 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What to call it."""
-        ...
 
     @property
     def labels(self) -> Int64[Tensor, " count"] | None:
         """The class of each image, -1 where it has none."""
-        ...
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes; there whenever labels are."""
-        ...
 
     def __len__(self) -> int: ...
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
-        ...
 
     def origin(self, i: int) -> str:
         """Where image i lies: a file, or a shard and a place in it."""
-        ...
 
 
 def require_source(source: object) -> Source:
@@ -81,17 +76,14 @@ def require_source(source: object) -> Source:
         return source
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"labels of {source.name} must be an int64 tensor or None, got {kind}")
-    if labels.shape != (len(source),):
-        raise ValueError(
-            f"labels of {source.name} must have shape ({len(source)},), got {tuple(labels.shape)}"
-        )
-    if len(labels) and int(labels.max()) >= max(len(source), MOST_CLASSES):
-        raise ValueError(
-            f"labels of {source.name} must be classes from 0 on, got {int(labels.max())} for "
-            f"{len(source):,} images; number them anew"
-        )
-    return source
+        rule = f"be an int64 tensor or None, got {kind}"
+    elif labels.shape != (len(source),):
+        rule = f"have shape ({len(source)},), got {tuple(labels.shape)}"
+    elif len(labels) and (most := int(labels.max())) >= max(len(source), MOST_CLASSES):
+        rule = f"be classes from 0 on, got {most} for {len(source):,} images; number them anew"
+    else:
+        return source
+    raise ValueError(f"labels of {source.name} must {rule}")
 
 
 def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
@@ -129,7 +121,7 @@ class ImageSource:
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
         try:
-            found = _patiently(self.read, self._checked(i))
+            found = _read_with_retries(self.read, self._checked(i))
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
         return found if isinstance(found, Tensor) else decode(found)
@@ -144,7 +136,7 @@ class ImageSource:
         return i
 
 
-def _patiently(read: Callable[[int], Any], i: int) -> Any:
+def _read_with_retries(read: Callable[[int], Any], i: int) -> Any:
     for wait in _WAITS:
         try:
             return read(i)
