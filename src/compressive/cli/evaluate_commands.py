@@ -3,7 +3,7 @@
 import os
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,9 +19,6 @@ from compressive.cli.train_commands import RandomSeed, runs_of_sweep
 from compressive.config import check_device_name
 from compressive.evaluation.tasks import select_tasks
 from compressive.rundir.files import CONFIG, RESULTS, SWEEP
-
-if TYPE_CHECKING:
-    from compressive.evaluation.results import Results
 
 _ENCODER_HELP = (
     "A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an encoder "
@@ -74,6 +71,7 @@ def evaluate_command(
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
         from compressive import distributed
+        from compressive.evaluation import tables
         from compressive.evaluation.suite import evaluate
 
     distributed.start()
@@ -98,17 +96,12 @@ def evaluate_command(
             )
     finally:
         distributed.stop()
-    if is_first:
-        _print_results(encoder, results, folder)
-
-
-def _print_results(encoder: str, results: "Results", folder: Path) -> None:
-    from compressive.evaluation.tables import notes, results_table
-
-    Console().print(results_table(results))
+    if not is_first:
+        return
+    Console().print(tables.results_table(results))
     for text in results.skipped:
         print_line(f"skipped: {text}")
-    for text in notes(results):
+    for text in tables.notes(results):
         print_line(f"note: {text}")
     _warn_if_unfinished(encoder)
     print_line(f"results: {folder / RESULTS}")

@@ -49,10 +49,8 @@ def print_error(text: str) -> None:
 def print_warning(
     message: Warning | str, category: type[Warning], filename: str, *where: Any
 ) -> None:
-    """Print our warnings as one line; leave others in Python's format.
-
-    Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
-    """
+    """Print our warnings as one line; leave others in Python's format."""
+    # Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
     if str(message).startswith("TensorFloat32 tensor cores"):
         return
     text = warnings.formatwarning(message, category, filename, *where[:1])

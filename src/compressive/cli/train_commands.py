@@ -23,18 +23,18 @@ from compressive.sweep.plan import check_evaluation, plan_runs
 if TYPE_CHECKING:
     from compressive.train.loop import Outcome
 
-_DATA_HELP = (
+_SOURCE_HELP = (
     "A folder of images or of class folders, parquet or tar shards, torchvision:NAME, or builtin."
 )
 _SET_HELP = "Change one of `compressive settings`; may be repeated."
 _VARY_HELP = "A setting to vary; may be repeated."
 _PRESET_HELP = "An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."
-_SUITE_HELP = "Tasks to evaluate: quick, standard, paper, or none to only train."
-_MAX_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
-_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
-_OUT_HELP = "Folder of the run; default: runs/RECIPE-DATA-seedN."
+_SWEEP_SUITE_HELP = "Tasks to evaluate: quick, standard, paper, or none to only train."
+_SWEEP_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
+_SWEEP_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
+_RUN_HELP = "Folder of the run; default: runs/RECIPE-DATA-seedN."
 _RESUME_HELP = "Resume the run in that folder, or refuse the folder."
-DataSource = Annotated[str, path_argument(help=_DATA_HELP)]
+DataSource = Annotated[str, path_argument(help=_SOURCE_HELP)]
 RecipeName = Annotated[str, typer.Option(help="Base settings; `compressive recipes` lists them.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)]
 Axes = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE,VALUE,...", help=_VARY_HELP)]
@@ -86,7 +86,7 @@ def pretrain_command(
     epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
-    out: Annotated[Path | None, path_option(help=_OUT_HELP)] = None,
+    out: Annotated[Path | None, path_option(help=_RUN_HELP)] = None,
     resume: Annotated[bool, typer.Option(help=_RESUME_HELP)] = True,
 ) -> None:
     """Train an encoder on images without labels.
@@ -115,7 +115,10 @@ def pretrain_command(
                 config = with_data(auto_config(data, epochs, given), data, *given)
             if distributed.rank() == 0:
                 _print_unused(config, given)
-            outcome = pretrain(config, out or _default_run_folder(config, data), resume=resume)
+            name = config.recipe.replace("/", "-") or config.method
+            images = Path(data.rpartition(":")[2]).name or "images"
+            default = Path("runs") / f"{name}-{images}-seed{config.seed}"
+            outcome = pretrain(config, out or default, resume=resume)
         if distributed.rank() == 0:
             print_outcome(outcome)
     finally:
@@ -130,12 +133,6 @@ def _print_unused(config: Config, changes: list[str]) -> None:
     for name in dict.fromkeys(change.split("=")[0].strip() for change in changes):
         if name in reasons:
             print(f"note: {name} has no effect here: {reasons[name]}")
-
-
-def _default_run_folder(config: Config, data: str) -> Path:
-    name = config.recipe.replace("/", "-") or config.method
-    source = Path(data.rpartition(":")[2]).name or "images"
-    return Path("runs") / f"{name}-{source}-seed{config.seed}"
 
 
 def print_outcome(outcome: "Outcome") -> None:
@@ -166,10 +163,10 @@ def sweep_command(
     preset: Annotated[str, typer.Option(help=_PRESET_HELP)] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
     changes: Changes = None,
-    suite: Annotated[str, typer.Option(help=_SUITE_HELP)] = "quick",
+    suite: Annotated[str, typer.Option(help=_SWEEP_SUITE_HELP)] = "quick",
     tasks: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
-    max_images: Annotated[int, typer.Option(help=_MAX_IMAGES_HELP)] = 0,
-    held_out: Annotated[bool, typer.Option("--held-out", help=_HELD_OUT_HELP)] = False,
+    max_images: Annotated[int, typer.Option(help=_SWEEP_IMAGES_HELP)] = 0,
+    held_out: Annotated[bool, typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP)] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
     out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
