@@ -24,12 +24,10 @@ class Unreadable(ValueError):
 
 
 def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
-    """An encoded image as RGB, turned upright by its EXIF orientation, transparency dropped.
-
-    Of an animation the first frame; of 16 bits the upper 8. The GIL is free while pixels are
-    decoded. A file without its end is `Unreadable`. Damage further inside is found for sure only in
-    PNG, the one format with checksums.
-    """
+    """Decode an image to RGB, upright by its EXIF orientation and without transparency."""
+    # Of an animation the first frame; of 16 bits the upper 8. The GIL is free while pixels are
+    # decoded. A file without its end is `Unreadable`. Damage further inside is found for sure only
+    # in PNG, the one format with checksums.
     if not data:
         raise Unreadable("empty file")
     try:

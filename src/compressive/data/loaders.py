@@ -20,11 +20,9 @@ _SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumed: the network n
 
 
 class Batch(NamedTuple):
-    """Images on the device, each in the top left corner of a black canvas, and what they are.
+    """Images on the device, each in the top left corner of a black canvas, and what they are."""
 
-    Where an image cannot be read, the next one that can stands in its place, with its own index and
-    label; after the last comes the first.
-    """
+    # For an image that cannot be read stands the next one that can, with its own index and label.
 
     images: UInt8[Tensor, "batch 3 side side"]
     height: Int64[Tensor, " batch"]
@@ -92,12 +90,10 @@ class Resident:
 
 
 class Streaming:
-    """Images decoded by threads, a few batches ahead of the network; none are kept.
+    """Images decoded by threads, at most `prefetch` batches ahead of the consumer; none is kept."""
 
-    Decoding and copying leave Python's lock alone, so that threads do what worker processes do
-    elsewhere, without shared memory or pickling. At most `prefetch` batches beyond the consumer's
-    are taken from a plan. On a GPU they are copied on a stream of their own, behind the step.
-    """
+    # Decoding and copying release Python's lock, so that threads do what worker processes do
+    # elsewhere, without shared memory or pickling. On a GPU batches are copied on a second stream.
 
     def __init__(
         self,
@@ -188,12 +184,10 @@ class _Reader:
 
 
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
-    """Pixels of the canvases for views of this size; `setting` if it is not 0.
-
-    As large as the largest of a sample of images, but not larger than views need. An image beyond
-    the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which matrix products
-    on a GPU want; smaller sets of one size, such as CIFAR, fill their canvases.
-    """
+    """Return the pixels of the canvases for views of this size; `setting` if it is not 0."""
+    # As large as the largest of a sample of images, but not larger than views need. An image beyond
+    # the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which is faster on
+    # a GPU; smaller sets of one size, such as CIFAR, fill their canvases.
     if setting:
         return setting
     most = most_needed(view_size)
@@ -210,11 +204,9 @@ def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
 
 
 def most_needed(view_size: int) -> int:
-    """Pixels beyond which views of this size gain nothing.
-
-    16/7 of their side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145
-    pixels), and for small views 4 times their side up to 256, as memory is no concern there.
-    """
+    """Return the pixels beyond which views of this size gain nothing."""
+    # 16/7 of their side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145
+    # pixels), and for small views 4 times their side up to 256, as memory is no concern there.
     return max(round(view_size * 16 / 7), min(4 * view_size, 256))
 
 

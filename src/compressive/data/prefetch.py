@@ -102,8 +102,7 @@ class Prefetcher:
     """One pass over a plan: canvases that threads fill and copies on their way, all in its order.
 
     `plan` gives the index and epoch of each batch's images; `read` decodes an image, in a thread.
-    The plan, and the device, see the consumer's thread only. At most `prefetch` batches are taken
-    from the plan beyond those the consumer has.
+    Only the consumer's thread uses plan and device. At most `prefetch` batches wait for it.
     """
 
     def __init__(

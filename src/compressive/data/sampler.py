@@ -32,12 +32,11 @@ def batch_index_stream(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[BatchIndices]:
-    """Portions without end, from a step on; `portions` of them make a step.
+    """Yield portions without end, from a step on; `portions` of them make a step.
 
-    Epochs are permutations, one after the other; a batch may begin in one and end in the next, so
-    none is cut short and a batch may be larger than the set. The processes' shares of a portion,
-    in the order of ranks, are the portion that one process would have: what is trained on does not
-    depend on their number. `attempt` gives another order, for a run that starts again.
+    Epochs are permutations, one after the other; a batch may span several. The processes' shares of
+    a portion, in the order of ranks, are the portion that one process would have. `attempt` gives
+    another order, for a run that starts again.
     """
     if batch % (portions * world):
         raise ValueError(

@@ -55,11 +55,10 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
 
 
 class _RowGroups:
-    """Cells of a column of parquet files, read a row group at a time and kept while they fit.
+    """Cells of a column of parquet files, read a row group at a time and kept while they fit."""
 
-    A parquet file has no rows to go to, only groups of them (100 to 1,000 images), each packed as
-    one. Up to a quarter of the machine's memory is used so as to unpack every group only once.
-    """
+    # A parquet file has no rows to go to, only groups of them (100 to 1,000 images), each packed as
+    # one. Up to a quarter of the machine's memory is used so as to unpack every group only once.
 
     def __init__(self, files: Sequence[Path], metadata: Sequence[Any], column: str) -> None:
         self.files, self.metadata, self.column = files, metadata, column
@@ -179,10 +178,8 @@ class _Member(NamedTuple):
 
 
 def _members(tar: io.FileIO) -> list[_Member]:
-    """Files in a tar, by its headers alone; what is not a plain header is left to tarfile.
-
-    tarfile takes 39 us for each and this 3, so ImageNet's 2.6 million take 8 s instead of 100.
-    """
+    """List the files in a tar by its headers; leave what is not a plain header to tarfile."""
+    # tarfile takes 39 us for each and this 3, so ImageNet's 2.6 million take 8 s instead of 100.
     end, at, found = os.fstat(tar.fileno()).st_size, 0, []
     while at < end:
         head = os.pread(tar.fileno(), 512, at)

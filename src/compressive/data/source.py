@@ -46,31 +46,34 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What to call it."""
+        ...
 
     @property
     def labels(self) -> Int64[Tensor, " count"] | None:
         """The class of each image, -1 where it has none."""
+        ...
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes; there whenever labels are."""
+        ...
 
     def __len__(self) -> int: ...
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        ...
 
     def origin(self, i: int) -> str:
         """Where image i lies: a file, or a shard and a place in it."""
+        ...
 
 
 def require_source(source: object) -> Source:
     """Refuse what is no `Source`, so far as that can be told without reading an image."""
     if not isinstance(source, Source):
-        raise ValueError(
-            "a source must have name, labels, classes, len, image(i) and origin(i), got "
-            f"{type(source).__name__}"
-        )
+        parts, got = "name, labels, classes, len, image(i) and origin(i)", type(source).__name__
+        raise ValueError(f"a source must have {parts}, got {got}")
     labels: object = source.labels
     if labels is None:
         return source
@@ -95,9 +98,8 @@ def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
         return image
     else:
         got = f"{image.dtype} of shape {tuple(image.shape)}"
-    raise ValueError(
-        f"{source.origin(i)}: an image must be a uint8 tensor of shape (3, h, w), got {got}"
-    )
+    rule = "an image must be a uint8 tensor of shape (3, h, w)"
+    raise ValueError(f"{source.origin(i)}: {rule}, got {got}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,12 +151,10 @@ def _read_with_retries(read: Callable[[int], Any], i: int) -> Any:
 
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     """Some images of a source, in this order; their class ids stay what they were."""
-    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(source):
-        raise ValueError(
-            f"index must lie in 0 to {len(source) - 1}, the images of {source.name}, "
-            f"got {int(index.min())} to {int(index.max())}"
-        )
     whole = index.tolist()
+    if whole and not 0 <= min(whole) <= max(whole) < len(source):
+        allowed = f"0 to {len(source) - 1}, the images of {source.name}"
+        raise ValueError(f"index must lie in {allowed}, got {min(whole)} to {max(whole)}")
     return ImageSource(
         name=source.name,
         count=len(whole),

@@ -42,7 +42,7 @@ _BUILTIN = {"train": 6000, "test": 2400}  # pictures; each of the 12 classes has
 
 
 def open_source(place: str | Path, split: str = "train") -> Source:
-    """The images of a place, whatever kind of place it is.
+    """Open the images of a place, whatever kind of place it is.
 
     - `builtin`: drawn on the spot, splits train and test.
     - `torchvision:NAME` or `torchvision:NAME@ROOT`: one of its sets, downloaded if need be; ROOT is
@@ -50,13 +50,11 @@ def open_source(place: str | Path, split: str = "train") -> Source:
     - `*.parquet` as Hugging Face writes them, `*.tar` as WebDataset does: one, or a folder of them
       (also in `data/`), each belonging to the split in its name or its folder's.
     - Folders `train`, `val`, ... as ImageNet has them: one split each, holding what follows.
-    - Class folders: images only in subfolders. The top one is the class; one alone says nothing,
-      so then there are no labels.
-    - A flat folder: images directly in it, no labels. If it has subfolders with images too, these
-      are taken in, still without labels.
+    - Class folders: images only in subfolders, two or more. The top one is the class.
+    - A flat folder: images directly in it, with those of subfolders if there are any; no labels.
 
     What has no splits is `train` as a whole. Images are told by their extension, in any case;
-    hidden files and folders are passed over. Order is that of the sorted names.
+    hidden files and folders are skipped. Order is that of the sorted names.
     """
     text = str(place)
     if text == "builtin":
@@ -140,10 +138,8 @@ def _listing(folder: str | Path) -> _Listing:
 
 
 def _below(folder: str, prefix: str, above: tuple[str, ...], foreign: Counter[str]) -> list[str]:
-    """All images in a folder and its subfolders, each with the prefix; counts the foreign ones.
-
-    A link to a folder that it lies in would have no end, and is skipped.
-    """
+    """List all images in a folder and its subfolders, with the prefix; count the foreign ones."""
+    # A link to a folder that it lies in would have no end, and is skipped.
     real = os.path.realpath(folder)
     if real in above or any(path.startswith(f"{real.rstrip('/')}/") for path in above):
         return []

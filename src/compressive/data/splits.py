@@ -41,10 +41,8 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
         takes = f"takes a share between 0 and 1 or {least:,} to {most:,} images"
         if most < max(1, least):
             takes = "takes two images or more of a class"
-        raise ValueError(
-            f"to hold out {size} of {total:,} images so that {classes:,} classes are on both sides "
-            f"{takes}"
-        )
+        aim = f"hold out {size} of {total:,} images so that {classes:,} classes are on both sides"
+        raise ValueError(f"to {aim} {takes}")
     # Webster's method: of a class of n the k-th image is due at (k - 1/2) / n of the way. Its
     # first is due at once and its last never.
     due = (rank + 0.5) / count
@@ -78,11 +76,9 @@ def few_labels(
 
 
 def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
-    """Where in a source the images are that a list of SimCLR's names, in the list's order.
-
-    `1percent.txt` and `10percent.txt` have a file name to a line, such as n04235860_14959.JPEG,
-    and no folders. The part before `_` is the class.
-    """
+    """Return where in a source the images are that a list of SimCLR names, in the list's order."""
+    # `1percent.txt` and `10percent.txt` have a file name to a line, such as n04235860_14959.JPEG,
+    # and no folders. The part before `_` is the class.
     if not Path(path).is_file():
         raise FileNotFoundError(
             f"no list of images {path}; it is 1percent.txt or 10percent.txt of the folder "
@@ -107,10 +103,7 @@ def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
 
 
 class _Shuffled(NamedTuple):
-    """Of each image: its place in its class in random order, a lot against ties, the class's size.
-
-    Drawn by image number and seed alone, so the same on every machine.
-    """
+    """Each image's rank in its class in random order, a number against ties, the class's size."""
 
     rank: np.ndarray
     tie: np.ndarray
@@ -119,10 +112,8 @@ class _Shuffled(NamedTuple):
 
 def _shuffled(labels: Int64[Tensor, " count"], seed: int, stream: int, draw: int = 0) -> _Shuffled:
     if not len(labels) or labels.min() < 0:
-        raise ValueError(
-            f"images to be divided by class must have one each, {int((labels < 0).sum())} of "
-            f"{len(labels)} have none"
-        )
+        none = f"{int((labels < 0).sum())} of {len(labels)} have none"
+        raise ValueError(f"images to be divided by class must have one each, {none}")
     keys = image_keys(torch.arange(len(labels)), seed=seed, epoch=draw, view=stream)
     lots: Float64[Tensor, "count 2"] = uniforms(keys, 2)
     ids = labels.cpu().numpy()

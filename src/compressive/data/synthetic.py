@@ -114,11 +114,9 @@ CLASSES: tuple[str, ...] = tuple(_PATTERNS)
 
 
 def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
-    """The first `count` pictures of a split, "train" or "test", 32 x 32 pixels each.
-
-    Endless: picture i is the same for every count. Each twelve in a row hold every class once, in
-    random order. Splits and seeds have random streams of their own. 1,000 take 0.1 s.
-    """
+    """Return the first `count` pictures of a split, "train" or "test"; 1,000 take 0.1 s."""
+    # Picture i is the same for every count. Each twelve in a row hold every class once, in random
+    # order. Splits and seeds have random streams of their own.
     if count < 0:
         raise ValueError(f"count must be 0 or more, got {count}")
     if not 0 <= seed < 2**64:
@@ -194,11 +192,9 @@ def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Ima
 
 
 def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[ImagePlane, ImagePlane]]:
-    """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep.
-
-    Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
-    read 88 % of gray patterns right, and 37 % where each picture had two random colors.
-    """
+    """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep."""
+    # Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
+    # read 88 % of gray patterns right, and 37 % where each picture had two random colors.
     middle, apart = lots.between(0.3, 0.7), lots.between(0.12, 0.3)
     apart = np.where(lots.between(0, 1) < 0.5, apart, -apart)
     sweep = lots.between(-1, 1) * (x / 32) + lots.between(-1, 1) * (y / 32)

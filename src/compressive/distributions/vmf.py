@@ -43,19 +43,17 @@ _LARGEST = 1e100  # its square must not overflow; tested to 1e8
 class VonMisesFisher(Distribution):
     """Directions around `mean_direction` mu with density C_n(kappa) exp(kappa mu.z) on the sphere.
 
-    `concentration` kappa >= 0 is a number, when its constants are computed once and sampling
-    costs little more than drawing the normals, or a tensor that broadcasts against the batch,
-    when everything is differentiable in it as well. kappa = 0 is the uniform distribution. (The
-    tensor's sampler integrates for each draw, about 10 microseconds on a CPU core; so does a
-    number's below n = 40 unless kappa is well above n.)
+    `concentration` kappa >= 0 is a number, whose constants are computed once, or a tensor that
+    broadcasts against the batch and may have a gradient. kappa = 0 is the uniform distribution. The
+    sampler of a tensor integrates for each draw, about 10 microseconds on a CPU core; so does that
+    of a number below n = 40 unless kappa is well above n.
 
-    Samples come without rejection, so nothing waits for the device and the shapes are fixed:
-    it compiles into one graph and can be captured. Gradients: in mu by parallel transport of the
-    sample along the sphere (bounded everywhere), in kappa by implicit reparameterization.
+    Samples come without rejection: shapes are fixed, nothing waits for the device, and it compiles
+    into one graph. Gradients: in mu by parallel transport of the sample along the sphere (bounded
+    everywhere), in kappa by implicit reparameterization.
 
     Nothing inside runs below float32, autocast or not: at n = 256, kappa = 16384 bfloat16 would
-    be wrong by tens of nats. With `validate_args=None` values are checked on the CPU only, since a
-    look at a GPU makes the host wait; True checks anywhere.
+    be wrong by tens of nats. `validate_args=None` checks values on the CPU only, True anywhere.
     """
 
     # torch declares these two as properties and overrides them so in every distribution.
@@ -75,10 +73,8 @@ class VonMisesFisher(Distribution):
     ) -> None:
         mean_direction = promote_to_float32("mean_direction", mean_direction)
         if mean_direction.dim() == 0 or mean_direction.shape[-1] < 2:
-            raise ValueError(
-                "mean_direction must have a last axis of dimension 2 or more, "
-                f"got shape {tuple(mean_direction.shape)}"
-            )
+            rule = "mean_direction must have a last axis of dimension 2 or more"
+            raise ValueError(f"{rule}, got shape {tuple(mean_direction.shape)}")
         *batch, n = mean_direction.shape
         n = operator.index(n)  # a number also where a compiled caller made it a symbol
         self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
@@ -88,9 +84,8 @@ class VonMisesFisher(Distribution):
             batch, mean_direction, self._kappa = _broadcast_parameters(*parameters)
         else:
             if not 0 <= concentration <= _LARGEST:
-                raise ValueError(
-                    f"concentration must be a number from 0 to {_LARGEST:g}, got {concentration}"
-                )
+                allowed = f"a number from 0 to {_LARGEST:g}"
+                raise ValueError(f"concentration must be {allowed}, got {concentration}")
             # float() would leave a symbol when a compiled caller comes with a second kappa.
             self._kappa = concentration.__float__()
             self._fixed = _constants(self._kappa, n)
@@ -173,17 +168,13 @@ class VonMisesFisher(Distribution):
 
     @validates_inputs
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
-        """Log density in nats with respect to the sphere's area.
-
-        M(kappa) - kappa |z - mu|^2 / 2, which equals log C + kappa mu.z on the sphere and keeps
-        two more digits in float32 at kappa = 16384. Its gradient is that of the latter: kappa mu
-        in z, kappa z in mu.
-        """
+        """Log density in nats with respect to the sphere's area."""
+        # M(kappa) - kappa |z - mu|^2 / 2 equals log C + kappa mu.z on the sphere and keeps two more
+        # digits in float32 at kappa = 16384. Its gradient is that of the latter.
         value = promote_to_float32("value", value)
         if value.shape[-1:] != self._event_shape:
-            raise ValueError(
-                f"value must have a last axis of {self.dim}, got shape {tuple(value.shape)}"
-            )
+            shape = tuple(value.shape)
+            raise ValueError(f"value must have a last axis of {self.dim}, got shape {shape}")
         if self._validate_args and not torch.compiler.is_compiling():
             self._validate_sample(value)
         with full_precision(value):
@@ -238,10 +229,7 @@ class VonMisesFisher(Distribution):
         return angle, cosine.to(r.dtype), (sine / r).to(r.dtype)
 
     def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
-        """A function of `special` at kappa: a float if kappa is one, else a tensor in its graph.
-
-        `wide` computes in float64, for differences of large numbers.
-        """
+        """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
         if self._fixed is not None:
             return getattr(self._fixed, name)
         return getattr(special, name)(self._kappa.double() if wide else self._kappa, self.dim)
@@ -258,12 +246,11 @@ class VonMisesFisher(Distribution):
 
 
 class _Moving(Function):
-    """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport.
+    """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport."""
 
-    dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
-    use, a reflection that takes the first axis to mu, has the same law and the same expected
-    gradient, but its derivative explodes as mu comes near that axis.
-    """
+    # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
+    # use, a reflection that takes the first axis to mu, has the same law and the same expected
+    # gradient, but its derivative explodes as mu comes near that axis.
 
     @staticmethod
     def forward(ctx, z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
@@ -312,10 +299,8 @@ def _sag(u: Tensor, v: Tensor) -> Tensor:
 
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
-    """A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q.
-
-    As its floor at equal means, in float64 and rounded once, plus what the means add.
-    """
+    """A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q."""
+    # As its floor at equal means, in float64 and rounded once, plus what the means add.
     same_dimension(p, q)
     m_p, m_q = (each._at_kappa("log_mode_density", wide=True) for each in (p, q))
     spread = p._at_kappa("spherical_variance", wide=True)
@@ -327,11 +312,8 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 
 
 def _known_while_compiling(function: Callable) -> Callable:
-    """Let torch.compile call this as it traces and keep the answer.
-
-    What torch.compiler.assume_constant_result does, but that imports the compiler, 6 seconds for
-    everyone who imports this module.
-    """
+    """Let torch.compile call this as it traces and keep the answer."""
+    # What torch.compiler.assume_constant_result does, but that imports the compiler in 6 seconds.
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
@@ -367,7 +349,5 @@ def _broadcast_parameters(
 def same_dimension(p: Distribution, q: Distribution) -> None:
     """Two distributions that are to be compared."""
     if p.event_shape != q.event_shape:
-        raise ValueError(
-            "both distributions must live on the same sphere, "
-            f"got dimensions {p.event_shape[0]} and {q.event_shape[0]}"
-        )
+        got = f"dimensions {p.event_shape[0]} and {q.event_shape[0]}"
+        raise ValueError(f"both distributions must live on the same sphere, got {got}")
