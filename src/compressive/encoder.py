@@ -53,7 +53,8 @@ class Encoder(nn.Module):
         antialias: bool = False,
     ) -> None:
         super().__init__()
-        self.network, self.settings = network, settings
+        self.network = network
+        self.settings = settings
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing

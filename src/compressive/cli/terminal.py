@@ -25,8 +25,8 @@ def expand_home(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-path_argument = partial(typer.Argument, callback=expand_home)
-path_option = partial(typer.Option, callback=expand_home)
+path_argument: partial[Any] = partial(typer.Argument, callback=expand_home)
+path_option: partial[Any] = partial(typer.Option, callback=expand_home)
 
 
 def require_at_least(low: int, **options: float) -> None:

@@ -42,6 +42,9 @@ from compressive.train.throughput import Throughput
 class Run:
     """Everything a training loop needs, and its position: `step` of `total`, in an `attempt`."""
 
+    step: int
+    attempt: int
+    saved_step: int
     logger: MetricsLogger  # after `restore`
 
     def __init__(
@@ -54,7 +57,8 @@ class Run:
         source: Source | None = None,
         method: Builder = build,
     ) -> None:
-        self.out, self.display = out, display
+        self.out: Path = out
+        self.display: Display = display
         self.device: torch.device = pick_device(config.train.device)
         if rank() == 0:
             folder.open_folder(out, config, resume=resume)
