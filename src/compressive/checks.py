@@ -82,10 +82,8 @@ def check_unit_rows(first: str, model: Tensor, name: str, rows: Tensor) -> Tenso
         norm = torch.linalg.vector_norm(rows.detach(), dim=-1)
         worst = norm[(norm - 1).abs().argmax()].item()
         if abs(worst - 1) > 1e-4:
-            raise ValueError(
-                f"{name} must hold unit vectors, got one of length {worst:.6g}; "
-                f"use torch.nn.functional.normalize({name}, dim=-1)"
-            )
+            got = f"one of length {worst:.6g}; use torch.nn.functional.normalize({name}, dim=-1)"
+            raise ValueError(f"{name} must hold unit vectors, got {got}")
     return rows.to(model.dtype)
 
 

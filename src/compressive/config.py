@@ -136,10 +136,8 @@ class Views(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy == "byol" and self.strength != 1:
-            raise ValueError(
-                f"views.strength must be 1 for views.policy=byol, got {self.strength:g}; "
-                "views.policy=simclr allows other values"
-            )
+            rule = f"views.strength must be 1 for views.policy=byol, got {self.strength:g}"
+            raise ValueError(f"{rule}; views.policy=simclr allows other values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,10 +380,8 @@ class Config:
         check_fields(self)
         residual, parts = self.bottleneck.target_residual, self.train.grad_accum_steps
         if residual is not None and not is_compressed(self):
-            raise ValueError(
-                f"bottleneck.target_residual must be none for method={self.method}, "
-                f"got {residual:g}: {_not_compressed(self)}"
-            )
+            rule = f"bottleneck.target_residual must be none for method={self.method}"
+            raise ValueError(f"{rule}, got {residual:g}: {_not_compressed(self)}")
         if parts > 1 and method_info(self).compares_images:
             raise ValueError(
                 f"train.grad_accum_steps must be 1 for {self.method}, whose loss compares the "

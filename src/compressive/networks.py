@@ -176,10 +176,10 @@ class Ema(nn.Module):
             raise ValueError(f"decay must be from 0 to 1, got {decay}")
         ours, theirs = tuple(self.network.parameters()), tuple(online.parameters())
         if [p.shape for p in ours] != [p.shape for p in theirs]:
+            own, other = (sum(p.numel() for p in weights) for weights in (ours, theirs))
             raise ValueError(
                 "online must have the weights of the target, shape by shape; it has "
-                f"{len(theirs)} tensors of {sum(p.numel() for p in theirs):,} numbers, the target "
-                f"{len(ours)} of {sum(p.numel() for p in ours):,}"
+                f"{len(theirs)} tensors of {other:,} numbers, the target {len(ours)} of {own:,}"
             )
         torch._foreach_lerp_(ours, theirs, 1 - decay)
 

@@ -159,10 +159,8 @@ def compare_command(
         runs = _expand_sweeps(runs)
         first, *others = open_groups([str(_results_folder(run)) for run in runs])
         if not others:
-            raise ValueError(
-                "compare needs two runs that differ in more than their seed; `compressive report` "
-                "shows runs of one experiment side by side"
-            )
+            hint = "`compressive report` shows runs of one experiment side by side"
+            raise ValueError(f"compare needs two runs that differ in more than their seed; {hint}")
         console = Console()
         for other in others:
             found = compare(first, other)

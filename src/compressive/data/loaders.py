@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
     label: Int64[Tensor, " batch"]  # -1 where the source has none
 
 
-class Resident:
+class Resident(AbstractContextManager["Resident"]):
     """A whole set on the device as bytes: no image is decoded twice, no pixel travels twice."""
 
     waited: float = 0.0  # as in `Streaming`: images are there already
@@ -82,14 +83,11 @@ class Resident:
     def close(self) -> None:
         """Nothing runs between batches; here so that any loader can be closed."""
 
-    def __enter__(self) -> "Resident":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Streaming:
+class Streaming(AbstractContextManager["Streaming"]):
     """Images decoded by threads, at most `prefetch` batches ahead of the consumer; none is kept."""
 
     # Decoding and copying release Python's lock, so that threads do what worker processes do
@@ -149,9 +147,6 @@ class Streaming:
         for flow in list(self._flows):
             flow.close()
 
-    def __enter__(self) -> "Streaming":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -177,10 +172,8 @@ class _Reader:
                 return DecodedImage(image.numpy(), index, self.labels[index])
             except Unreadable as problem:
                 self.bad[index] = str(problem)
-        raise ValueError(
-            f"none of the {count:,} images of {self.source.name} can be read; "
-            f"{self.source.origin(0)}: {self.bad[0]}"
-        )
+        none = f"none of the {count:,} images of {self.source.name} can be read"
+        raise ValueError(f"{none}; {self.source.origin(0)}: {self.bad[0]}")
 
 
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:

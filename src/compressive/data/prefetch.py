@@ -99,11 +99,10 @@ class PinnedBuffer:
 
 
 class Prefetcher:
-    """One pass over a plan: canvases that threads fill and copies on their way, all in its order.
+    """One pass over a plan: threads fill canvases, which are then copied, all in its order."""
 
-    `plan` gives the index and epoch of each batch's images; `read` decodes an image, in a thread.
-    Only the consumer's thread uses plan and device. At most `prefetch` batches wait for it.
-    """
+    # `plan` gives the index and epoch of each batch's images; `read` decodes an image, in a thread.
+    # Only the consumer's thread uses plan and device. At most `prefetch` batches wait for it.
 
     def __init__(
         self,

@@ -39,10 +39,8 @@ def batch_index_stream(
     another order, for a run that starts again.
     """
     if batch % (portions * world):
-        raise ValueError(
-            "train.batch_size must be divisible by grad_accum_steps x processes, "
-            f"{portions} x {world}, got {batch}"
-        )
+        rule = f"divisible by grad_accum_steps x processes, {portions} x {world}"
+        raise ValueError(f"train.batch_size must be {rule}, got {batch}")
     share = batch // portions // world
     order = lru_cache(maxsize=2)(partial(_order, count, seed, attempt))  # a portion may span two
     for first in itertools.count(step * batch + rank * share, share * world):

@@ -34,10 +34,8 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
             columns = parquet.read_schema(file, memory_map=True).names
             needed = {name.partition(".")[0] for name in (image, label) if name}
             if lost := needed.difference(columns):
-                raise ValueError(
-                    f"{file} has no column {min(lost)!r}, as {files[0].name} has: its columns are "
-                    f"{', '.join(columns)}"
-                )
+                lacks = f"has no column {min(lost)!r}, as {files[0].name} has"
+                raise ValueError(f"{file} {lacks}: its columns are {', '.join(columns)}")
         for file in files if label else []:
             values += parquet.read_table(file, columns=[label], memory_map=True)[0].to_pylist()
     except ArrowException as error:

@@ -178,11 +178,9 @@ def shrunk(source: Source, side: int, least: int, most: int) -> Source:
 
 
 def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Labels and classes of `ImageSource` from ids or words, None where an image has no label.
-
-    Ids below 0 are none; those that cannot count classes are words. What is neither id nor word (a
-    list, a part of one) is no label of a class: with a warning all are left out.
-    """
+    """Return labels and classes of `ImageSource` from ids or words; None is no label."""
+    # Ids below 0 are none; those that cannot count classes are words. What is neither id nor word
+    # (a list, a part of one) is no label of a class: with a warning all are left out.
     try:
         values = [_label(value) for value in values]
     except ValueError as error:

@@ -171,10 +171,8 @@ def _open_folder(root: Path, split: str) -> Source:
     paths = [*direct, *chain.from_iterable(inner.values())]
     if foreign:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
-        warnings.warn(
-            f"pictures of {root} that are not read here: {kinds}; convert them, to JPEG say",
-            stacklevel=1,
-        )
+        note = f"pictures of {root} that are not read here: {kinds}; convert them, to JPEG say"
+        warnings.warn(note, stacklevel=1)
     # Ids are the same in every split, even where one of them lacks a class.
     other_splits = [root / other for other in splits if other != chosen]
     others = [folder / name for folder in other_splits for name in _listing(folder).folders]

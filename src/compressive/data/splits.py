@@ -26,11 +26,9 @@ class Parts(NamedTuple):
 
 
 def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int) -> Parts:
-    """Images held out in proportion to the classes; `size` is a number or, as a float, a share.
-
-    Every class of two images or more is on both sides; a class of one image is kept. A number is
-    met exactly, or is an error; a share comes to the nearest number that allows this.
-    """
+    """Hold out images in proportion to the classes; `size` is a number or, as a float, a share."""
+    # Every class of two images or more is on both sides; a class of one image is kept. A number is
+    # met exactly, or is an error; a share comes to the nearest number that allows this.
     rank, tie, count = _shuffled(labels, seed, _HOLD_OUT_STREAM)
     singles = int((count == 1).sum())
     total, classes = len(labels), len(labels.unique())
@@ -61,12 +59,10 @@ def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Par
 def few_labels(
     labels: Int64[Tensor, " count"], share: float, *, draw: int = 0, seed: int = 0
 ) -> Int64[Tensor, " few"]:
-    """A share of the images, as many of each class as of any other where it has them; sorted.
-
-    At least one of each class. Rounded down, so that of ImageNet as many are taken as SimCLR's
-    lists have, of each class too: 12 or 13, and 128 or 129. For one draw of one seed a smaller
-    share lies within a larger one.
-    """
+    """Return a share of the images, as many of each class where it has them; sorted."""
+    # At least one of each class. Rounded down, so that of ImageNet as many are taken as SimCLR's
+    # lists have, of each class too: 12 or 13, and 128 or 129. For one draw of one seed a smaller
+    # share lies within a larger one.
     if not 0 < share <= 1:
         raise ValueError(f"share of labels must be above 0 and at most 1, got {share}")
     rank, tie, _ = _shuffled(labels, seed, _FEW_LABELS_STREAM, draw)
@@ -80,10 +76,8 @@ def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
     # `1percent.txt` and `10percent.txt` have a file name to a line, such as n04235860_14959.JPEG,
     # and no folders. The part before `_` is the class.
     if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"no list of images {path}; it is 1percent.txt or 10percent.txt of the folder "
-            "imagenet_subsets in SimCLR's repository"
-        )
+        where = "1percent.txt or 10percent.txt of imagenet_subsets in SimCLR's repository"
+        raise FileNotFoundError(f"no list of images {path}; it is {where}")
     names = Path(path).read_text().split()
     place = {re.split(r"[/:]", source.origin(i))[-1]: i for i in range(len(source))}
     lost = [name for name in names if name not in place]

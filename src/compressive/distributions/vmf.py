@@ -101,10 +101,8 @@ class VonMisesFisher(Distribution):
     def _check_values(mean_direction: Tensor, concentration: float | Tensor) -> None:
         if not (ok := unit_vector.check(mean_direction)).all():
             norm = torch.linalg.vector_norm(mean_direction[~ok], dim=-1).flatten()[0].item()
-            raise ValueError(
-                f"mean_direction must hold vectors of length 1, got one of length {norm:.6g}; "
-                "use torch.nn.functional.normalize(mean_direction, dim=-1)"
-            )
+            rule = f"mean_direction must hold vectors of length 1, got one of length {norm:.6g}"
+            raise ValueError(f"{rule}; use torch.nn.functional.normalize(mean_direction, dim=-1)")
         if isinstance(concentration, Tensor):
             ok = (concentration >= 0) & (concentration <= _LARGEST)
             if not ok.all():
@@ -338,10 +336,9 @@ def _broadcast_parameters(
     try:
         batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
     except RuntimeError:
-        raise ValueError(
-            "concentration must broadcast against the batch shape of mean_direction, "
-            f"{tuple(batch_shape)}, got {tuple(concentration.shape)}"
-        ) from None
+        rule = f"broadcast against the batch shape of mean_direction, {tuple(batch_shape)}"
+        got = tuple(concentration.shape)
+        raise ValueError(f"concentration must {rule}, got {got}") from None
     dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
     return batch_shape, mean_direction.to(dtype), concentration.to(dtype)
 

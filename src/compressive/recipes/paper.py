@@ -1,7 +1,4 @@
-"""The paper's ImageNet runs: settings with their sources, results and ablations.
-
-"Row N" is a row of the table in docs/notation.md: where the paper and its official code differ.
-"""
+"""The paper's ImageNet runs; "row N" is a row of docs/notation.md, where paper and code differ."""
 
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 

@@ -39,10 +39,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_packed(state, "state", tensors))
     if len(text) > _MAX_TEXT:
-        raise ValueError(
-            f"{path} would have a header of {len(text) / 1e6:.0f} MB, which no reader takes; "
-            "keep long lists of numbers as tensors"
-        )
+        header = f"a header of {len(text) / 1e6:.0f} MB, which no reader takes"
+        raise ValueError(f"{path} would have {header}; keep long lists of numbers as tensors")
     metadata = {
         "format": "pt",
         FORMAT_KEY: str(FORMAT_VERSIONS[CHECKPOINTS]),
@@ -143,10 +141,8 @@ def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return items if isinstance(value, list) else {"tuple": items}
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ValueError(
-        f"{place} must be a tensor, number, string, None, or dicts, lists or tuples of these, "
-        f"got {type(value).__name__}"
-    )
+    allowed = "a tensor, number, string, None, or dicts, lists or tuples of these"
+    raise ValueError(f"{place} must be {allowed}, got {type(value).__name__}")
 
 
 def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:

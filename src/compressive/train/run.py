@@ -194,10 +194,9 @@ class Run:
         tensorboard = self.config.train.tensorboard
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
-                raise ValueError(
-                    f"{self.out} holds an encoder but no checkpoint to resume from, so training "
-                    "would replace it; choose another --out, or delete it"
-                )
+                held = f"{self.out} holds an encoder but no checkpoint to resume from"
+                hint = "choose another --out, or delete it"
+                raise ValueError(f"{held}, so training would replace it; {hint}")
             self.logger = MetricsLogger(self.out, tensorboard=tensorboard)
             self.save()
             return
