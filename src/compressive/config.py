@@ -422,7 +422,7 @@ def override(config: Config, *changes: str) -> Config:
 
 
 def with_data(config: Config, data: str, *changes: str) -> Config:
-    """Return the config with this data source and the changes, none of source or recipe."""
+    """Return the config with this data source and changes to other settings, but not the recipe."""
     base = override(config, f"data.source={data}")
     changed = override(base, *changes)
     for name in ("recipe", "data.source"):

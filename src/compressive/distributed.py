@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def start() -> int:
-    """Join the processes that torchrun started, if it did; return the number on this machine."""
+    """Join torchrun's processes, if it started any; return this one's number on its machine."""
     # NCCL between GPUs, each process on its own; gloo between CPUs.
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():

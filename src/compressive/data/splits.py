@@ -59,7 +59,7 @@ def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Par
 def few_labels(
     labels: Int64[Tensor, " count"], share: float, *, draw: int = 0, seed: int = 0
 ) -> Int64[Tensor, " few"]:
-    """Return a share of the images, as many of each class where it has them; sorted."""
+    """Return a sorted share of the images with equal numbers per class, if there are enough."""
     # At least one of each class. Rounded down, so that of ImageNet as many are taken as SimCLR's
     # lists have, of each class too: 12 or 13, and 128 or 129. For one draw of one seed a smaller
     # share lies within a larger one.

@@ -173,7 +173,7 @@ class Health:
         return self._low == 0
 
     def check(self, reading: Reading, data_wait_fraction: float = 0.0) -> HealthStatus:
-        """Judge a reading and return the worst finding; the fraction is time without images."""
+        """Judge a reading and the share of time without images; return the worst finding."""
         means = {name: reading.means[name] for name in ("loss", *EmbeddingStats._fields)}
         if lost := [name for name, value in means.items() if not math.isfinite(value)]:
             self._low += 1
