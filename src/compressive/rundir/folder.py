@@ -43,7 +43,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     if changed:
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        hint = "give the same settings to resume it, choose another --out, or delete it"
+        hint = "give the same settings to go on with it, choose another --out, or delete it"
         raise ValueError(f"{folder} holds a run with {words}{more}; {hint}")
     return True
 
