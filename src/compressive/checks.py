@@ -1,9 +1,8 @@
-"""What comes in at the door: checked, on one device, in float32 or wider.
+"""Checks of arguments: shapes, dtypes, devices and numbers always, values of tensors on the CPU.
 
-Shapes, dtypes, devices and numbers are always checked. Values are looked at on the CPU only: on
-a GPU each look would make the host wait, in every training step. torch's own switch
-`torch.autograd.set_detect_anomaly(True)` turns the looks on there too. `unseen` turns them off on
-the CPU: a run that diverges there must come as far as on a GPU, to be judged by its readings.
+On a GPU a look at values would make the host wait in every training step.
+`torch.autograd.set_detect_anomaly(True)` turns it on there. `skip_value_checks` turns it off on the
+CPU: a run that diverges must be judged by its readings there as well.
 """
 
 import math
@@ -21,10 +20,7 @@ _skips_checks = ContextVar("unseen", default=False)
 
 
 def validates_inputs(function: F) -> F:
-    """Mark a function that refuses bad arguments itself, with a ValueError that says how.
-
-    Tests check every annotated shape at run time; here that check would come first.
-    """
+    """Mark a function that checks its arguments itself, so that tests leave out the shape check."""
     function.__dict__["__no_type_check__"] = True
     return function
 
@@ -68,15 +64,11 @@ def check_same_shape_2d(**named: Tensor) -> list[Tensor]:
     for name, tensor in named.items():
         dtype = torch.promote_types(dtype, promote_to_float32(name, tensor).dtype)
         if tensor.dim() != 2 or len(tensor) == 0 or tensor.shape[1] < 2:
-            raise ValueError(
-                f"{name} must have shape (batch, dim) with batch >= 1 and dim >= 2, "
-                f"got {tuple(tensor.shape)}"
-            )
+            needed = "shape (batch, dim) with batch >= 1 and dim >= 2"
+            raise ValueError(f"{name} must have {needed}, got {tuple(tensor.shape)}")
         if tensor.shape != model.shape:
-            raise ValueError(
-                f"{name} must have the shape of {first}, {tuple(model.shape)}, "
-                f"got {tuple(tensor.shape)}"
-            )
+            needed = f"the shape of {first}, {tuple(model.shape)}"
+            raise ValueError(f"{name} must have {needed}, got {tuple(tensor.shape)}")
         check_same_device(first, model, name, tensor)
         if should_check_values(tensor):
             _require_directions(name, tensor)
@@ -90,19 +82,16 @@ def check_unit_rows(first: str, model: Tensor, name: str, rows: Tensor) -> Tenso
         norm = torch.linalg.vector_norm(rows.detach(), dim=-1)
         worst = norm[(norm - 1).abs().argmax()].item()
         if abs(worst - 1) > 1e-4:
-            raise ValueError(
-                f"{name} must hold unit vectors, got one of length {worst:.6g}; "
-                f"use torch.nn.functional.normalize({name}, dim=-1)"
-            )
+            got = f"one of length {worst:.6g}; use torch.nn.functional.normalize({name}, dim=-1)"
+            raise ValueError(f"{name} must hold unit vectors, got {got}")
     return rows.to(model.dtype)
 
 
 def check_same_device(first: str, model: Tensor, name: str, tensor: Tensor) -> None:
     """Two tensors that are to meet."""
     if tensor.device != model.device:
-        raise ValueError(
-            f"{name} must be on the device of {first}, {model.device}, got {tensor.device}"
-        )
+        where = f"on the device of {first}, {model.device}"
+        raise ValueError(f"{name} must be {where}, got {tensor.device}")
 
 
 def check_nonnegative(**named: float | Tensor) -> None:
@@ -151,7 +140,5 @@ def _require_directions(name: str, tensor: Tensor) -> None:
     good = length.isfinite() & (length >= 1e-12)  # below, torch's normalize divides by 1e-12
     if not good.all():
         row = int((~good).nonzero()[0])
-        raise ValueError(
-            f"{name} must hold vectors of finite length, 1e-12 or more, "
-            f"got length {length[row].item():.6g} in row {row}"
-        )
+        got = f"length {length[row].item():.6g} in row {row}"
+        raise ValueError(f"{name} must hold vectors of finite length, 1e-12 or more, got {got}")

@@ -4,7 +4,7 @@ Longer than 300 lines, so that every setting is in one file.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -33,14 +33,10 @@ _MOCO = MethodInfo("contrastive", True, temperature=True, ema_target=True, predi
 _BYOL = MethodInfo("bootstrap", ema_target=True, predictor=True, decoder=True)
 _SIMSIAM = MethodInfo("bootstrap", predictor=True, decoder=True)
 METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
-    "simclr": _SIMCLR,
-    "c-simclr": _SIMCLR,
-    "byol": _BYOL,
-    "c-byol": _BYOL,
-    "moco-v3": _MOCO,
-    "c-moco-v3": _MOCO,
-    "simsiam": _SIMSIAM,
-    "c-simsiam": _SIMSIAM,
+    **dict.fromkeys(("simclr", "c-simclr"), _SIMCLR),
+    **dict.fromkeys(("byol", "c-byol"), _BYOL),
+    **dict.fromkeys(("moco-v3", "c-moco-v3"), _MOCO),
+    **dict.fromkeys(("simsiam", "c-simsiam"), _SIMSIAM),
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
@@ -70,17 +66,13 @@ def _no_temperature(config: "Config") -> str:
     return "" if is_read else _has_no(config, "temperature")
 
 
-def _no_decoder(config: "Config") -> str:
-    return "" if method_info(config).decoder else _has_no(config, "vMF decoder")
+def _unless_method_has(part: str, called: str) -> Callable[["Config"], str]:
+    return lambda c: "" if getattr(method_info(c), part) else _has_no(c, called)
 
 
 def _other_view_only(config: "Config") -> str:
     reads_other = f"b(z|y) of {config.method} always takes the other view"
     return "" if method_info(config).decoder else reads_other
-
-
-def _no_ema_target(config: "Config") -> str:
-    return "" if method_info(config).ema_target else _has_no(config, "EMA target")
 
 
 def _no_hidden_layer(config: "Config") -> str:
@@ -108,17 +100,13 @@ class Data(_Section):
     source: str = setting("builtin", "a folder, parquet or tar files, torchvision:NAME, or builtin")
     split: str = setting("train", "split of the source to train on")
     max_side: int = setting(
-        0,
-        "shrink larger images to this many pixels on the longer side; 0: as the views need",
-        low=0,
+        0, "shrink larger images to this many pixels on the longer side; 0: as the views need"
     )
     cache_on_device: Literal["auto", "yes", "no"] = setting(
         "auto", "decode all images once and keep them as uint8 on the device; auto: if they fit"
     )
-    workers: int = setting(
-        0, "threads that decode images that are not cached; 0: one per core", low=0
-    )
-    limit: int = setting(0, "use a random subset of this many images; 0: all", low=0)
+    workers: int = setting(0, "threads that decode images that are not cached; 0: one per core")
+    limit: int = setting(0, "use a random subset of this many images; 0: all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +119,11 @@ class Views(_Section):
         "byol: t and t' of the paper's Table 6; simclr: SimCLR's augmentation for both views",
     )
     crop_scale_min: float = setting(
-        0.08, "smallest crop as a fraction of the image area", low=0, high=1, open_low=True
+        0.08, "smallest crop as a fraction of the image area", high=1, open_low=True
     )
     strength: float = setting(
         1.0,
         "strength of the color distortion",
-        low=0,
         high=1.25,
         open_low=True,
         unused=lambda c: "views.policy is byol" if c.views.policy == "byol" else "",
@@ -149,10 +136,8 @@ class Views(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy == "byol" and self.strength != 1:
-            raise ValueError(
-                f"views.strength must be 1 for views.policy=byol, got {self.strength:g}; "
-                "views.policy=simclr allows other values"
-            )
+            rule = f"views.strength must be 1 for views.policy=byol, got {self.strength:g}"
+            raise ValueError(f"{rule}; views.policy=simclr allows other values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,16 +237,13 @@ class Decoder(_Section):
     same_view_negatives: bool = setting(
         True,
         "contrastive methods: K = 2B - 1 candidates, false: B",
-        unused=lambda c: (
-            "" if method_info(c).same_view_negatives else _has_no(c, "negatives of the same view")
-        ),
+        unused=_unless_method_has("same_view_negatives", "negatives of the same view"),
     )
     kappa_d: float = setting(
         4.0,
         "bootstrap methods: concentration of d(y'|z), twice the weight of the loss",
-        low=0,
         open_low=True,
-        unused=_no_decoder,
+        unused=_unless_method_has("decoder", "vMF decoder"),
     )
 
 
@@ -272,14 +254,13 @@ class Target(_Section):
     ema_decay: float = setting(
         0.996,
         "decay of the moving average; increases to 1 by a cosine",
-        low=0,
         high=1,
-        unused=_no_ema_target,
+        unused=_unless_method_has("ema_target", "EMA target"),
     )
     independent: bool = setting(
         True,
         "initialize the target independently, as the official code does; false: as a copy",
-        unused=_no_ema_target,
+        unused=_unless_method_has("ema_target", "EMA target"),
     )
 
 
@@ -289,27 +270,23 @@ class Optim(_Section):
 
     name: Literal["lars", "sgd", "adamw"] = setting("lars", "optimizer; LARS is for large batches")
     lr: float = setting(
-        0.2, "peak learning rate for 256 images; scaled with the batch size", low=0, open_low=True
+        0.2, "peak learning rate for 256 images; scaled with the batch size", open_low=True
     )
     momentum: float = setting(
         0.9,
         "momentum of lars and sgd",
-        low=0,
         high=0.9999,
         unused=lambda c: "optim.name is adamw" if c.optim.name == "adamw" else "",
     )
-    weight_decay: float = setting(
-        1.5e-6, "weight decay; not applied to biases and batch norms", low=0
-    )
+    weight_decay: float = setting(1.5e-6, "weight decay; not applied to biases and batch norms")
     trust_coefficient: float = setting(
         0.001,
         "trust coefficient of lars",
-        low=0,
         open_low=True,
         unused=lambda c: "" if c.optim.name == "lars" else f"optim.name is {c.optim.name}",
     )
     warmup_epochs: float = setting(
-        10.0, "epochs of linear warm-up; then the learning rate decays by a cosine", low=0
+        10.0, "epochs of linear warm-up; then the learning rate decays by a cosine"
     )
 
 
@@ -323,7 +300,7 @@ class Train(_Section):
         low=1,
         unused=lambda c: "train.steps is given" if c.train.steps > 0 else "",
     )
-    steps: int = setting(0, "train for this many steps; 0: as train.epochs says", low=0)
+    steps: int = setting(0, "train for this many steps; 0: as train.epochs says")
     batch_size: int = setting(512, "images per step over all processes", low=2)
     grad_accum_steps: int = setting(
         1, "split a batch into this many parts to save memory; bootstrap methods only", low=1
@@ -336,9 +313,9 @@ class Train(_Section):
     activation_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, slower"
     )
-    save_every: float = setting(10.0, "minutes between checkpoints", low=0, open_low=True)
+    save_every: float = setting(10.0, "minutes between checkpoints", open_low=True)
     log_every: int = setting(
-        0, "steps between lines of metrics.jsonl; 0: about ten lines per epoch", low=0
+        0, "steps between lines of metrics.jsonl; 0: about ten lines per epoch"
     )
     tensorboard: bool = setting(True, "also write TensorBoard event files")
 
@@ -346,10 +323,8 @@ class Train(_Section):
         super().__post_init__()
         check_device_name(self.device, "train.device")
         if self.batch_size % self.grad_accum_steps:
-            raise ValueError(
-                f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}, got "
-                f"{self.grad_accum_steps}"
-            )
+            rule = f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}"
+            raise ValueError(f"{rule}, got {self.grad_accum_steps}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,12 +332,12 @@ class Probe(_Section):
     """The linear probe and kNN during training; labels never influence the encoder."""
 
     holdout: float = setting(
-        0.1, "fraction of the labeled images held out to test probe and kNN", low=0, high=0.9
+        0.1, "fraction of the labeled images held out to test probe and kNN", high=0.9
     )
-    every_epochs: float = setting(0.0, "epochs between evaluations; 0: twenty per run", low=0)
+    every_epochs: float = setting(0.0, "epochs between evaluations; 0: twenty per run")
     neighbors: int = setting(20, "neighbors that vote in kNN", low=1)
     bank: int = setting(20_000, "images in which kNN searches", low=1)
-    lr: float = setting(1e-3, "learning rate of the linear probe", low=0, open_low=True)
+    lr: float = setting(1e-3, "learning rate of the linear probe", open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,18 +345,16 @@ class Health(_Section):
     """When a run counts as diverged or collapsed, and how often it may restart."""
 
     max_restarts: int = setting(
-        3, "restarts from the last good checkpoint before the run ends with an error", low=0
+        3, "restarts from the last good checkpoint before the run ends with an error"
     )
     spike_sigma: float = setting(
-        3.0, "a loss this many standard deviations above its recent mean is a spike", low=0
+        3.0, "a loss this many standard deviations above its recent mean is a spike"
     )
     collapse_std: float = setting(
-        0.1, "smallest standard deviation of the directions, relative to uniform ones", low=0
+        0.1, "smallest standard deviation of the directions, relative to uniform ones"
     )
     min_participation_ratio: float = setting(
-        1.5,
-        "smallest participation ratio of the projections; BYOL was at 3 and recovered",
-        low=0,
+        1.5, "smallest participation ratio of the projections; BYOL was at 3 and recovered"
     )
 
 
@@ -391,7 +364,7 @@ class Config:
 
     recipe: str = setting("", "the recipe that the settings are based on")
     method: str = setting("c-simclr", "c- is the compressed method", choices=METHODS)
-    seed: int = setting(0, "seed of data order, views, weights and z", low=0, high=2**32 - 1)
+    seed: int = setting(0, "seed of data order, views, weights and z", high=2**32 - 1)
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
     network: Network = field(default_factory=Network)
@@ -407,10 +380,8 @@ class Config:
         check_fields(self)
         residual, parts = self.bottleneck.target_residual, self.train.grad_accum_steps
         if residual is not None and not is_compressed(self):
-            raise ValueError(
-                f"bottleneck.target_residual must be none for method={self.method}, "
-                f"got {residual:g}: {_not_compressed(self)}"
-            )
+            rule = f"bottleneck.target_residual must be none for method={self.method}"
+            raise ValueError(f"{rule}, got {residual:g}: {_not_compressed(self)}")
         if parts > 1 and method_info(self).compares_images:
             raise ValueError(
                 f"train.grad_accum_steps must be 1 for {self.method}, whose loss compares the "
@@ -440,10 +411,7 @@ def unused_settings(config: Config) -> dict[str, str]:
 
 
 def override(config: Config, *changes: str) -> Config:
-    """Return the config with settings changed, each given as "section.name=value".
-
-    All changes are applied before any is checked, so that their order does not matter.
-    """
+    """Return the config with settings changed, each given as "section.name=value", in any order."""
     settings = asdict(config)
     for change in changes:
         name, equals, text = change.partition("=")
@@ -454,18 +422,13 @@ def override(config: Config, *changes: str) -> Config:
 
 
 def with_data(config: Config, data: str, *changes: str) -> Config:
-    """Return the config with this data source and other settings changed.
-
-    The changes may not name the data source or the recipe.
-    """
+    """Return the config with this data source and changes to other settings, but not the recipe."""
     base = override(config, f"data.source={data}")
     changed = override(base, *changes)
     for name in ("recipe", "data.source"):
-        if flat(changed)[name] != flat(base)[name]:
-            raise ValueError(
-                f"{name} cannot be set to {flat(changed)[name]!r}; give images as DATA and a "
-                "recipe with --recipe"
-            )
+        if (value := flat(changed)[name]) != flat(base)[name]:
+            hint = "give images as DATA and a recipe with --recipe"
+            raise ValueError(f"{name} cannot be set to {value!r}; {hint}")
     return changed
 
 
@@ -488,13 +451,11 @@ def flat(settings: Config | Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 def total_steps(examples: int, epochs: int, batch: int) -> int:
     """Return the steps of a whole run: one more than its full batches, as in the official code."""
-    for name, value, least in (
-        ("batch", batch, 1),
-        ("examples", examples, 1),
-        ("epochs", epochs, 0),
-    ):
-        if value < least:
-            raise ValueError(f"{name} must be {'positive' if least else '0 or more'}, got {value}")
+    for name, value in (("batch", batch), ("examples", examples)):
+        if value < 1:
+            raise ValueError(f"{name} must be positive, got {value}")
+    if epochs < 0:
+        raise ValueError(f"epochs must be 0 or more, got {epochs}")
     return examples * epochs // batch + 1
 
 

@@ -8,20 +8,15 @@ from compressive.config import check_device_name
 def pick_device(name: str, called: str = "train.device") -> torch.device:
     """The device of that name; "auto" is a GPU where there is one. `called`: where it was given."""
     check_device_name(name, called)
+    has_gpu = torch.cuda.is_available()
     if name == "auto":
-        return (
-            torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
-        )
+        return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
     device = torch.device(name)
-    if device.type == "cuda" and not _has_gpu():
+    if device.type == "cuda" and not has_gpu:
         raise ValueError(f"{called} is {name}, but torch sees no GPU; use {called}=cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"{called} is {name}, and torch sees {torch.cuda.device_count()} GPUs")
     return device
-
-
-def _has_gpu() -> bool:
-    return torch.cuda.is_available()
 
 
 def precision(setting: str, device: torch.device) -> torch.dtype:

@@ -11,10 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def start() -> int:
-    """Join the processes that torchrun started, if it did; this one's number on its machine.
-
-    NCCL between GPUs, each process on its own, gloo between CPUs.
-    """
+    """Join torchrun's processes, if it started any; return this one's number on its machine."""
+    # NCCL between GPUs, each process on its own; gloo between CPUs.
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         on_gpu = torch.cuda.is_available()
@@ -66,14 +64,17 @@ def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]
     """Rows of all processes in the order of their ranks, differentiable in this one's rows.
 
     Every process must bring the same number of rows. The gradient of a row is summed over the
-    losses of all processes; where each loss is a mean over its own rows and the gradients of the
-    parameters are averaged, as DistributedDataParallel does, training equals one process on the
-    joined batch.
+    losses of all processes: with means over own rows and averaged gradients, as in
+    DistributedDataParallel, training equals one process on the joined batch.
     """
     if world_size() == 1:
         return rows
     if rows.device.type == "cpu":  # elsewhere the answer would have to be waited for
-        _require_equal_counts(rows)
+        counts = rows.new_empty(world_size())
+        dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
+        if (counts != len(rows)).any():
+            got = ", ".join(f"{count:.0f}" for count in counts.tolist())
+            raise ValueError(f"every process must bring the same number of rows, got {got}")
     gathered = _Gather.apply(rows.contiguous())
     assert isinstance(gathered, Tensor)
     return gathered
@@ -83,31 +84,16 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """The mean over processes as the value, this process's own gradient: what DDP averages."""
     if world_size() == 1:
         return value
-    total = value.detach().clone()
-    dist.all_reduce(total)
-    return value + (total / world_size() - value).detach()
+    return value + (_summed(value.detach()) / world_size() - value).detach()
 
 
 def all_sum(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The sum over processes, the same on each; differentiable in this one's part.
-
-    As in `gather`, the gradient is summed over the losses of all processes.
-    """
+    """Sum over processes, the same on each; the gradient is that of `gather`."""
     if world_size() == 1:
         return value
     total = _AllSum.apply(value)
     assert isinstance(total, Tensor)
     return total
-
-
-def _require_equal_counts(rows: Tensor) -> None:
-    counts = rows.new_empty(world_size())
-    dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
-    if (counts != len(rows)).any():
-        raise ValueError(
-            "every process must bring the same number of rows, "
-            f"got {', '.join(f'{count:.0f}' for count in counts.tolist())}"
-        )
 
 
 class _Gather(Function):
@@ -120,10 +106,8 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
         first = rank() * ctx.count
-        return total[first : first + ctx.count]
+        return _summed(grad)[first : first + ctx.count]
 
 
 class _AllSum(Function):

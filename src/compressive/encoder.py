@@ -68,20 +68,15 @@ class Encoder(nn.Module):
     def forward(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch feat"]:
         """Return features of preprocessed images."""
         if images.ndim != 4 or not images.is_floating_point():
-            raise ValueError(
-                "an encoder takes a batch that encoder.preprocess returned, got "
-                f"{images.dtype} of shape {tuple(images.shape)}"
-            )
+            got = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise ValueError(f"an encoder takes what encoder.preprocess returned, got {got}")
         return self.network(images)
 
     @validates_inputs
     def preprocess(
         self, images: ImageInput | Sequence[ImageInput] | UInt8[Tensor, "batch 3 h w"]
     ) -> Float[Tensor, "batch 3 size size"]:
-        """Shrink, center-crop and normalize images as in training, on the encoder's device.
-
-        Takes one or many paths, PIL images or uint8 tensors.
-        """
+        """Shrink, crop and normalize one or many images as in training, on the encoder's device."""
         device = next(self.parameters()).device
         if isinstance(images, Tensor) and images.ndim == 4:
             images = planar(images)
@@ -144,10 +139,8 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
 
 
 def _reproducible_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """Serialize to safetensors with sorted metadata, which the library writes in random order.
-
-    Results identify their encoder by its checksum.
-    """
+    """Serialize with sorted metadata, as results identify their encoder by its checksum."""
+    # safetensors writes metadata in random order.
     content = serialize(weights, metadata)
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -179,8 +172,7 @@ def load(
             "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
         )
     network.load_state_dict(weights)
-    antialias = metadata["antialias"] == "true"
-    encoder = Encoder(network, settings, size, side, antialias=antialias)
+    encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
     return encoder.to(device).eval().requires_grad_(False)
 
 
@@ -241,13 +233,10 @@ def _to_uint8(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
             f"got {type(picture).__name__}; PIL.Image.fromarray makes one of an array"
         )
     try:
-        return rgb(picture) if isinstance(picture, Image.Image) else decode(_read_image(picture))
+        if isinstance(picture, Image.Image):
+            return rgb(picture)
+        if (path := Path(picture).expanduser()).is_dir():
+            raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")
+        return decode(path.read_bytes())
     except Unreadable as problem:
         raise ValueError(f"{picture} cannot be read: {problem}") from None
-
-
-def _read_image(path: str | os.PathLike[str]) -> bytes:
-    path = Path(path).expanduser()
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")
-    return path.read_bytes()

@@ -35,10 +35,9 @@ def info_nce(
 ) -> Float[Tensor, " batch"]:
     """-log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
 
-    `z` and `mu` hold unit vectors; row i of `mu` is the direction of the view that belongs to
-    row i of `z`, all other rows are its negatives. `own`, the directions of z's own view, adds
-    its other rows as negatives. Exact at any size: above 2^26 logits they are not kept but made
-    twice, block by block.
+    `z` and `mu` hold unit vectors; the other rows of `mu` are the negatives of row i of `z`. `own`,
+    the directions of z's own view, adds its other rows as negatives. Exact at any size: above 2^26
+    logits they are not kept but made twice, block by block.
     """
     z, *candidates = check_same_shape_2d(z=z, mu=mu, **({} if own is None else {"own": own}))
     check_nonnegative(kappa=kappa)
@@ -58,9 +57,8 @@ def candidate_nll(
         nll = _StreamedNll.apply(z, candidates, kappa, own)
         assert isinstance(nll, Tensor)
         return nll
-    return F.cross_entropy(
-        *candidate_logits(z, candidates, kappa, own, 0, len(z)), reduction="none"
-    )
+    logits, positives = candidate_logits(z, candidates, kappa, own, 0, len(z))
+    return F.cross_entropy(logits, positives, reduction="none")
 
 
 def log_candidates(batch: int, own: bool) -> float:
@@ -85,11 +83,10 @@ def candidate_logits(
 
 
 class _Product(Function):
-    """a times b transposed, whose gradient too is in the dtype of its inputs.
+    """a times b transposed, whose gradient too is in the dtype of its inputs."""
 
-    A training step runs backward under autocast as well, and what is compiled does wherever it is
-    called: there the gradient of a plain product goes through bfloat16.
-    """
+    # A training step runs backward under autocast as well, and what is compiled does wherever it is
+    # called: there the gradient of a plain product goes through bfloat16.
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
@@ -124,23 +121,16 @@ class _StreamedNll(Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         z, candidates, normalizer = ctx.saved_tensors
+        grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
         with full_precision(grad):
-            found = _streamed_gradients(grad, z, candidates, normalizer, ctx.kappa, ctx.own)
-        return *found, None, None
-
-
-def _streamed_gradients(
-    grad: Tensor, z: Tensor, candidates: Tensor, normalizer: Tensor, kappa: float, own: bool
-) -> tuple[Tensor, Tensor]:
-    grad_z, grad_candidates = torch.empty_like(z), torch.zeros_like(candidates)
-    for start, stop in _blocks(z, candidates):
-        logits, positives = candidate_logits(z, candidates, kappa, own, start, stop)
-        share = logits.sub_(normalizer[start:stop, None]).exp_()
-        share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
-        share.mul_(kappa * grad[start:stop, None])
-        torch.mm(share, candidates, out=grad_z[start:stop])
-        grad_candidates.addmm_(share.T, z[start:stop])
-    return grad_z, grad_candidates
+            for start, stop in _blocks(z, candidates):
+                logits, positives = candidate_logits(z, candidates, ctx.kappa, ctx.own, start, stop)
+                share = logits.sub_(normalizer[start:stop, None]).exp_()
+                share.scatter_add_(1, positives.unsqueeze(1), share.new_full((stop - start, 1), -1))
+                share.mul_(ctx.kappa * grad[start:stop, None])
+                torch.mm(share, candidates, out=grad_z[start:stop])
+                grad_candidates.addmm_(share.T, z[start:stop])
+        return grad_z, grad_candidates, None, None
 
 
 def _blocks(z: Tensor, candidates: Tensor) -> list[tuple[int, int]]:

@@ -14,20 +14,9 @@ from torch import Tensor
 
 from compressive.checks import validates_inputs
 
-__all__ = [
-    "Interval",
-    "alignment",
-    "bootstrap_interval",
-    "brier",
-    "confidence_bin",
-    "ece",
-    "effective_rank",
-    "hits",
-    "mean_per_class_accuracy",
-    "nll",
-    "top_k_accuracy",
-    "uniformity",
-]
+__all__ = ["Interval", "alignment", "bootstrap_interval", "brier", "confidence_bin", "ece"]
+__all__ += ["effective_rank", "hits", "mean_per_class_accuracy", "nll", "top_k_accuracy"]
+__all__ += ["uniformity"]
 
 Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
@@ -45,11 +34,9 @@ class Interval(NamedTuple):
 
 @validates_inputs
 def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
-    """Fraction of examples whose label is among the k highest logits, in [0, 1].
-
-    Of equal logits the lower class comes first, as in argmax: a constant predictor names classes
-    0 to k - 1 and is right as often as those occur, not always.
-    """
+    """Return the fraction of examples whose label is among the k highest logits, in [0, 1]."""
+    # Of equal logits the lower class comes first, as in argmax: a constant predictor is not always
+    # right.
     logits, labels = _check_logits(logits, labels)
     if not 1 <= k <= logits.shape[1]:
         raise ValueError(f"k must be from 1 to the number of classes, {logits.shape[1]}, got {k}")
@@ -57,11 +44,12 @@ def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
 
 
 def hits(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
-    """Whether each label is among the k highest logits: `top_k_accuracy` image by image.
-
-    Of equal logits the lower class comes first, on every device; NaN goes ahead of all.
-    """
-    return _classes_ahead(logits, labels) < k
+    """Return whether each label is among the k highest logits; ties go to the lower class."""
+    label = labels[:, None]
+    score = logits.gather(1, label)
+    tied_before = (logits == score) & (torch.arange(logits.shape[1], device=logits.device) < label)
+    # "Not <=" is ">" except that NaN goes ahead of every label, of its own too.
+    return (~(logits <= score) | tied_before).sum(1) < k
 
 
 @validates_inputs
@@ -84,10 +72,8 @@ def nll(logits: Logits, labels: Labels) -> Scalar:
 
 @validates_inputs
 def brier(logits: Logits, labels: Labels) -> Scalar:
-    """Squared distance from the predicted distribution to the one-hot label, in [0, 2].
-
-    A sum over classes and a mean over examples (Brier 1950), not halved. Papers print it times 100.
-    """
+    """Return the squared distance of probabilities to the one-hot label (Brier 1950), in [0, 2]."""
+    # A sum over classes and a mean over examples, not halved. Papers print it times 100.
     logits, labels = _check_logits(logits, labels)
     target = torch.zeros_like(logits).scatter(1, labels[:, None], 1.0)
     return (logits.softmax(1) - target).square().sum(1).mean()
@@ -120,15 +106,14 @@ def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[T
 
 @validates_inputs
 def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = False) -> Scalar:
-    """How many directions the features use: exp of the entropy of their singular values.
+    """Return exp of the entropy of the singular values: how many directions the features use.
 
     From 1 to min(batch, feat), and 0 if all features are zero. Singular values are normalized to
     sum 1 (Roy & Vetterli 2007). Uncentered it is RankMe (Garrido et al. 2023, on 25,600 images)
     without the 1e-7 added to each share there, which is worth 0.4 % at most for 2048 features.
-    Covariance eigenvalues, the squares of these, give another and smaller number.
 
-    From the smaller Gram matrix in float64. Singular values below sqrt(2e-16 min(batch, feat)) of
-    the largest, 7e-7 for 2048 and noise in float32 features, cannot be told from 0 and count as 0.
+    Singular values below sqrt(2e-16 min(batch, feat)) of the largest, 7e-7 for 2048 and noise in
+    float32 features, cannot be told from 0 in the Gram matrix in float64 and count as 0.
     """
     matrix = _check_rows("features", features)
     if center:
@@ -216,14 +201,6 @@ def bootstrap_interval(
 
 def _wide(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
-
-
-def _classes_ahead(logits: Tensor, labels: Tensor) -> Tensor:
-    label = labels[:, None]
-    score = logits.gather(1, label)
-    tied_before = (logits == score) & (torch.arange(logits.shape[1], device=logits.device) < label)
-    # "Not <=" is ">" except that NaN goes ahead of every label, of its own too.
-    return (~(logits <= score) | tied_before).sum(1)
 
 
 def _check_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

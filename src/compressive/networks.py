@@ -36,24 +36,19 @@ def backbone(
     biased_variance: bool = False,
     **timm_options: Any,
 ) -> nn.Module:
-    """The timm network of that name without its classifier: images -> one feature vector each.
+    """Return the timm network of that name with random weights and without its classifier.
 
-    The features are what timm hands to its classifier: the global average pool of a convnet, the
-    class token of a ViT. Weights are random. `timm_options` go on to timm: `img_size=32` for a
-    ViT on small images, `drop_path_rate=0.1`.
-
-    The settings turn one of `RESNETS` into the paper's; any other network refuses them. As they
-    stand the ResNet is timm's own: timm loads its state dict and computes the same features.
+    It maps images to what timm passes to the classifier: the global average pool of a convnet, the
+    class token of a ViT. `timm_options` go to timm, such as `img_size=32` or `drop_path_rate=0.1`.
+    The other settings are for `RESNETS` only. With their defaults the ResNet is timm's own.
 
     width: multiplies every channel count, the stem's too. 2 makes ResNet-50's features 4096-d.
     stem: "cifar" is a 3x3 convolution of stride 1 without a pool, for images of about 32 pixels.
-    variant: "official" is the ResNet of the paper's code. It differs from timm's in three ways:
-        - TensorFlow's max-pool (`SamePool`), unless the stem has no pool. timm loads the weights
-          but computes different features (by 4 % at 224 pixels). Converted weights need it.
-        - ResNet-18 and -34 have a 1x1 projection in their first group, as the deeper ones do.
-          timm's have no place for its weights and refuse to load them.
+    variant: "official" is the ResNet of the paper's code, but for its biased running variance:
+        - TensorFlow's max-pool (`SamePool`). timm loads the weights but computes different features
+          (by 4 % at 224 pixels). Converted weights need it.
+        - ResNet-18 and -34 have a 1x1 projection in their first group, which timm cannot load.
         - Kernels start from a truncated normal over fan-in; timm's are normal over fan-out.
-        Its biased running variance is not included (notation.md, row 16): see below.
     zero_init_last: every block starts as its shortcut.
     biased_variance: the running variance averages the batch's own, as TensorFlow's does, without
         torch's n / (n - 1). `SyncBatchNorm.convert_sync_batchnorm` goes back to torch's.
@@ -73,7 +68,6 @@ def backbone(
         raise ValueError(f"width must be a whole number of 1 or more, got {width!r}")
     check_one_of(STEMS, stem=stem)
     check_one_of(VARIANTS, variant=variant)
-    is_official = variant == "official"
     norm = _BiasedBatchNorm2d if biased_variance else nn.BatchNorm2d
     network = _resnet(name, width, norm, zero_init_last, timm_options)
     channels = 64 * width
@@ -82,27 +76,24 @@ def backbone(
         network.maxpool = nn.Identity()
     elif width > 1:
         network.conv1 = _conv(network.in_chans, channels, 7, stride=2)
-    if is_official and stem == "imagenet":
+    if variant == "timm":
+        return network
+    if stem == "imagenet":
         network.maxpool = SamePool()
-    if is_official and network.layer1[0].downsample is None:
+    if network.layer1[0].downsample is None:
         project = nn.Sequential(_conv(channels, channels, 1, stride=1), norm(channels))
         network.layer1[0].downsample = project
-    if is_official:
-        network.apply(
-            lambda m: _init_truncated_normal(m.weight) if isinstance(m, nn.Conv2d) else None
-        )
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            _init_truncated_normal(module.weight)
     return network
 
 
 def build(settings: Network, size: int, *, biased_variance: bool = False) -> nn.Module:
     """The backbone that these settings describe, for images of this size."""
-    options: dict[str, Any] = {
-        "width": settings.width,
-        "stem": settings.stem,
-        "variant": settings.variant,
-        "zero_init_last": settings.zero_init_last,
-        "biased_variance": biased_variance,
-    }
+    names = ("width", "stem", "variant", "zero_init_last")
+    options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    options["biased_variance"] = biased_variance
     if settings.name not in RESNETS:
         with torch.device("meta"):  # only to read what timm says of it
             known: Any = backbone(settings.name, **options)
@@ -117,9 +108,8 @@ def feature_dim(network: nn.Module) -> int:
     # number of channels before them.
     size = getattr(network, "head_hidden_size", None)
     if not isinstance(size, int):
-        raise ValueError(
-            f"{type(network).__name__} must say how long its features are: head_hidden_size"
-        )
+        name = type(network).__name__
+        raise ValueError(f"{name} must say how long its features are: head_hidden_size")
     return size
 
 
@@ -138,11 +128,9 @@ def mlp(
     last_norm: bool = False,
     biased_variance: bool = False,
 ) -> nn.Sequential:
-    """A head: linear, batch-norm and ReLU, then a last linear; no biases, the paper's initializer.
-
-    As it stands, the projection of all four methods, BYOL's predictor, and q and m of C-BYOL.
-    MoCo v3 and SimSiam project with three `layers` and end in a batch-norm (`last_norm`).
-    """
+    """Build a head: linear, batch norm, ReLU, then linear; no biases; the paper's initializer."""
+    # The defaults are the projection of the paper's methods, BYOL's predictor, q and m of C-BYOL.
+    # MoCo v3 and SimSiam project with three `layers` and end in a batch-norm (`last_norm`).
     if layers < 1:
         raise ValueError(f"layers must be 1 or more, got {layers}")
     norm = _BiasedBatchNorm1d if biased_variance else nn.BatchNorm1d
@@ -164,14 +152,11 @@ def linear(in_dim: int, out_dim: int) -> nn.Linear:
 
 
 class Ema(nn.Module):
-    """The target: a network whose weights are a moving average of an online one's.
+    """The target: a network whose weights are a moving average of those of an online network.
 
-    It takes over `network`, which has the architecture of the online encoder and projection, and
-    starts from its weights. The official code builds it anew, independent of the online one;
-    `copy.deepcopy(online)` is the other way.
-
-    Only weights are averaged. Batch-norm statistics are the target's own, which it keeps by
-    running in training mode whenever the online network does. Nothing in it learns by gradient.
+    `network` has the architecture of the online encoder and projection, and keeps its own initial
+    weights: independent ones in the official code, or those of `copy.deepcopy(online)`. Batch-norm
+    statistics are not averaged but the target's own. Nothing in it learns by gradient.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -185,29 +170,25 @@ class Ema(nn.Module):
 
     @torch.no_grad()
     def update(self, online: nn.Module, decay: float) -> None:
-        """After the optimizer's step: weights <- decay * weights + (1 - decay) * online's.
-
-        Never waits for the device. The official `decay` counts the steps before this one
-        (`optim.ema_decay`).
-        """
+        """After the optimizer's step: weights <- decay * weights + (1 - decay) * online's."""
+        # Never waits for the device. The official `decay` counts the steps before this one.
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must be from 0 to 1, got {decay}")
         ours, theirs = tuple(self.network.parameters()), tuple(online.parameters())
         if [p.shape for p in ours] != [p.shape for p in theirs]:
+            own, other = (sum(p.numel() for p in weights) for weights in (ours, theirs))
             raise ValueError(
                 "online must have the weights of the target, shape by shape; it has "
-                f"{len(theirs)} tensors of {sum(p.numel() for p in theirs):,} numbers, the target "
-                f"{len(ours)} of {sum(p.numel() for p in ours):,}"
+                f"{len(theirs)} tensors of {other:,} numbers, the target {len(ours)} of {own:,}"
             )
         torch._foreach_lerp_(ours, theirs, 1 - decay)
 
 
 class SamePool(nn.Module):
-    """TensorFlow's 3x3 max-pool of stride 2 with 'SAME' padding.
+    """TensorFlow's 3x3 max-pool of stride 2 with 'SAME' padding."""
 
-    An odd side is padded by one on both ends, as torch's pool does. An even side is padded at its
-    end only, which a window that may run over the end (`ceil_mode`) does without a copy.
-    """
+    # An odd side is padded by one on both ends, as torch's pool does. An even side is padded at its
+    # end only, which a window that may run over the end (`ceil_mode`) does without a copy.
 
     def forward(self, x: Float[Tensor, "batch feat h w"]) -> Float[Tensor, "batch feat h2 w2"]:
         """Half of each side, rounded up."""
@@ -277,9 +258,8 @@ def _refuse(name: str, **asked: bool) -> None:
     if changed := [setting for setting, is_asked in asked.items() if is_asked]:
         plain = {"width": "1", "stem": "imagenet", "variant": "timm", "zero_init_last": "true"}
         without = " ".join(f"--set network.{one}={plain.get(one, 'false')}" for one in changed)
-        raise ValueError(
-            f"{name!r} takes no {', '.join(changed)}; only {', '.join(RESNETS)} do: {without}"
-        )
+        only = f"only {', '.join(RESNETS)} do"
+        raise ValueError(f"{name!r} takes no {', '.join(changed)}; {only}: {without}")
 
 
 def require_known(name: str) -> None:
@@ -289,7 +269,5 @@ def require_known(name: str) -> None:
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
         raise ValueError(f"timm has no network {name!r}; {hint}")
     if "." in name:
-        raise ValueError(
-            f"network.name must be without the tag of pretrained weights, which are not loaded: "
-            f"{name.partition('.')[0]!r}, got {name!r}"
-        )
+        rule = "must be without the tag of pretrained weights, which are not loaded"
+        raise ValueError(f"network.name {rule}: {name.partition('.')[0]!r}, got {name!r}")

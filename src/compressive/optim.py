@@ -9,16 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-__all__ = [
-    "LARS",
-    "cosine_beta",
-    "ema_decay",
-    "linear_beta",
-    "parameter_groups",
-    "scaled_lr",
-    "warmup_cosine",
-    "warmup_steps",
-]
+__all__ = ["LARS", "cosine_beta", "ema_decay", "linear_beta", "parameter_groups", "scaled_lr"]
+__all__ += ["warmup_cosine", "warmup_steps"]
 
 # Elements between two entries of a block's scale. 512 keeps every view aligned for vector loads,
 # makes the scale 1/512 of the traffic, and wastes 0.001 % of ResNet-50's adapted weights.
@@ -36,14 +28,13 @@ class LARS(torch.optim.Optimizer):
         v <- momentum * v + lr * r * g,    r = trust * |w| / |g|,  or 1 where either norm is 0
         w <- w - v
 
-    LARS elsewhere (BYOL's, timm's, lightly's) subtracts lr * v; the two part ways whenever lr
-    changes. A group with `adapt=False` has neither decay nor r: it is momentum SGD at the full
-    lr. `parameter_groups` makes the paper's split.
+    Others (BYOL's, timm's, lightly's) subtract lr * v, which differs whenever lr changes. A group
+    with `adapt=False` has neither decay nor r. `parameter_groups` makes the paper's groups.
 
     A step never waits for the device: 30 kernels for ResNet-50 with heads, where a loop over its
-    tensors launches 1,241 (H200). For that it holds one more copy of the weights than SGD, and
-    its momenta are views into one block. A parameter without a gradient is left alone, momentum
-    and all; whenever the set of such parameters changes, the momenta are copied once.
+    tensors launches 1,241 (H200). It holds one more copy of the weights than SGD, and its momenta
+    are views into one block. A parameter without a gradient keeps its value and momentum; whenever
+    the set of such parameters changes, the momenta are copied once.
     """
 
     def __init__(
@@ -56,13 +47,8 @@ class LARS(torch.optim.Optimizer):
         trust_coefficient: float = 0.001,
     ) -> None:
         self._blocks: dict[_Key, _Block] = {}
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "trust_coefficient": trust_coefficient,
-            "adapt": True,
-        }
-        super().__init__(params, {**defaults, "weight_decay": weight_decay})
+        rates = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, {**rates, "trust_coefficient": trust_coefficient, "adapt": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -74,16 +60,12 @@ class LARS(torch.optim.Optimizer):
         if not group["adapt"]:
             group["weight_decay"] = param_group.get("weight_decay", 0.0)
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        trust = group["trust_coefficient"]
         _require(0 <= lr < math.inf, "lr", lr, "finite and 0 or more")
         _require(0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
         _require(0 <= decay < math.inf, "weight_decay", decay, "finite and 0 or more")
         _require(group["adapt"] or decay == 0, "weight_decay", decay, "0 where adapt=False")
-        _require(
-            0 < group["trust_coefficient"] < math.inf,
-            "trust_coefficient",
-            group["trust_coefficient"],
-            "finite and positive",
-        )
+        _require(0 < trust < math.inf, "trust_coefficient", trust, "finite and positive")
         super().add_param_group(group)
 
     @torch.no_grad()
@@ -118,12 +100,11 @@ class LARS(torch.optim.Optimizer):
 
 
 class _Block:
-    """Momenta and updates of some parameters, each in one tensor of (chunks, CHUNK).
+    """Momenta and updates of some parameters, each in one tensor of (chunks, CHUNK)."""
 
-    A parameter fills whole chunks, so a scale per parameter is one column of the block. The
-    obvious `torch._foreach_mul_(updates, scales)` launches one kernel per tensor when the scales
-    are tensors, and waits for the device when they are numbers.
-    """
+    # A parameter fills whole chunks, so a scale per parameter is one column of the block. The
+    # obvious `torch._foreach_mul_(updates, scales)` launches one kernel per tensor when the scales
+    # are tensors, and waits for the device when they are numbers.
 
     def __init__(self, params: list[Tensor], momenta: list[Tensor | None]) -> None:
         chunks = [-(-p.numel() // CHUNK) for p in params]
@@ -162,11 +143,10 @@ def _update(params: list[Tensor], block: _Block, group: dict[str, Any]) -> None:
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, exclude: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """The weights to adapt and decay, then those the paper spares: biases and batch norms.
+    """Return the weights to adapt and decay, then those the paper excludes: biases and batch norms.
 
-    Spared is what has at most one axis, or a string of `exclude` in its name, as the supervised
-    head has in the paper. Frozen parameters are in neither. torch's own optimizers take these
-    groups too: they read `weight_decay` and carry `adapt` along unread.
+    Excluded is what has at most one axis, or a string of `exclude` in its name, as the supervised
+    head has in the paper. Frozen parameters are in neither. torch's own optimizers ignore `adapt`.
     """
     if isinstance(exclude, str):
         raise ValueError(f"exclude must be a sequence of strings, got the string {exclude!r}")
@@ -202,10 +182,8 @@ def warmup_cosine(step: int, *, peak: float, warmup: int, total: int) -> float:
 
 
 def ema_decay(step: int, *, base: float, total: int) -> float:
-    """How much of itself the target network keeps in a step: from `base` up to 1 at `total`.
-
-    The official code counts the steps before the optimizer's, and averages after it.
-    """
+    """Return how much of itself the target keeps in a step: from `base` up to 1 at `total`."""
+    # The official code counts the steps before the optimizer's, and averages after it.
     _require(0 <= base <= 1, "base", base, "from 0 to 1")
     return 1 - (1 - base) * _fall(step, total)
 

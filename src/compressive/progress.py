@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -14,11 +13,7 @@ _WIDE = 100  # columns from which a bar is shown
 
 
 class Display:
-    """Progress of one run: epoch, metrics and remaining time.
-
-    On a terminal, one line is updated. Elsewhere (a log file, a pipe), a line is printed at most
-    every `every` seconds.
-    """
+    """Show epoch, metrics and remaining time; elsewhere a line at most every `every` seconds."""
 
     def __init__(
         self,
@@ -51,12 +46,7 @@ class Display:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def progress(
@@ -67,11 +57,8 @@ class Display:
         self._bar.update(self._task, description=title, completed=done, total=total, readings=text)
         now = self._clock()
         is_end = done >= total and title == self._open  # print the end of what was started
-        if (
-            self._bar.disable
-            and not self._quiet
-            and (is_end or now - self._last_line >= self._every)
-        ):
+        is_due = is_end or now - self._last_line >= self._every
+        if is_due and self._bar.disable and not self._quiet:
             self._last_line, self._open = now, "" if done >= total else title
             self.say(f"{title}  {100 * done / total:.0f}%  {text}".rstrip())
 

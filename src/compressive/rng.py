@@ -1,7 +1,4 @@
-"""Counter-based random numbers: a function of image, seed, epoch and view.
-
-Neither the batch an image is in nor the device changes its numbers.
-"""
+"""Counter-based random numbers: functions of image, seed, epoch and view, not batch or device."""
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +11,8 @@ _WORD, _MASK = 2**32, 2**32 - 1
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two random 32-bit words of a counter under a key: Threefry-2x32-20 (Salmon et al. 2011).
-
-    Sums, shifts and xor of words in int64, none of which overflows: the same on all devices.
-    """
+    """Return two random words of a counter under a key: Threefry-2x32-20 (Salmon et al. 2011)."""
+    # Sums, shifts and xor of words in int64, none of which overflows: the same on all devices.
     words = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
     x, y = ((c + k) & _MASK for c, k in zip(counter, key, strict=True))
     for i in range(5):

@@ -23,9 +23,7 @@ class SettingInfo(NamedTuple):
 
     @property
     def bounds(self) -> str:
-        """The allowed range in words, or "" if there is none."""
-        if math.isinf(self.low):
-            return ""
+        """The allowed range of a number in words."""
         least = f"above {self.low:g}" if self.open_low else f"{self.low:g} or more"
         return least if math.isinf(self.high) else f"{least} and at most {self.high:.10g}"
 
@@ -39,7 +37,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    low: float = -math.inf,
+    low: float = 0,
     high: float = math.inf,
     open_low: bool = False,
     choices: Collection[str] = (),
@@ -47,7 +45,7 @@ def setting(
 ) -> Any:
     """Return a dataclass field with a default, a help text and the allowed values.
 
-    A number must lie between `low` and `high`; with `open_low` it must be greater than `low`.
+    A number must be `low` or more, with `open_low` more than that, and at most `high`.
     `unused` takes the whole config and returns the reason why the setting is not read, or "".
     """
     described = SettingInfo(help, low, high, open_low, choices, unused)
@@ -60,10 +58,7 @@ def info(of: "Field[Any]") -> SettingInfo:
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
-    """Raise ValueError if a field has the wrong type or lies outside its bounds.
-
-    Sections are checked as well. `prefix` comes before the name of a field in messages.
-    """
+    """Raise ValueError if a field, also of a section, has the wrong type or violates its bounds."""
     hints = typing.get_type_hints(type(settings))
     for each in fields(settings):
         value, hint, name = getattr(settings, each.name), hints[each.name], f"{prefix}{each.name}"
@@ -76,7 +71,7 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         known = info(each)
         if known.choices:
             _require_one_of(name, value, known.choices)
-        if isinstance(value, int | float) and known.bounds and not known.contains(value):
+        if isinstance(value, int | float) and not known.contains(value):
             allowed = "finite" if value == math.inf else known.bounds
             raise ValueError(f"{name} must be {allowed}, got {value}")
 
@@ -88,13 +83,10 @@ def build(kind: Any, settings: Any, section: str = "") -> Any:
     hints, values = typing.get_type_hints(kind), {}
     for key, value in settings.items():
         require_setting(key, kind, section)
-        make = _build_section if is_dataclass(hints[key]) else _require_type
-        values[key] = make(value, hints[key], f"{section}.{key}" if section else key)
+        hint, name = hints[key], f"{section}.{key}" if section else key
+        is_section = is_dataclass(hint)
+        values[key] = build(hint, value, name) if is_section else _require_type(value, hint, name)
     return kind(**values)
-
-
-def _build_section(value: Any, kind: Any, name: str) -> Any:
-    return build(kind, value, name)
 
 
 def parse(text: str, kind: Any, name: str) -> Any:

@@ -16,13 +16,11 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 def synchronize(module: nn.Module, *, biased_variance: bool = False) -> nn.Module:
     """Let every batch norm inside normalize by all processes' images; one process changes nothing.
 
-    Works in place, and keeps weights, statistics and their names; an activation that timm put
-    inside a norm stays there. Returns the module, or what replaces it if it is itself a norm.
-    Norms on a GPU become torch's SyncBatchNorm, which knows no CPU. Every process must bring the
-    same number of images.
+    Works in place, and keeps weights, statistics and their names, and an activation that timm put
+    inside a norm. Returns the module, or what replaces it if it is itself a norm. Norms on a GPU
+    become torch's SyncBatchNorm. Every process must bring the same number of images.
 
-    biased_variance: the networks were built with it. torch's own conversion would go back to
-        the unbiased running variance without a word.
+    biased_variance: the networks were built with it, which torch's own conversion would undo.
     """
     if world_size() == 1:
         return module
@@ -116,21 +114,18 @@ def _count(x: Tensor) -> int:
 
 def _converted(module: nn.Module, biased_variance: bool, name: str) -> nn.Module:
     if isinstance(module, _Norm):
-        _require_understood(module, biased_variance, name)
-        assert module.running_mean is not None
-        on_gpu = module.running_mean.is_cuda
-        return (TorchSyncBatchNorm if on_gpu else SummedBatchNorm)(module, biased_variance)
+        return _converted_norm(module, biased_variance, name)
     for child_name, child in module.named_children():
         whole = f"{name}.{child_name}" if name else child_name
         setattr(module, child_name, _converted(child, biased_variance, whole))
     return module
 
 
-def _require_understood(norm: _Norm, biased_variance: bool, name: str) -> None:
-    plain = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)
-    timms = hasattr(norm, "act") and hasattr(norm, "drop")
+def _converted_norm(norm: _Norm, biased_variance: bool, name: str) -> nn.Module:
+    is_plain = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)
+    is_timms = hasattr(norm, "act") and hasattr(norm, "drop")
     where = f"the batch norm {name!r}" if name else "the batch norm"
-    if not (plain or timms or biased_variance):
+    if not (is_plain or is_timms or biased_variance):
         raise ValueError(
             f"{where} is a {type(norm).__name__}, which cannot be synchronized as it is; "
             "pass biased_variance=True if the network was built so, else train in one process"
@@ -140,3 +135,5 @@ def _require_understood(norm: _Norm, biased_variance: bool, name: str) -> None:
             f"{where} has no running statistics or no momentum and cannot be synchronized; "
             "use another network, or train in one process"
         )
+    kind = TorchSyncBatchNorm if norm.running_mean.is_cuda else SummedBatchNorm
+    return kind(norm, biased_variance)

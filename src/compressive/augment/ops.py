@@ -77,11 +77,9 @@ def _hsv(planes: Sequence[Tensor], factor: Tensor, turn: Tensor) -> list[Tensor]
 
 
 def _jitter(planes: Sequence[Tensor], change: Jitter) -> list[Tensor]:
-    """Any order is: hsv, brightness or contrast, hsv, the other one, hsv, some of them idle.
-
-    Saturation and hue commute, so only how many of brightness and contrast precede each matters.
-    The mean for contrast is taken once, of the image that contrast will see.
-    """
+    """Any order is: hsv, brightness or contrast, hsv, the other one, hsv, some of them idle."""
+    # Saturation and hue commute, so only how many of brightness and contrast precede each matters.
+    # The mean for contrast is taken once, of the image that contrast will see.
     light, stretch, *late = change.turns.unbind(1)
     first = light < stretch
     stages = [(turn > light).long() + (turn > stretch) for turn in late]
@@ -104,10 +102,8 @@ def _jitter(planes: Sequence[Tensor], change: Jitter) -> list[Tensor]:
 
 
 def _products(images: Tensor, down: Tensor, across: Tensor, dtype: torch.dtype) -> Tensor:
-    """Each image's rows and columns mixed by its own matrices, (batch, out, in), held in `dtype`.
-
-    In memory the channels lie between rows and columns: then both products are plain batched ones.
-    """
+    """Mix rows and columns of each image by its own matrices, (batch, out, in), held in `dtype`."""
+    # In memory the channels lie between rows and columns, so that both products are batched ones.
     rows = images.transpose(1, 2).contiguous().to(dtype).flatten(1, 2)
     rows = (rows @ across.mT.to(dtype)).unflatten(1, (-1, 3)).flatten(2)
     return (down.to(dtype) @ rows).unflatten(2, (3, -1)).transpose(1, 2)
@@ -140,12 +136,10 @@ def crop_resize_flip(
     antialias: bool = False,
     products: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """The box of each image at size x size, mirrored where `flip`; uint8 becomes [0, 1].
-
-    Bicubic with Keys' a = -0.5, half-pixel centers, weights of pixels outside of the box shared
-    among the rest; clipped. TensorFlow rounds positions to 1/1024 pixel (1.3e-4 in the result);
-    here they are exact, also their differences to the pixels: whole numbers over 2 * size.
-    """
+    """Return the box of each image at size x size, mirrored where `flip`; uint8 becomes [0, 1]."""
+    # Bicubic with Keys' a = -0.5, half-pixel centers, weights of pixels outside of the box shared
+    # among the rest; clipped. TensorFlow rounds positions to 1/1024 pixel (1.3e-4 in the result);
+    # here they are exact, also their differences to the pixels: whole numbers over 2 * size.
 
     def weights(start: Tensor, length: Tensor, source: int, flip: Tensor | None) -> Tensor:
         to = torch.arange(size, device=images.device)[None]
@@ -233,20 +227,16 @@ def augment(
     dtype: torch.dtype = torch.float32,
     products: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """One random view of each uint8 image, (batch, 3, h, w) or (batch, h, w, 3), normalized.
+    """Make one random view of each uint8 image, (batch, 3, h, w) or (batch, h, w, 3), normalized.
 
-    Images of different sizes lie in the top left corners of equal canvases; `height` and `width`
-    say how large each is.
-
-    `products` is the dtype of the matrix products and of the images between them: float16 on a GPU
-    is faster and costs about 1e-3 of the range; colors are computed in float32 in any case.
+    Images of different sizes lie in the top left corners of equal canvases, with sizes `height` and
+    `width`. `products` is the dtype of the matrix products and of the images between them: float16
+    on a GPU is faster and costs about 1e-3 of the range; colors are float32 in any case.
     """
     images = planar(images)
     if keys.shape != (len(images), 2) or keys.device != images.device:
-        raise ValueError(
-            f"keys must be ({len(images)}, 2) on {images.device}, as image_keys makes them, "
-            f"got {tuple(keys.shape)} on {keys.device}"
-        )
+        needed = f"({len(images)}, 2) on {images.device}, as image_keys makes them"
+        raise ValueError(f"keys must be {needed}, got {tuple(keys.shape)} on {keys.device}")
     if size < 1:
         raise ValueError(f"size must be 1 or more, got {size}")
     if height is None or width is None:
@@ -272,11 +262,7 @@ def augment_pair(
     dtype: torch.dtype = torch.float32,
     products: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"]]:
-    """Two views of each image, of which both operations and compilation are shared.
-
-    `keys` are those of the first views, then those of the second; the views are what `augment`
-    makes of each.
-    """
+    """Make two views as `augment` does; `keys` are those of the first views, then of the second."""
     if views[0].antialias != views[1].antialias:
         raise ValueError("both views must be antialiased or neither")
     if len(keys) != 2 * len(images):
@@ -328,8 +314,6 @@ def blur_taps(size: int) -> int:
 def planar(images: Tensor) -> UInt8[Tensor, "batch 3 h w"]:
     """Bytes with the colors in front, whichever way they came."""
     if images.dtype != torch.uint8 or images.ndim != 4 or 3 not in (images.shape[1::2]):
-        raise ValueError(
-            "images must be uint8 of shape (batch, 3, h, w) or (batch, h, w, 3), "
-            f"got {images.dtype} of shape {tuple(images.shape)}"
-        )
+        rule = "images must be uint8 of shape (batch, 3, h, w) or (batch, h, w, 3)"
+        raise ValueError(f"{rule}, got {images.dtype} of shape {tuple(images.shape)}")
     return images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)

@@ -1,8 +1,4 @@
-"""What a view is made of: its settings, and each image's random parameters, drawn by key.
-
-Each random number is a function of its image's key: neither the batch an image is in nor the
-device changes what happens to it.
-"""
+"""Settings of a view, and each image's random parameters as functions of its key alone."""
 
 import math
 from dataclasses import dataclass, replace
@@ -59,10 +55,8 @@ def paper_views(crop_scale_min: float = 0.08) -> tuple[View, View]:
 
 
 def simclr_views(strength: float = 1.0) -> tuple[View, View]:
-    """SimCLR's original set, one for both views; `strength` is that of its color distortion.
-
-    Blur has the probability of SimCLR's code, 0.5; the paper's table says 1.0.
-    """
+    """Return SimCLR's views, the same for both; `strength` is that of the color distortion."""
+    # Blur has the probability of SimCLR's code, 0.5; the paper's table says 1.0.
     s = 0.8 * strength
     view = View(
         log_aspect=False, brightness=s, contrast=s, saturation=s, hue=0.2 * strength, blur=0.5
@@ -103,12 +97,8 @@ class Draw(NamedTuple):
 def crop_box(
     u: Float[Tensor, "batch 4"], view: View, height: int | Integers, width: int | Integers
 ) -> Box:
-    """A random crop from four uniform numbers: area, aspect, and how far down and across it lies.
-
-    One draw as in the official code: sides rounded half to even and cut to the image. A worker that
-    crops before the batch is made, from images of any size, takes the box that `augment` would with
-    u = uniforms(keys, 4), and `augment` then a view with crop=False.
-    """
+    """Return a random crop from four uniform numbers: area, aspect, and how far down and across."""
+    # One draw as in the official code: sides rounded half to even and cut to the image.
     area, aspect, down, across = u.unbind(1)
     area = _between(area, view.crop_scale_min, view.crop_scale_max) * height * width
     if view.log_aspect:
@@ -129,10 +119,7 @@ def draw(keys: Keys, view: View, height: int | Integers, width: int | Integers) 
 def draw_pair(
     keys: Int[Tensor, "twice 2"], views: tuple[View, View], height: Integers, width: Integers
 ) -> Draw:
-    """Parameters of two views of each image, one after the other: half of `keys` for each.
-
-    The same numbers as two calls of `draw`, in half as many operations.
-    """
+    """Draw what two calls of `draw` would, half of `keys` for each, in half as many operations."""
     u = uniforms(keys, 18).chunk(2)
     first, second = (
         _draw_from_uniforms(each, v, height, width) for each, v in zip(u, views, strict=True)

@@ -1,97 +1,62 @@
 """Commands on trained encoders: evaluate, embed, compare, report."""
 
 import os
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from compressive.cli.terminal import expand_home, one_line_errors, print_line, require_at_least
-from compressive.cli.train_commands import runs_of_sweep
+from compressive.cli.terminal import (
+    one_line_errors,
+    path_argument,
+    path_option,
+    print_line,
+    require_at_least,
+)
+from compressive.cli.train_commands import RandomSeed, runs_of_sweep
 from compressive.config import check_device_name
 from compressive.evaluation.tasks import select_tasks
 from compressive.rundir.files import CONFIG, RESULTS, SWEEP
 
-if TYPE_CHECKING:
-    from compressive.evaluation.results import Results
-
-EncoderName = Annotated[
-    str,
-    typer.Argument(
-        help="A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an "
-        "encoder that comes with the package, or a timm model name with its published weights.",
-        callback=expand_home,
-    ),
-]
-TimmName = Annotated[
-    str, typer.Option(help="timm model name; needed only for third-party checkpoints.")
-]
-InputSize = Annotated[
-    int, typer.Option(help="Input pixels of a third-party checkpoint; 0: as trained.")
-]
+_ENCODER_HELP = (
+    "A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an encoder "
+    "that comes with the package, or a timm model name with its published weights."
+)
+_NETWORK_HELP = "timm model name; needed only for third-party checkpoints."
+_SIZE_HELP = "Input pixels of a third-party checkpoint; 0: as trained."
+_OUT_HELP = "Folder of results.json; default: RUN/evaluation or RUN/held-out."
+_HELD_OUT_HELP = "Evaluate on a fifth of the training images, for tuning; reads no test image."
+_BENCHMARK_HELP = "Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."
+_FROST_HELP = "Folder of the six photographs of frost."
+_SUITE_HELP = "quick, standard, or paper (with transfer and robustness)."
+_TASKS_HELP = "Some tasks, with commas: linear,few-label,..."
+_EPOCHS_HELP = "Epochs of the linear evaluation; 0: chosen by the number of images."
+_MAX_IMAGES_HELP = "Use at most this many images of a split; 0: all."
+_DATA_HELP = "Labeled images, as for pretrain; default: the run's."
+_RUNS_HELP = "Folders of runs or sweeps, or results.json files."
+EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP)]
+TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP)]
+InputSize = Annotated[int, typer.Option(help=_SIZE_HELP)]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-ResultsFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of results.json; default: RUN/evaluation or RUN/held-out.",
-        callback=expand_home,
-    ),
-]
-HeldOutOnly = Annotated[
-    bool,
-    typer.Option(
-        "--held-out",
-        help="Evaluate on a fifth of the training images, for tuning; reads no test image.",
-    ),
-]
-BenchmarkRoot = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of transfer and robustness sets, and of SimCLR's 1percent.txt.",
-        callback=expand_home,
-    ),
-]
-RunFolders = Annotated[
-    list[Path],
-    typer.Argument(help="Folders of runs or sweeps, or results.json files.", callback=expand_home),
-]
-
-
-SuiteName = Annotated[
-    str, typer.Option(help="quick, standard, or paper (with transfer and robustness).")
-]
-TaskNames = Annotated[
-    str, typer.Option(help="Some tasks, with commas: linear,few-label,...", metavar="TASKS")
-]
-LabeledData = Annotated[
-    str,
-    typer.Option(help="Labeled images, as for pretrain; default: the run's.", callback=expand_home),
-]
-MaxImages = Annotated[int, typer.Option(help="Use at most this many images of a split; 0: all.")]
-LinearEpochs = Annotated[
-    int, typer.Option(help="Epochs of the linear evaluation; 0: chosen by the number of images.")
-]
-FrostFolder = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the six photographs of frost.", callback=expand_home),
-]
+RunFolders = Annotated[list[Path], path_argument(help=_RUNS_HELP)]
 
 
 def evaluate_command(
     encoder: EncoderName,
-    suite: SuiteName = "standard",
-    tasks: TaskNames = "",
-    data: LabeledData = "",
-    out: ResultsFolder = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    suite: Annotated[str, typer.Option(help=_SUITE_HELP)] = "standard",
+    tasks: Annotated[str, typer.Option(help=_TASKS_HELP, metavar="TASKS")] = "",
+    data: Annotated[str, path_option(help=_DATA_HELP)] = "",
+    out: Annotated[Path | None, path_option(help=_OUT_HELP)] = None,
+    seed: RandomSeed = 0,
     network: TimmName = "",
     size: InputSize = 0,
-    max_images: MaxImages = 0,
-    epochs: LinearEpochs = 0,
-    held_out: HeldOutOnly = False,
-    benchmark_root: BenchmarkRoot = None,
-    frost: FrostFolder = None,
+    max_images: Annotated[int, typer.Option(help=_MAX_IMAGES_HELP)] = 0,
+    epochs: Annotated[int, typer.Option(help=_EPOCHS_HELP)] = 0,
+    held_out: Annotated[bool, typer.Option("--held-out", help=_HELD_OUT_HELP)] = False,
+    benchmark_root: Annotated[Path | None, path_option(help=_BENCHMARK_HELP)] = None,
+    frost: Annotated[Path | None, path_option(help=_FROST_HELP)] = None,
     device: DeviceName = "auto",
 ) -> None:
     """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
@@ -106,6 +71,7 @@ def evaluate_command(
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
         from compressive import distributed
+        from compressive.evaluation import tables
         from compressive.evaluation.suite import evaluate
 
     distributed.start()
@@ -130,17 +96,12 @@ def evaluate_command(
             )
     finally:
         distributed.stop()
-    if is_first:
-        _print_results(encoder, results, folder)
-
-
-def _print_results(encoder: str, results: "Results", folder: Path) -> None:
-    from compressive.evaluation.tables import notes, results_table
-
-    Console().print(results_table(results))
+    if not is_first:
+        return
+    Console().print(tables.results_table(results))
     for text in results.skipped:
         print_line(f"skipped: {text}")
-    for text in notes(results):
+    for text in tables.notes(results):
         print_line(f"note: {text}")
     _warn_if_unfinished(encoder)
     print_line(f"results: {folder / RESULTS}")
@@ -156,13 +117,10 @@ def _warn_if_unfinished(encoder: str) -> None:
 
 def embed_command(
     encoder: EncoderName,
-    images: Annotated[
-        str,
-        typer.Argument(help="Images, as for pretrain; need no labels.", callback=expand_home),
-    ],
-    out: Annotated[
-        Path, typer.Option(help="File to write: .parquet or .npz.", callback=expand_home)
-    ] = Path("features.parquet"),
+    images: Annotated[str, path_argument(help="Images, as for pretrain; need no labels.")],
+    out: Annotated[Path, path_option(help="File to write: .parquet or .npz.")] = Path(
+        "features.parquet"
+    ),
     split: Annotated[str, typer.Option(help="Split of the images.")] = "train",
     network: TimmName = "",
     size: InputSize = 0,
@@ -201,10 +159,8 @@ def compare_command(
         runs = _expand_sweeps(runs)
         first, *others = open_groups([str(_results_folder(run)) for run in runs])
         if not others:
-            raise ValueError(
-                "compare needs two runs that differ in more than their seed; `compressive report` "
-                "shows runs of one experiment side by side"
-            )
+            hint = "`compressive report` shows runs of one experiment side by side"
+            raise ValueError(f"compare needs two runs that differ in more than their seed; {hint}")
         console = Console()
         for other in others:
             found = compare(first, other)
@@ -222,9 +178,8 @@ def compare_command(
 
 def _expand_sweeps(runs: list[Path]) -> list[Path]:
     """Replace the folder of a sweep by its runs."""
-    return [
-        one for run in runs for one in (runs_of_sweep(run) if (run / SWEEP).is_file() else [run])
-    ]
+    found = [runs_of_sweep(run) if (run / SWEEP).is_file() else [run] for run in runs]
+    return list(chain.from_iterable(found))
 
 
 def _results_folder(run: Path) -> Path:
@@ -236,9 +191,7 @@ def _results_folder(run: Path) -> Path:
 
 def report_command(
     runs: RunFolders,
-    out: Annotated[Path, typer.Option(help="The page to write.", callback=expand_home)] = Path(
-        "report.html"
-    ),
+    out: Annotated[Path, path_option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one page about one run or several: curves, tables, robustness, smoothness, images.
 

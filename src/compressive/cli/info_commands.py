@@ -10,7 +10,7 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli import settings_reference
-from compressive.cli.terminal import expand_home, one_line_errors, require_at_least
+from compressive.cli.terminal import one_line_errors, path_argument, require_at_least
 from compressive.config import flat
 
 
@@ -95,9 +95,7 @@ def meter_command(
 
 
 def watch_command(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a run, running or finished.", callback=expand_home)
-    ],
+    run: Annotated[Path, path_argument(help="Folder of a run, running or finished.")],
     once: Annotated[bool, typer.Option(help="Print the state once and exit.")] = False,
 ) -> None:
     """Show the state of a run in the terminal until it ends."""

@@ -3,9 +3,8 @@
 import math
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
 from rich.table import Table
-from torch import Tensor
 
 from compressive.objectives import csimclr_loss
 
@@ -19,34 +18,20 @@ def meter_table(dim: int, batch: int, kappa_e: float, kappa_b: float, seed: int)
         title=f"C-SimCLR, n = {dim}, kappa_e = {kappa_e:g}, kappa_b = {kappa_b:g}, {batch} images",
         caption="nats per image; closed-form residual, sampled z",
     )
-    for name in (
-        "cosine\nmu_x.mu_y",
-        "residual\nI(X;Z|Y)",
-        "reducible\npart",
-        "predictive\nI(Y;Z)",
-    ):
+    names = "cosine\nmu_x.mu_y", "residual\nI(X;Z|Y)", "reducible\npart", "predictive\nI(Y;Z)"
+    for name in names:
         table.add_column(name, justify="right")
     bound = 0.0
     for cosine in _COSINES:
-        mu_x, mu_y = _random_pairs(batch, dim, cosine)
+        mu_x, other = F.normalize(torch.randn(2, batch, dim), dim=-1)
+        across = F.normalize(other - (other * mu_x).sum(-1, keepdim=True) * mu_x, dim=-1)
+        mu_y = cosine * mu_x + math.sqrt(1 - cosine**2) * across
         out = csimclr_loss(
             mu_x, mu_y, kappa_e=kappa_e, kappa_b=kappa_b, residual_estimator="analytic"
         )
         bound = out.bound
-        means = (
-            x.mean().item() for x in (out.residual_x, out.reducible_residual, out.predictive_x)
-        )
-        table.add_row(f"{cosine:.2f}", *(f"{value:.2f}" for value in means))
+        measured = out.residual_x, out.reducible_residual, out.predictive_x
+        table.add_row(f"{cosine:.2f}", *(f"{x.mean().item():.2f}" for x in measured))
     table.add_section()
     table.add_row("at most", "", "", f"log K = {bound:.2f}")
     return table
-
-
-def _random_pairs(
-    batch: int, dim: int, cosine: float
-) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch dim"]]:
-    """Return pairs of random directions with a given cosine."""
-    mu_x, other = torch.nn.functional.normalize(torch.randn(2, batch, dim), dim=-1)
-    across = other - (other * mu_x).sum(-1, keepdim=True) * mu_x
-    across = torch.nn.functional.normalize(across, dim=-1)
-    return mu_x, cosine * mu_x + math.sqrt(1 - cosine**2) * across

@@ -16,7 +16,6 @@ from compressive.data.prefetch import LABEL
 from compressive.data.sources import open_source
 from compressive.device import pick_device
 from compressive.evaluation.logistic import PENALTIES, select
-from compressive.evaluation.results import Results
 from compressive.evaluation.suite import evaluate
 from compressive.evaluation.tasks import smoothness
 from compressive.metrics import top_k_accuracy
@@ -25,10 +24,7 @@ from compressive.train.loop import Outcome, pretrain
 
 QUICKSTART_METHODS = ("simclr", "c-simclr")
 # Tasks that are fast enough on a CPU, and those that the report shows images of.
-_QUICKSTART_TASKS = (
-    *("logistic", "knn", "few-label", "geometry"),
-    *("smoothness", "information", "gallery"),
-)
+_TASKS = ("logistic", "knn", "few-label", "geometry", "smoothness", "information", "gallery")
 _FASTER_TASKS = {  # 1,000 of 8,400 images, in nine passes
     "smoothness": partial(smoothness.run, images={"train": 1000, "test": 1000})
 }
@@ -38,68 +34,54 @@ class QuickstartRow(NamedTuple):
     """A row of the quick start's table; None where there is no value."""
 
     name: str
-    accuracy: float | None  # of logistic regression on the test images
-    neighbors: float | None
-    few_labels: float | None  # accuracy with 10 % of the labels
-    reducible_residual: float | None  # nats
-    outcome: Outcome | None
+    accuracy: float | None = None  # of logistic regression on the test images
+    neighbors: float | None = None
+    few_labels: float | None = None  # accuracy with 10 % of the labels
+    reducible_residual: float | None = None  # nats
+    outcome: Outcome | None = None
 
 
 def run_quickstart(
     out: Path, *, seed: int = 0, display: Display | None = None
 ) -> Iterator[QuickstartRow]:
-    """Train and evaluate both methods and yield each row as soon as it is known.
-
-    The first row is a linear probe on raw pixels. An interrupted run is the last row.
-    """
+    """Train and evaluate both methods; yield the row of raw pixels, then each when it is known."""
     display = display or Display()
     if pick_device("auto").type == "cpu":
         # The network is so small that a second thread gains a third at best, and costs a factor of
         # 40 if another program uses its core (measured on two cores).
         torch.set_num_threads(1)
-    yield QuickstartRow("raw pixels", _pixel_accuracy(), None, None, None, None)
+    yield QuickstartRow("raw pixels", _pixel_accuracy())
     for method in QUICKSTART_METHODS:
         config = replace(recipes.get(f"{method}/quickstart").config, seed=seed)
         outcome = pretrain(config, out / method, display=display)
         if outcome.step < outcome.total:
-            yield QuickstartRow(method, None, None, None, None, outcome)
+            yield QuickstartRow(method, outcome=outcome)
             return
         results, _ = evaluate(
-            str(outcome.folder),
-            tasks=_QUICKSTART_TASKS,
-            seed=seed,
-            display=display,
-            more=_FASTER_TASKS,
+            str(outcome.folder), tasks=_TASKS, seed=seed, display=display, more=_FASTER_TASKS
         )
+        values = {(each.task, each.metric): each.value for each in reversed(results.records)}
         yield QuickstartRow(
             method,
-            _metric(results, "logistic", "top-1"),
-            _metric(results, "kNN 20", "top-1"),
-            _metric(results, "few labels 10%", "top-1"),
-            _metric(results, "information", "reducible_residual"),
-            outcome,
+            accuracy=values.get(("logistic", "top-1")),
+            neighbors=values.get(("kNN 20", "top-1")),
+            few_labels=values.get(("few labels 10%", "top-1")),
+            reducible_residual=values.get(("information", "reducible_residual")),
+            outcome=outcome,
         )
 
 
 def _pixel_accuracy() -> float:
     """Return the test accuracy of a linear probe on raw pixels."""
-    splits = [_load_split(name) for name in ("train", "test")]
+    sources = [open_source("builtin", name) for name in ("train", "test")]
+    side = max(sources[0].image(0).shape)
+    splits = [Resident(source, side=side, device=pick_device("auto")) for source in sources]
     labels = [split.numbers[LABEL] for split in splits]
     pixels = [split.images.flatten(1).float() / 255 for split in splits]
     train, test = zip(pixels, labels, strict=True)
     # Weaker penalties take longer and only fit the training images better.
     classes = int(labels[0].max()) + 1
     return linear_probe(train, test, classes=classes, penalties=(1e4, 1e5))
-
-
-def _load_split(name: str) -> Resident:
-    source = open_source("builtin", name)
-    return Resident(source, side=max(source.image(0).shape), device=pick_device("auto"))
-
-
-def _metric(results: Results, task: str, metric: str) -> float | None:
-    found = (r.value for r in results.records if (r.task, r.metric) == (task, metric))
-    return next(found, None)
 
 
 def linear_probe(
@@ -109,10 +91,8 @@ def linear_probe(
     classes: int,
     penalties: Sequence[float] = PENALTIES[::4],
 ) -> float:
-    """Return the test accuracy of logistic regression on standardized features.
-
-    The penalty is selected on a random fifth of the training part.
-    """
+    """Return the test accuracy of logistic regression on standardized features."""
+    # Select the penalty on a random fifth of the training part.
     feats, labels = train
     # Not every fifth image: that could be one class if classes alternate.
     order = torch.randperm(len(feats), generator=torch.Generator().manual_seed(0))

@@ -51,7 +51,13 @@ def find(name: str) -> list[Section]:
     for section in every:
         if found := tuple(setting for setting in section.settings if setting.name == name):
             return [section._replace(settings=found)]
-    raise ValueError(f"no setting or section {name!r}; {_nearest(name, every)}")
+    names = [setting.name for section in every for setting in section.settings]
+    names += [section.name for section in every if section.name]
+    last = name.rpartition(".")[2]
+    near = [other for other in names if other.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`compressive settings` lists all"
+    raise ValueError(f"no setting or section {name!r}; {hint}")
 
 
 def markdown(shown: list[Section]) -> str:
@@ -66,16 +72,6 @@ def markdown(shown: list[Section]) -> str:
         head = "| setting | default | allowed | meaning |\n|---|---|---|---|\n"
         parts.append(f"## {name or 'run'}\n\n{about}\n\n{head}{''.join(rows)}")
     return "\n".join(parts)
-
-
-def _nearest(name: str, every: list[Section]) -> str:
-    """Suggest settings with the same last name, else the one that is spelled most alike."""
-    names = [setting.name for section in every for setting in section.settings]
-    names += [section.name for section in every if section.name]
-    last = name.rpartition(".")[2]
-    near = [other for other in names if other.rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else "`compressive settings` lists all"
 
 
 def _section(name: str, kind: Any) -> Section:
@@ -99,8 +95,9 @@ def _allowed(kind: Any, known: SettingInfo) -> str:
         return ", ".join(known.choices or options)
     if isinstance(kind, types.UnionType):
         return f"{_allowed(options[0], known)}; or none"
-    type_name = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-    return f"{type_name}, {known.bounds}" if known.bounds else type_name
+    if kind in (int, float):
+        return f"{'a whole number' if kind is int else 'a number'}, {known.bounds}"
+    return "true or false" if kind is bool else "text"
 
 
 def written(value: Any) -> str:

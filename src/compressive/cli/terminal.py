@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from rich.markup import escape
 
 
 def expand_home(value: Any) -> Any:
-    """Replace a leading `~` in a path, a text or a list of them.
-
-    Shells do not expand it in `--out=~/runs`.
-    """
+    """Replace a leading `~`, which shells keep in `--out=~/runs`, in one path or many."""
     if isinstance(value, list | tuple):
         return [expand_home(each) for each in value]
     if isinstance(value, Path):
         return value.expanduser()
     return os.path.expanduser(value) if isinstance(value, str) else value
+
+
+path_argument: partial[Any] = partial(typer.Argument, callback=expand_home)
+path_option: partial[Any] = partial(typer.Option, callback=expand_home)
 
 
 def require_at_least(low: int, **options: float) -> None:
@@ -47,10 +49,8 @@ def print_error(text: str) -> None:
 def print_warning(
     message: Warning | str, category: type[Warning], filename: str, *where: Any
 ) -> None:
-    """Print our warnings as one line; leave others in Python's format.
-
-    Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
-    """
+    """Print our warnings as one line; leave others in Python's format."""
+    # Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
     if str(message).startswith("TensorFloat32 tensor cores"):
         return
     text = warnings.formatwarning(message, category, filename, *where[:1])
@@ -67,8 +67,7 @@ def one_line_errors() -> Iterator[None]:
         print_error(str(error))
         raise typer.Exit(2) from None
     except OSError as error:
-        has_path = error.filename is not None
-        print_error(str(error) if has_path else error.strerror or str(error))
+        print_error((error.filename is None and error.strerror) or str(error))
         raise typer.Exit(2) from None
     except (RuntimeError, MemoryError) as error:
         from compressive.train.loop import TrainingFailed

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli.terminal import (
-    expand_home,
     one_line_errors,
+    path_argument,
+    path_option,
     print_error,
     print_line,
     require_at_least,
@@ -22,47 +23,27 @@ from compressive.sweep.plan import check_evaluation, plan_runs
 if TYPE_CHECKING:
     from compressive.train.loop import Outcome
 
-_DATA_HELP = (
+_SOURCE_HELP = (
     "A folder of images or of class folders, parquet or tar shards, torchvision:NAME, or builtin."
 )
-DataSource = Annotated[str, typer.Argument(help=_DATA_HELP, callback=expand_home)]
+_SET_HELP = "Change one of `compressive settings`; may be repeated."
+_VARY_HELP = "A setting to vary; may be repeated."
+_PRESET_HELP = "An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."
+_SWEEP_SUITE_HELP = "Tasks to evaluate: quick, standard, paper, or none to only train."
+_SWEEP_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
+_SWEEP_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
+_RUN_HELP = "Folder of the run; default: runs/RECIPE-DATA-seedN."
+_RESUME_HELP = "Resume the run in that folder, or refuse the folder."
+DataSource = Annotated[str, path_argument(help=_SOURCE_HELP)]
 RecipeName = Annotated[str, typer.Option(help="Base settings; `compressive recipes` lists them.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Change one of `compressive settings`; may be repeated.",
-    ),
-]
-Axes = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE,VALUE,...", help="A setting to vary; may be repeated."),
-]
-Preset = Annotated[
-    str,
-    typer.Option(help="An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."),
-]
-SweepSuite = Annotated[
-    str, typer.Option(help="Tasks to evaluate: quick, standard, paper, or none to only train.")
-]
-SweepImages = Annotated[
-    int, typer.Option(help="Evaluate on at most this many images of a split; 0: all.")
-]
-SweepFolder = Annotated[Path, typer.Option(help="Folder of the sweep.", callback=expand_home)]
-HeldOut = Annotated[
-    bool,
-    typer.Option(
-        "--held-out", help="Evaluate on a fifth of the training images; reads no test image."
-    ),
-]
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)]
+Axes = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE,VALUE,...", help=_VARY_HELP)]
+RandomSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
 def quickstart_command(
-    out: Annotated[Path, typer.Option(help="Folder of the two runs.", callback=expand_home)] = Path(
-        "runs/quickstart"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    out: Annotated[Path, path_option(help="Folder of the two runs.")] = Path("runs/quickstart"),
+    seed: RandomSeed = 0,
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in images and compare them: no data, no GPU needed.
 
@@ -105,15 +86,8 @@ def pretrain_command(
     epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
     steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the run; default: runs/RECIPE-DATA-seedN.", callback=expand_home
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Resume the run in that folder, or refuse the folder.")
-    ] = True,
+    out: Annotated[Path | None, path_option(help=_RUN_HELP)] = None,
+    resume: Annotated[bool, typer.Option(help=_RESUME_HELP)] = True,
 ) -> None:
     """Train an encoder on images without labels.
 
@@ -141,7 +115,10 @@ def pretrain_command(
                 config = with_data(auto_config(data, epochs, given), data, *given)
             if distributed.rank() == 0:
                 _print_unused(config, given)
-            outcome = pretrain(config, out or _default_run_folder(config, data), resume=resume)
+            name = config.recipe.replace("/", "-") or config.method
+            images = Path(data.rpartition(":")[2]).name or "images"
+            default = Path("runs") / f"{name}-{images}-seed{config.seed}"
+            outcome = pretrain(config, out or default, resume=resume)
         if distributed.rank() == 0:
             print_outcome(outcome)
     finally:
@@ -156,12 +133,6 @@ def _print_unused(config: Config, changes: list[str]) -> None:
     for name in dict.fromkeys(change.split("=")[0].strip() for change in changes):
         if name in reasons:
             print(f"note: {name} has no effect here: {reasons[name]}")
-
-
-def _default_run_folder(config: Config, data: str) -> Path:
-    name = config.recipe.replace("/", "-") or config.method
-    source = Path(data.rpartition(":")[2]).name or "images"
-    return Path("runs") / f"{name}-{source}-seed{config.seed}"
 
 
 def print_outcome(outcome: "Outcome") -> None:
@@ -189,15 +160,15 @@ def sweep_command(
     data: DataSource,
     recipe: RecipeName = "",
     vary: Axes = None,
-    preset: Preset = "",
+    preset: Annotated[str, typer.Option(help=_PRESET_HELP)] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
     changes: Changes = None,
-    suite: SweepSuite = "quick",
+    suite: Annotated[str, typer.Option(help=_SWEEP_SUITE_HELP)] = "quick",
     tasks: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
-    max_images: SweepImages = 0,
-    held_out: HeldOut = False,
+    max_images: Annotated[int, typer.Option(help=_SWEEP_IMAGES_HELP)] = 0,
+    held_out: Annotated[bool, typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP)] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
-    out: SweepFolder = Path("sweeps/sweep"),
+    out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
     """Train and evaluate every combination of some settings, and compare them in one table.
 
@@ -215,19 +186,17 @@ def sweep_command(
         from compressive.sweep.runner import sweep
         from compressive.sweep.table import LEGEND, sweep_table
 
-        result = sweep(
-            data,
-            out,
-            **base,
-            suite=suite,
-            tasks=tasks,
-            max_images=max_images,
-            held_out=held_out,
-            at_once=jobs,
-        )
+        asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
+        result = sweep(data, out, **base, **asked, at_once=jobs)
         Console().print(sweep_table(str(out), result.rows))
         print_line(LEGEND)
-        _write_sweep_report(out, held_out)
+        if runs := runs_of_sweep(out):
+            from compressive.evaluation.tables import verdicts
+            from compressive.report.page import write_report
+
+            found = verdicts(runs, held_out=held_out)
+            page = write_report(runs, out / "report.html", held_out=held_out, verdicts=found)
+            print_line(f"report: {page}")
     for log in result.failed:
         print_error(f"a run failed; its output is in {log}")
     if result.interrupted:
@@ -235,16 +204,6 @@ def sweep_command(
         raise typer.Exit(130)
     if result.failed:
         raise typer.Exit(1)
-
-
-def _write_sweep_report(out: Path, held_out: bool) -> None:
-    from compressive.evaluation.tables import verdicts
-    from compressive.report.page import write_report
-
-    if runs := runs_of_sweep(out):
-        found = verdicts(runs, held_out=held_out)
-        page = write_report(runs, out / "report.html", held_out=held_out, verdicts=found)
-        print_line(f"report: {page}")
 
 
 def runs_of_sweep(out: Path) -> list[Path]:

@@ -28,15 +28,8 @@ _CURVES = (
     ("residual", "residual", "{:.1f} nats"),
     ("predictive", "predictive", "{:.2f} nats"),
 )
-_READINGS = (
-    "positive_cosine",
-    "nll",
-    "reducible_residual",
-    "beta",
-    "embedding_std",
-    "participation_ratio",
-    "lr",
-)
+_READINGS = "positive_cosine", "nll", "reducible_residual", "beta"
+_READINGS += "embedding_std", "participation_ratio", "lr"
 
 
 def watch(
@@ -54,7 +47,10 @@ def watch(
     files, age = _read_state(run)
     with Live(_panel(files, age), console=console, auto_refresh=False) as live:
         try:
-            while not (files.is_over or files.is_stopped or _has_failed(files, age)):
+            while not (files.is_over or files.is_stopped):
+                is_failed = (files.health or "").startswith(("collapse", "nan"))
+                if is_failed and age is not None and age > _SILENCE:
+                    return
                 sleep(_EVERY)
                 files, age = _read_state(run)
                 live.update(_panel(files, age), refresh=True)
@@ -79,12 +75,6 @@ def _read_state(run: Path) -> tuple[TrainingFiles, float | None]:
         raise ValueError(f"{run / CONFIG} is damaged: train.batch_size is {batch!r}")
     written = (run / METRICS).stat().st_mtime if files.metrics else None
     return files, None if written is None else max(0.0, time.time() - written)
-
-
-def _has_failed(files: TrainingFiles, age: float | None) -> bool:
-    """Return whether the run had failed when it last wrote, and that was long ago."""
-    is_failed = (files.health or "").startswith(("collapse", "nan"))
-    return is_failed and age is not None and age > _SILENCE
 
 
 def _panel(files: TrainingFiles, age: float | None) -> Panel:

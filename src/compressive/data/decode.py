@@ -24,12 +24,10 @@ class Unreadable(ValueError):
 
 
 def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
-    """An encoded image as RGB, turned upright by its EXIF orientation, transparency dropped.
-
-    Of an animation the first frame; of 16 bits the upper 8. The GIL is free while pixels are
-    decoded. A file without its end is `Unreadable`. Damage further inside is found for sure only in
-    PNG, the one format with checksums.
-    """
+    """Decode an image to RGB, upright by its EXIF orientation and without transparency."""
+    # Of an animation the first frame; of 16 bits the upper 8. The GIL is free while pixels are
+    # decoded. A file without its end is `Unreadable`. Damage further inside is found for sure only
+    # in PNG, the one format with checksums.
     if not data:
         raise Unreadable("empty file")
     try:
@@ -58,11 +56,9 @@ def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
 def shrink(
     image: UInt8[Tensor, "3 h w"], side: int, least: int = 0, most: int = 0
 ) -> UInt8[Tensor, "3 new_h new_w"]:
-    """The longer side brought down to `side`, antialiased bicubic; smaller images as they are.
-
-    But no shorter side goes below `least`: an image too long for that loses both ends, down to
-    `most` pixels; 0: to `side`, or to twice `least` where that is more.
-    """
+    """Shrink the longer side to `side`, antialiased bicubic; smaller images stay as they are."""
+    # No shorter side goes below `least`: an image too long for that loses both ends, down to `most`
+    # pixels; 0: to `side`, or to twice `least` where that is more.
     sides = image.shape[1:]
     if max(sides) <= side:
         return image

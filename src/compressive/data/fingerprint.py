@@ -11,12 +11,10 @@ from compressive.data.source import Source
 
 
 class DatasetFingerprint:
-    """Hash of names, labels and the pixels of `samples` images spread over a source.
+    """Hash of names, labels and the pixels of `samples` images spread over a source."""
 
-    The path of a data set does not count: the same files in another folder have the same
-    fingerprint. Pixels count because data sets with equal names and other pixels are common, for
-    example one data set stored as JPEG and as PNG.
-    """
+    # The path does not count: the same files in another folder have the same fingerprint. Pixels
+    # count because equal names with other pixels are common: one set stored as JPEG and as PNG.
 
     def __init__(self, source: Source, *, samples: int = 64) -> None:
         self.source, self.samples = source, samples
@@ -32,11 +30,8 @@ class DatasetFingerprint:
         return digest.hexdigest()
 
     def with_file_times(self) -> str:
-        """Return a fingerprint that also changes with the size or time of any file.
-
-        It detects edits of images that are not sampled, so that a cache is never out of date.
-        A copy of the files elsewhere has another one.
-        """
+        """Return a fingerprint that also changes with the size, time or folder of any file."""
+        # It detects edits of images that are not sampled, so that a cache is never out of date.
         digest = hashlib.blake2b(self.of().encode(), digest_size=16)
         known: dict[str, str] = {}
         for i in range(len(self.source)):

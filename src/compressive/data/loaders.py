@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import Unreadable, shrink
-from compressive.data.prefetch import Clock, DecodedImage, DeviceBatch, Prefetcher
+from compressive.data.prefetch import Clock, DecodedImage, Prefetcher
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, pixels
 
@@ -20,11 +21,9 @@ _SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumed: the network n
 
 
 class Batch(NamedTuple):
-    """Images on the device, each in the top left corner of a black canvas, and what they are.
+    """Images on the device, each in the top left corner of a black canvas, and what they are."""
 
-    Where an image cannot be read, the next one that can stands in its place, with its own index and
-    label; after the last comes the first.
-    """
+    # For an image that cannot be read stands the next one that can, with its own index and label.
 
     images: UInt8[Tensor, "batch 3 side side"]
     height: Int64[Tensor, " batch"]
@@ -34,8 +33,10 @@ class Batch(NamedTuple):
     label: Int64[Tensor, " batch"]  # -1 where the source has none
 
 
-class Resident:
+class Resident(AbstractContextManager["Resident"]):
     """A whole set on the device as bytes: no image is decoded twice, no pixel travels twice."""
+
+    waited: float = 0.0  # as in `Streaming`: images are there already
 
     def __init__(
         self,
@@ -48,9 +49,8 @@ class Resident:
     ) -> None:
         count = len(source)
         self.device: torch.device = torch.device(device)
-        self.images: Tensor = torch.empty(
-            count, 3, side, side, dtype=torch.uint8, device=self.device
-        )
+        shape = (count, 3, side, side)
+        self.images: Tensor = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.numbers: Tensor = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
         plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
@@ -68,43 +68,30 @@ class Resident:
         rows = self.images.flatten(1)
         self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
 
-    @property
-    def waited(self) -> float:
-        """None: images are there already, and a plan is made while the device is busy."""
-        return 0.0
-
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """What a plan asks for, in its order; the host never waits for the device."""
         for portion in _check_indices(plan, self.images.shape[0]):
-            yield self._batch(portion)
-
-    def _batch(self, portion: BatchIndices) -> Batch:
-        wanted = torch.stack(tuple(portion))
-        if self.device.type == "cuda":
-            wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
-        place, epoch = wanted.to(self.device, non_blocking=True).unbind()
-        images = self._rows.index_select(0, place).view(torch.uint8)
-        images = images.view(-1, *self.images.shape[1:])
-        height, width, index, _, label = self.numbers.index_select(1, place).unbind()
-        return Batch(images, height, width, index, epoch, label)
+            wanted = torch.stack(tuple(portion))
+            if self.device.type == "cuda":
+                wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
+            place, epoch = wanted.to(self.device, non_blocking=True).unbind()
+            images = self._rows.index_select(0, place).view(torch.uint8)
+            images = images.view(-1, *self.images.shape[1:])
+            height, width, index, _, label = self.numbers.index_select(1, place).unbind()
+            yield Batch(images, height, width, index, epoch, label)
 
     def close(self) -> None:
         """Nothing runs between batches; here so that any loader can be closed."""
-
-    def __enter__(self) -> "Resident":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Streaming:
-    """Images decoded by threads, a few batches ahead of the network; none are kept.
+class Streaming(AbstractContextManager["Streaming"]):
+    """Images decoded by threads, at most `prefetch` batches ahead of the consumer; none is kept."""
 
-    Decoding and copying leave Python's lock alone, so that threads do what worker processes do
-    elsewhere, without shared memory or pickling. At most `prefetch` batches beyond the consumer's
-    are taken from a plan. On a GPU they are copied on a stream of their own, behind the step.
-    """
+    # Decoding and copying release Python's lock, so that threads do what worker processes do
+    # elsewhere, without shared memory or pickling. On a GPU batches are copied on a second stream.
 
     def __init__(
         self,
@@ -149,7 +136,8 @@ class Streaming:
         self._flows.add(flow)
         try:
             while flow.has_next():
-                yield _to_batch(flow.next())
+                arrival = flow.next()
+                yield Batch(arrival.images, *arrival.numbers.unbind())
         finally:
             self._flows.discard(flow)
             flow.close()
@@ -158,9 +146,6 @@ class Streaming:
         """End all threads; to ask for a further batch of a plan that was running is an error."""
         for flow in list(self._flows):
             flow.close()
-
-    def __enter__(self) -> "Streaming":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -187,19 +172,15 @@ class _Reader:
                 return DecodedImage(image.numpy(), index, self.labels[index])
             except Unreadable as problem:
                 self.bad[index] = str(problem)
-        raise ValueError(
-            f"none of the {count:,} images of {self.source.name} can be read; "
-            f"{self.source.origin(0)}: {self.bad[0]}"
-        )
+        none = f"none of the {count:,} images of {self.source.name} can be read"
+        raise ValueError(f"{none}; {self.source.origin(0)}: {self.bad[0]}")
 
 
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
-    """Pixels of the canvases for views of this size; `setting` if it is not 0.
-
-    As large as the largest of a sample of images, but not larger than views need. An image beyond
-    the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which matrix products
-    on a GPU want; smaller sets of one size, such as CIFAR, fill their canvases.
-    """
+    """Return the pixels of the canvases for views of this size; `setting` if it is not 0."""
+    # As large as the largest of a sample of images, but not larger than views need. An image beyond
+    # the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which is faster on
+    # a GPU; smaller sets of one size, such as CIFAR, fill their canvases.
     if setting:
         return setting
     most = most_needed(view_size)
@@ -216,11 +197,9 @@ def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
 
 
 def most_needed(view_size: int) -> int:
-    """Pixels beyond which views of this size gain nothing.
-
-    16/7 of their side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145
-    pixels), and for small views 4 times their side up to 256, as memory is no concern there.
-    """
+    """Return the pixels beyond which views of this size gain nothing."""
+    # 16/7 of their side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145
+    # pixels), and for small views 4 times their side up to 256, as memory is no concern there.
     return max(round(view_size * 16 / 7), min(4 * view_size, 256))
 
 
@@ -240,10 +219,8 @@ def open_loader(
     if cache_on_device == "yes" and needed > free:
         raise ValueError(
             f"data.cache_on_device=yes needs {needed / 1e9:.1f} GB for {len(source):,} images of "
-            f"{side} x "
-            f"{side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
-            "data.cache_on_device=no, or a "
-            "smaller data.max_side"
+            f"{side} x {side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
+            "data.cache_on_device=no, or a smaller data.max_side"
         )
     share = _SHARE["cuda" if device.type == "cuda" else "cpu"]
     if cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free):
@@ -271,10 +248,6 @@ def free_memory(device: torch.device) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _to_batch(arrival: DeviceBatch) -> Batch:
-    return Batch(arrival.images, *arrival.numbers.unbind())
 
 
 def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:

@@ -54,9 +54,7 @@ class PinnedBuffer:
         shape = (size, 3, side, side)
         self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
         self._pixels, self._pinned = self.images.numpy(), pinned
-        self.used: list[tuple[int, int]] = [
-            (0, 0)
-        ] * size  # height and width of what each place shows
+        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width in each place
         self._lock = threading.Lock()
         self.copied: torch.cuda.Event | None = None
 
@@ -101,12 +99,10 @@ class PinnedBuffer:
 
 
 class Prefetcher:
-    """One pass over a plan: canvases that threads fill and copies on their way, all in its order.
+    """One pass over a plan: threads fill canvases, which are then copied, all in its order."""
 
-    `plan` gives the index and epoch of each batch's images; `read` decodes an image, in a thread.
-    The plan, and the device, see the consumer's thread only. At most `prefetch` batches are taken
-    from the plan beyond those the consumer has.
-    """
+    # `plan` gives the index and epoch of each batch's images; `read` decodes an image, in a thread.
+    # Only the consumer's thread uses plan and device. At most `prefetch` batches wait for it.
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -31,51 +32,31 @@ def batch_index_stream(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[BatchIndices]:
-    """Portions without end, from a step on; `portions` of them make a step.
+    """Yield portions without end, from a step on; `portions` of them make a step.
 
-    Epochs are permutations, one after the other; a batch may begin in one and end in the next, so
-    none is cut short and a batch may be larger than the set. The processes' shares of a portion,
-    in the order of ranks, are the portion that one process would have: what is trained on does not
-    depend on their number. `attempt` gives another order, for a run that starts again.
+    Epochs are permutations, one after the other; a batch may span several. The processes' shares of
+    a portion, in the order of ranks, are the portion that one process would have. `attempt` gives
+    another order, for a run that starts again.
     """
     if batch % (portions * world):
-        raise ValueError(
-            f"train.batch_size must be divisible by grad_accum_steps x processes, {portions} x "
-            f"{world}, "
-            f"got {batch}"
-        )
+        rule = f"divisible by grad_accum_steps x processes, {portions} x {world}"
+        raise ValueError(f"train.batch_size must be {rule}, got {batch}")
     share = batch // portions // world
-    orders = _Orders(count, seed, attempt)
+    order = lru_cache(maxsize=2)(partial(_order, count, seed, attempt))  # a portion may span two
     for first in itertools.count(step * batch + rank * share, share * world):
         epoch, place = divmod(first, count)
         if place + share <= count:
-            yield BatchIndices(orders[epoch][place : place + share], torch.full((share,), epoch))
+            yield BatchIndices(order(epoch)[place : place + share], torch.full((share,), epoch))
             continue
         places = torch.arange(first, first + share)
         epochs = places // count
         each = epochs.unique().tolist()
-        index = [orders[epoch][places[epochs == epoch] % count] for epoch in each]
+        index = [order(epoch)[places[epochs == epoch] % count] for epoch in each]
         yield BatchIndices(torch.cat(index), epochs)
 
 
-class _Orders(dict[int, Int[Tensor, " count"]]):
-    """Permutations by epoch, the last few at hand."""
-
-    def __init__(self, count: int, seed: int, attempt: int) -> None:
-        super().__init__()
-        self.count, self.seed, self.attempt = count, seed, attempt
-
-    def __missing__(self, epoch: int) -> Int[Tensor, " count"]:
-        self.pop(epoch - 2, None)  # a portion may span two, and more of them if the set is small
-        self[epoch] = _order(self.count, self.seed, epoch, self.attempt)
-        return self[epoch]
-
-
-def _order(count: int, seed: int, epoch: int, attempt: int) -> Int[Tensor, " count"]:
-    words = threefry(_uint32_pair(seed, attempt), _uint32_pair(epoch, _ORDER_STREAM))
-    generator = torch.Generator().manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+def _order(count: int, seed: int, attempt: int, epoch: int) -> Int[Tensor, " count"]:
+    key, counter = torch.tensor([seed, attempt]), torch.tensor([epoch, _ORDER_STREAM])
+    high, low = threefry((key[0], key[1]), (counter[0], counter[1]))
+    generator = torch.Generator().manual_seed(int(high) << 31 | int(low) >> 1)
     return torch.randperm(count, generator=generator)
-
-
-def _uint32_pair(first: int, second: int) -> tuple[Tensor, Tensor]:
-    return torch.tensor(first), torch.tensor(second)

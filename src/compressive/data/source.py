@@ -72,26 +72,21 @@ class Source(Protocol):
 def require_source(source: object) -> Source:
     """Refuse what is no `Source`, so far as that can be told without reading an image."""
     if not isinstance(source, Source):
-        raise ValueError(
-            "a source must have name, labels, classes, len, image(i) and origin(i), got "
-            f"{type(source).__name__}"
-        )
+        parts, got = "name, labels, classes, len, image(i) and origin(i)", type(source).__name__
+        raise ValueError(f"a source must have {parts}, got {got}")
     labels: object = source.labels
     if labels is None:
         return source
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"labels of {source.name} must be an int64 tensor or None, got {kind}")
-    if labels.shape != (len(source),):
-        raise ValueError(
-            f"labels of {source.name} must have shape ({len(source)},), got {tuple(labels.shape)}"
-        )
-    if len(labels) and int(labels.max()) >= max(len(source), MOST_CLASSES):
-        raise ValueError(
-            f"labels of {source.name} must be classes from 0 on, got {int(labels.max())} for "
-            f"{len(source):,} images; number them anew"
-        )
-    return source
+        rule = f"be an int64 tensor or None, got {kind}"
+    elif labels.shape != (len(source),):
+        rule = f"have shape ({len(source)},), got {tuple(labels.shape)}"
+    elif len(labels) and (most := int(labels.max())) >= max(len(source), MOST_CLASSES):
+        rule = f"be classes from 0 on, got {most} for {len(source):,} images; number them anew"
+    else:
+        return source
+    raise ValueError(f"labels of {source.name} must {rule}")
 
 
 def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
@@ -103,9 +98,8 @@ def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
         return image
     else:
         got = f"{image.dtype} of shape {tuple(image.shape)}"
-    raise ValueError(
-        f"{source.origin(i)}: an image must be a uint8 tensor of shape (3, h, w), got {got}"
-    )
+    rule = "an image must be a uint8 tensor of shape (3, h, w)"
+    raise ValueError(f"{source.origin(i)}: {rule}, got {got}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,7 +123,7 @@ class ImageSource:
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
         try:
-            found = _patiently(self.read, self._checked(i))
+            found = _read_with_retries(self.read, self._checked(i))
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
         return found if isinstance(found, Tensor) else decode(found)
@@ -144,7 +138,7 @@ class ImageSource:
         return i
 
 
-def _patiently(read: Callable[[int], Any], i: int) -> Any:
+def _read_with_retries(read: Callable[[int], Any], i: int) -> Any:
     for wait in _WAITS:
         try:
             return read(i)
@@ -157,12 +151,10 @@ def _patiently(read: Callable[[int], Any], i: int) -> Any:
 
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     """Some images of a source, in this order; their class ids stay what they were."""
-    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(source):
-        raise ValueError(
-            f"index must lie in 0 to {len(source) - 1}, the images of {source.name}, "
-            f"got {int(index.min())} to {int(index.max())}"
-        )
     whole = index.tolist()
+    if whole and not 0 <= min(whole) <= max(whole) < len(source):
+        allowed = f"0 to {len(source) - 1}, the images of {source.name}"
+        raise ValueError(f"index must lie in {allowed}, got {min(whole)} to {max(whole)}")
     return ImageSource(
         name=source.name,
         count=len(whole),
@@ -186,11 +178,9 @@ def shrunk(source: Source, side: int, least: int, most: int) -> Source:
 
 
 def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Labels and classes of `ImageSource` from ids or words, None where an image has no label.
-
-    Ids below 0 are none; those that cannot count classes are words. What is neither id nor word (a
-    list, a part of one) is no label of a class: with a warning all are left out.
-    """
+    """Return labels and classes of `ImageSource` from ids or words; None is no label."""
+    # Ids below 0 are none; those that cannot count classes are words. What is neither id nor word
+    # (a list, a part of one) is no label of a class: with a warning all are left out.
     try:
         values = [_label(value) for value in values]
     except ValueError as error:

@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -36,14 +36,13 @@ PYTHON = "python:"  # and a name: what a program gave, which cannot be opened ag
 _MANY = 10  # images beside shards: a set may come with a banner, not with so many
 _FAR = 100  # folders that are looked through for any: a million annotations may lie there
 # Pictures too, and not read here.
-_FOREIGN = frozenset(
-    (".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
-)
+_FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg"}
+_FOREIGN |= {".dng", ".cr2", ".cr3", ".nef", ".arw"}
 _BUILTIN = {"train": 6000, "test": 2400}  # pictures; each of the 12 classes has as many
 
 
 def open_source(place: str | Path, split: str = "train") -> Source:
-    """The images of a place, whatever kind of place it is.
+    """Open the images of a place, whatever kind of place it is.
 
     - `builtin`: drawn on the spot, splits train and test.
     - `torchvision:NAME` or `torchvision:NAME@ROOT`: one of its sets, downloaded if need be; ROOT is
@@ -51,13 +50,11 @@ def open_source(place: str | Path, split: str = "train") -> Source:
     - `*.parquet` as Hugging Face writes them, `*.tar` as WebDataset does: one, or a folder of them
       (also in `data/`), each belonging to the split in its name or its folder's.
     - Folders `train`, `val`, ... as ImageNet has them: one split each, holding what follows.
-    - Class folders: images only in subfolders. The top one is the class; one alone says nothing,
-      so then there are no labels.
-    - A flat folder: images directly in it, no labels. If it has subfolders with images too, these
-      are taken in, still without labels.
+    - Class folders: images only in subfolders, two or more. The top one is the class.
+    - A flat folder: images directly in it, with those of subfolders if there are any; no labels.
 
     What has no splits is `train` as a whole. Images are told by their extension, in any case;
-    hidden files and folders are passed over. Order is that of the sorted names.
+    hidden files and folders are skipped. Order is that of the sorted names.
     """
     text = str(place)
     if text == "builtin":
@@ -85,8 +82,14 @@ def _open_path(path: Path, split: str) -> Source:
     # ImageNet's root often still holds the archives that its folders came from.
     if tars and _split_folders(path):
         tars = {}
-    if path.is_dir():
-        _require_no_images(path, chain(*parquet.values(), *tars.values()))
+    shard = next(chain(*parquet.values(), *tars.values()), None)
+    if path.is_dir() and shard is not None:
+        images = list(islice(_image_paths(path), _MANY))
+        if len(images) == _MANY:  # either might be meant
+            raise ValueError(
+                f"{path} holds images, such as {images[0]}, and {shard.relative_to(path)}, which "
+                f"may hold others; give {shard} itself, or move it elsewhere"
+            )
     if parquet:
         return open_parquet(path, parquet[choose_split(split, parquet, path)])
     if tars:
@@ -94,16 +97,6 @@ def _open_path(path: Path, split: str) -> Source:
     if not path.is_dir():
         raise ValueError(f"{path} is neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}")
     return _open_folder(path, split)
-
-
-def _require_no_images(path: Path, shards: Iterable[Path]) -> None:
-    """Refuse a folder of shards that has a number of images as well: either might be meant."""
-    shard = next(iter(shards), None)
-    if shard is not None and len(found := list(islice(_image_paths(path), _MANY))) == _MANY:
-        raise ValueError(
-            f"{path} holds images, such as {found[0]}, and {shard.relative_to(path)}, which may "
-            f"hold others; give {shard} itself, or move it elsewhere"
-        )
 
 
 def _image_paths(folder: str | Path) -> Iterator[str]:
@@ -144,14 +137,9 @@ def _listing(folder: str | Path) -> _Listing:
     return found
 
 
-def _below(
-    folder: str, prefix: str, above: tuple[str, ...], foreign: Counter[str] | None = None
-) -> list[str]:
-    """All images in a folder and its subfolders, each with the prefix; counts the foreign ones.
-
-    A link to a folder that it lies in would have no end, and is passed by.
-    """
-    foreign = Counter() if foreign is None else foreign
+def _below(folder: str, prefix: str, above: tuple[str, ...], foreign: Counter[str]) -> list[str]:
+    """List all images in a folder and its subfolders, with the prefix; count the foreign ones."""
+    # A link to a folder that it lies in would have no end, and is skipped.
     real = os.path.realpath(folder)
     if real in above or any(path.startswith(f"{real.rstrip('/')}/") for path in above):
         return []
@@ -172,9 +160,8 @@ def _open_folder(root: Path, split: str) -> Source:
         hint = f"; {beside} beside them: move what it should hold to {root / split}"
         raise NoSplit(f"{error}{hint if beside else ''}") from None
     if beside:
-        warnings.warn(
-            f"{root} has the splits {', '.join(splits)}; not used: {beside}", stacklevel=1
-        )
+        note = f"{root} has the splits {', '.join(splits)}; not used: {beside}"
+        warnings.warn(note, stacklevel=1)
     base = root / chosen if splits else root
     direct, folders, _, others = _listing(base)
     foreign = Counter(others)
@@ -184,17 +171,13 @@ def _open_folder(root: Path, split: str) -> Source:
     paths = [*direct, *chain.from_iterable(inner.values())]
     if foreign:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
-        warnings.warn(
-            f"pictures of {root} that are not read here: {kinds}; convert them, to JPEG say",
-            stacklevel=1,
-        )
+        note = f"pictures of {root} that are not read here: {kinds}; convert them, to JPEG say"
+        warnings.warn(note, stacklevel=1)
     # Ids are the same in every split, even where one of them lacks a class.
-    others = [(other, name) for other in splits for name in _listing(root / other).folders]
-    elsewhere = {
-        name
-        for other, name in others
-        if name not in inner and other != chosen and _below(f"{root / other}/{name}", "", ())
-    }
+    other_splits = [root / other for other in splits if other != chosen]
+    others = [folder / name for folder in other_splits for name in _listing(folder).folders]
+    unknown = [path for path in others if path.name not in inner]
+    elsewhere = {path.name for path in unknown if _below(str(path), "", (), Counter())}
     classes = tuple(sorted(elsewhere | inner.keys()))
     labeled = {}
     if not direct and len(classes) > 1:
@@ -214,9 +197,8 @@ def _open_folder(root: Path, split: str) -> Source:
 def _beside(root: Path, splits: list[str]) -> str:
     """What has images beside the folders of splits, in words."""
     images, folders, *_ = _listing(root)
-    left = [
-        f"{name}/" for name in folders if name not in splits and next(_image_paths(root / name), "")
-    ]
+    other = [name for name in folders if name not in splits]
+    left = [f"{name}/" for name in other if next(_image_paths(root / name), "")]
     left += [f"{len(images):,} images"] if images else []
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
     return ", ".join(left[:5]) + more

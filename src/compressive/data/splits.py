@@ -26,11 +26,9 @@ class Parts(NamedTuple):
 
 
 def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int) -> Parts:
-    """Images held out in proportion to the classes; `size` is a number or, as a float, a share.
-
-    Every class of two images or more is on both sides; a class of one image is kept. A number is
-    met exactly, or is an error; a share comes to the nearest number that allows this.
-    """
+    """Hold out images in proportion to the classes; `size` is a number or, as a float, a share."""
+    # Every class of two images or more is on both sides; a class of one image is kept. A number is
+    # met exactly, or is an error; a share comes to the nearest number that allows this.
     rank, tie, count = _shuffled(labels, seed, _HOLD_OUT_STREAM)
     singles = int((count == 1).sum())
     total, classes = len(labels), len(labels.unique())
@@ -41,10 +39,8 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
         takes = f"takes a share between 0 and 1 or {least:,} to {most:,} images"
         if most < max(1, least):
             takes = "takes two images or more of a class"
-        raise ValueError(
-            f"to hold out {size} of {total:,} images so that {classes:,} classes are on both sides "
-            f"{takes}"
-        )
+        aim = f"hold out {size} of {total:,} images so that {classes:,} classes are on both sides"
+        raise ValueError(f"to {aim} {takes}")
     # Webster's method: of a class of n the k-th image is due at (k - 1/2) / n of the way. Its
     # first is due at once and its last never.
     due = (rank + 0.5) / count
@@ -63,12 +59,10 @@ def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Par
 def few_labels(
     labels: Int64[Tensor, " count"], share: float, *, draw: int = 0, seed: int = 0
 ) -> Int64[Tensor, " few"]:
-    """A share of the images, as many of each class as of any other where it has them; sorted.
-
-    At least one of each class. Rounded down, so that of ImageNet as many are taken as SimCLR's
-    lists have, of each class too: 12 or 13, and 128 or 129. For one draw of one seed a smaller
-    share lies within a larger one.
-    """
+    """Return a sorted share of the images with equal numbers per class, if there are enough."""
+    # At least one of each class. Rounded down, so that of ImageNet as many are taken as SimCLR's
+    # lists have, of each class too: 12 or 13, and 128 or 129. For one draw of one seed a smaller
+    # share lies within a larger one.
     if not 0 < share <= 1:
         raise ValueError(f"share of labels must be above 0 and at most 1, got {share}")
     rank, tie, _ = _shuffled(labels, seed, _FEW_LABELS_STREAM, draw)
@@ -78,16 +72,12 @@ def few_labels(
 
 
 def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
-    """Where in a source the images are that a list of SimCLR's names, in the list's order.
-
-    `1percent.txt` and `10percent.txt` have a file name to a line, such as n04235860_14959.JPEG,
-    and no folders. The part before `_` is the class.
-    """
+    """Return where in a source the images are that a list of SimCLR names, in the list's order."""
+    # `1percent.txt` and `10percent.txt` have a file name to a line, such as n04235860_14959.JPEG,
+    # and no folders. The part before `_` is the class.
     if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"no list of images {path}; it is 1percent.txt or 10percent.txt of the folder "
-            "imagenet_subsets in SimCLR's repository"
-        )
+        where = "1percent.txt or 10percent.txt of imagenet_subsets in SimCLR's repository"
+        raise FileNotFoundError(f"no list of images {path}; it is {where}")
     names = Path(path).read_text().split()
     place = {re.split(r"[/:]", source.origin(i))[-1]: i for i in range(len(source))}
     lost = [name for name in names if name not in place]
@@ -107,10 +97,7 @@ def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
 
 
 class _Shuffled(NamedTuple):
-    """Of each image: its place in its class in random order, a lot against ties, the class's size.
-
-    Drawn by image number and seed alone, so the same on every machine.
-    """
+    """Each image's rank in its class in random order, a number against ties, the class's size."""
 
     rank: np.ndarray
     tie: np.ndarray
@@ -119,10 +106,8 @@ class _Shuffled(NamedTuple):
 
 def _shuffled(labels: Int64[Tensor, " count"], seed: int, stream: int, draw: int = 0) -> _Shuffled:
     if not len(labels) or labels.min() < 0:
-        raise ValueError(
-            f"images to be divided by class must have one each, {int((labels < 0).sum())} of "
-            f"{len(labels)} have none"
-        )
+        none = f"{int((labels < 0).sum())} of {len(labels)} have none"
+        raise ValueError(f"images to be divided by class must have one each, {none}")
     keys = image_keys(torch.arange(len(labels)), seed=seed, epoch=draw, view=stream)
     lots: Float64[Tensor, "count 2"] = uniforms(keys, 2)
     ids = labels.cpu().numpy()

@@ -51,44 +51,16 @@ def _root(x: ImagePlane, y: ImagePlane) -> ImagePlane:
     return np.sqrt(x * x + y * y)
 
 
-# Each pattern says how far inside of the ink a place (u, v) is, in cells; `w`, about 0, is how much
-# wider than usual the ink is. Cells are sized for about as much detail in every class.
-
-
-def _stripes(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
-    return _triangle(u) - 0.25 + w
-
-
-def _ripples(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
-    return _triangle(_root(u, v)) - 0.25 + w
-
-
-def _zigzag(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
-    return (_triangle(v + 1.3 * _triangle(0.7 * u)) - 0.25 + w) * 0.7
-
-
 def _checks(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     a, b = 2 * _triangle(0.6 * u) - 0.5, 2 * _triangle(0.6 * v) - 0.5
     edge = np.minimum(abs(a), abs(b))
     return np.where(a * b > 0, edge, -edge) + w
 
 
-def _grid(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
-    return 0.14 + w - np.minimum(_triangle(u), _triangle(v))
-
-
 def _bricks(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     row = np.floor(v)
     along = 0.5 * u + 0.5 * (row - 2 * np.floor(0.5 * row))
     return 0.13 + w - np.minimum(_triangle(v), 2 * _triangle(along))
-
-
-def _dots(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
-    return 0.31 + w - _root(_centered(u), _centered(v))
-
-
-def _rings(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
-    return 0.1 + w - abs(_root(_centered(0.8 * u), _centered(0.8 * v)) - 0.3)
 
 
 def _crosses(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
@@ -122,30 +94,29 @@ def _honeycomb(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return 0.13 + w - (0.5 - np.minimum(*far))
 
 
+# Each pattern says how far inside of the ink a place (u, v) is, in cells; `w`, about 0, is how much
+# wider than usual the ink is. Cells are sized for about as much detail in every class.
 _PATTERNS: dict[str, Callable[[ImagePlane, ImagePlane, Column], ImagePlane]] = {
-    "stripes": _stripes,
-    "ripples": _ripples,
-    "zigzag": _zigzag,
+    "stripes": lambda u, v, w: _triangle(u) - 0.25 + w,
+    "ripples": lambda u, v, w: _triangle(_root(u, v)) - 0.25 + w,
+    "zigzag": lambda u, v, w: (_triangle(v + 1.3 * _triangle(0.7 * u)) - 0.25 + w) * 0.7,
     "checks": _checks,
-    "grid": _grid,
+    "grid": lambda u, v, w: 0.14 + w - np.minimum(_triangle(u), _triangle(v)),
     "bricks": _bricks,
-    "dots": _dots,
-    "rings": _rings,
+    "dots": lambda u, v, w: 0.31 + w - _root(_centered(u), _centered(v)),
+    "rings": lambda u, v, w: 0.1 + w - abs(_root(_centered(0.8 * u), _centered(0.8 * v)) - 0.3),
     "crosses": _crosses,
     "triangles": _triangles,
     "scales": _scales,
     "honeycomb": _honeycomb,
 }
-
 CLASSES: tuple[str, ...] = tuple(_PATTERNS)
 
 
 def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
-    """The first `count` pictures of a split, "train" or "test", 32 x 32 pixels each.
-
-    Endless: picture i is the same for every count. Each twelve in a row hold every class once, in
-    random order. Splits and seeds have random streams of their own. 1,000 take 0.1 s.
-    """
+    """Return the first `count` pictures of a split, "train" or "test"; 1,000 take 0.1 s."""
+    # Picture i is the same for every count. Each twelve in a row hold every class once, in random
+    # order. Splits and seeds have random streams of their own.
     if count < 0:
         raise ValueError(f"count must be 0 or more, got {count}")
     if not 0 <= seed < 2**64:
@@ -221,11 +192,9 @@ def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Ima
 
 
 def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[ImagePlane, ImagePlane]]:
-    """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep.
-
-    Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
-    read 88 % of gray patterns right, and 37 % where each picture had two random colors.
-    """
+    """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep."""
+    # Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
+    # read 88 % of gray patterns right, and 37 % where each picture had two random colors.
     middle, apart = lots.between(0.3, 0.7), lots.between(0.12, 0.3)
     apart = np.where(lots.between(0, 1) < 0.5, apart, -apart)
     sweep = lots.between(-1, 1) * (x / 32) + lots.between(-1, 1) * (y / 32)

@@ -35,10 +35,8 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
     name, _, folder = place.removeprefix("torchvision:").partition("@")
     kind = getattr(datasets, name, None)
     if name in _PICKLED:
-        raise ValueError(
-            f"{place} keeps a pickle beside its images, which could run code; give its images as a "
-            "folder"
-        )
+        risk = "keeps a pickle beside its images, which could run code"
+        raise ValueError(f"{place} {risk}; give its images as a folder")
     if not (inspect.isclass(kind) and issubclass(kind, datasets.VisionDataset)):
         known = [one for one in datasets.__all__ if one not in ("FakeData", "VisionDataset")]
         near = difflib.get_close_matches(name, known, n=3)
@@ -72,9 +70,8 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
             f"internet once, or the folder that has it: torchvision:{name}@FOLDER"
         ) from error
     except TypeError as error:
-        raise ValueError(
-            f"{place} is not a set of images with one class each ({first_line(error)})"
-        ) from error
+        why = f"is not a set of images with one class each ({first_line(error)})"
+        raise ValueError(f"{place} {why}") from error
 
 
 def _parameters(kind: type) -> set[str]:

@@ -96,11 +96,10 @@ _NEXT = {"log C": ("A", -1), "M": ("1-A", 1), "A": ("A'", 1), "1-A": ("A'", -1),
 
 
 class _Derivative(Function):
-    """One link of the chain M -> 1 - A -> A' -> A''; each backward is the next forward.
+    """One link of the chain M -> 1 - A -> A' -> A''; each backward is the next forward."""
 
-    Float64 in and out: torch 2.11 compiles a cast that does nothing, inside a Function, into a
-    gradient of zero.
-    """
+    # Float64 in and out: torch 2.11 compiles a cast that does nothing, inside a Function, into a
+    # gradient of zero.
 
     generate_vmap_rule = True
 
@@ -160,10 +159,8 @@ def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 
 def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
-    """The same five for small nu and kappa, from Debye at order nu + m down to nu.
-
-    Carries a = A / kappa as a function of x = kappa^2 with two derivatives.
-    """
+    """Evaluate the same five for small nu and kappa, from Debye at order nu + m down to nu."""
+    # Carries a = A / kappa as a function of x = kappa^2 with two derivatives.
     steps = math.ceil(_SEAM - nu)
     top = nu + steps
     x = kappa * kappa
@@ -193,10 +190,8 @@ def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 
 def _series(s: Tensor, nu: float, order: int) -> Tensor:
-    """log U = sum_kj c_kj s^-k (nu/s)^2j; `order` factors m (m+2) (m+4), m = k + 2 j, in each term.
-
-    nu is a number, so this is one polynomial in 1/s. Larger nu need fewer terms.
-    """
+    """log U = sum_kj c_kj s^-k (nu/s)^2j; `order` factors m (m+2) (m+4) in a term, m = k + 2j."""
+    # nu is a number, so this is one polynomial in 1/s. Larger nu need fewer terms.
     nearest = max(nu, _SEAM)
     terms = 1
     while terms < _TERMS and math.gamma(terms) / (2 * nearest) ** terms > 1e-16:

@@ -16,7 +16,7 @@ __all__ = ["HypersphericalUniform"]
 
 
 class HypersphericalUniform(Distribution):
-    """All directions of R^dim alike: the vMF of concentration 0, and the yardstick of the rest."""
+    """All directions of R^dim alike: the vMF of concentration 0."""
 
     arg_constraints: Any = {}  # noqa: RUF012
     support: Any = unit_vector

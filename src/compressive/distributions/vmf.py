@@ -43,19 +43,17 @@ _LARGEST = 1e100  # its square must not overflow; tested to 1e8
 class VonMisesFisher(Distribution):
     """Directions around `mean_direction` mu with density C_n(kappa) exp(kappa mu.z) on the sphere.
 
-    `concentration` kappa >= 0 is a number, when its constants are computed once and sampling
-    costs little more than drawing the normals, or a tensor that broadcasts against the batch,
-    when everything is differentiable in it as well. kappa = 0 is the uniform distribution. (The
-    tensor's sampler integrates for each draw, about 10 microseconds on a CPU core; so does a
-    number's below n = 40 unless kappa is well above n.)
+    `concentration` kappa >= 0 is a number, whose constants are computed once, or a tensor that
+    broadcasts against the batch and may have a gradient. kappa = 0 is the uniform distribution. The
+    sampler of a tensor integrates for each draw, about 10 microseconds on a CPU core; so does that
+    of a number below n = 40 unless kappa is well above n.
 
-    Samples come without rejection, so nothing waits for the device and the shapes are fixed:
-    it compiles into one graph and can be captured. Gradients: in mu by parallel transport of the
-    sample along the sphere (bounded everywhere), in kappa by implicit reparameterization.
+    Samples come without rejection: shapes are fixed, nothing waits for the device, and it compiles
+    into one graph. Gradients: in mu by parallel transport of the sample along the sphere (bounded
+    everywhere), in kappa by implicit reparameterization.
 
     Nothing inside runs below float32, autocast or not: at n = 256, kappa = 16384 bfloat16 would
-    be wrong by tens of nats. With `validate_args=None` values are checked on the CPU only, since a
-    look at a GPU makes the host wait; True checks anywhere.
+    be wrong by tens of nats. `validate_args=None` checks values on the CPU only, True anywhere.
     """
 
     # torch declares these two as properties and overrides them so in every distribution.
@@ -75,23 +73,19 @@ class VonMisesFisher(Distribution):
     ) -> None:
         mean_direction = promote_to_float32("mean_direction", mean_direction)
         if mean_direction.dim() == 0 or mean_direction.shape[-1] < 2:
-            raise ValueError(
-                "mean_direction must have a last axis of dimension 2 or more, "
-                f"got shape {tuple(mean_direction.shape)}"
-            )
+            rule = "mean_direction must have a last axis of dimension 2 or more"
+            raise ValueError(f"{rule}, got shape {tuple(mean_direction.shape)}")
         *batch, n = mean_direction.shape
         n = operator.index(n)  # a number also where a compiled caller made it a symbol
         self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
         self._fixed = None
         if isinstance(concentration, Tensor):
-            batch, mean_direction, self._kappa = _broadcast_parameters(
-                mean_direction, concentration
-            )
+            parameters = mean_direction, concentration
+            batch, mean_direction, self._kappa = _broadcast_parameters(*parameters)
         else:
             if not 0 <= concentration <= _LARGEST:
-                raise ValueError(
-                    f"concentration must be a number from 0 to {_LARGEST:g}, got {concentration}"
-                )
+                allowed = f"a number from 0 to {_LARGEST:g}"
+                raise ValueError(f"concentration must be {allowed}, got {concentration}")
             # float() would leave a symbol when a compiled caller comes with a second kappa.
             self._kappa = concentration.__float__()
             self._fixed = _constants(self._kappa, n)
@@ -107,17 +101,13 @@ class VonMisesFisher(Distribution):
     def _check_values(mean_direction: Tensor, concentration: float | Tensor) -> None:
         if not (ok := unit_vector.check(mean_direction)).all():
             norm = torch.linalg.vector_norm(mean_direction[~ok], dim=-1).flatten()[0].item()
-            raise ValueError(
-                f"mean_direction must hold vectors of length 1, got one of length {norm:.6g}; "
-                "use torch.nn.functional.normalize(mean_direction, dim=-1)"
-            )
+            rule = f"mean_direction must hold vectors of length 1, got one of length {norm:.6g}"
+            raise ValueError(f"{rule}; use torch.nn.functional.normalize(mean_direction, dim=-1)")
         if isinstance(concentration, Tensor):
             ok = (concentration >= 0) & (concentration <= _LARGEST)
             if not ok.all():
-                raise ValueError(
-                    f"concentration must be from 0 to {_LARGEST:g}, "
-                    f"got {concentration[~ok].flatten()[0].item()}"
-                )
+                bad = concentration[~ok].flatten()[0].item()
+                raise ValueError(f"concentration must be from 0 to {_LARGEST:g}, got {bad}")
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "VonMisesFisher":
         """The same distribution with its batch axes expanded, without copying."""
@@ -152,17 +142,18 @@ class VonMisesFisher(Distribution):
     @property
     def mean_resultant_length(self) -> Float[Tensor, "*batch"]:
         """A_n(kappa) = E[mu.z]."""
-        return self._per_batch(self._a)
+        return self._per_batch(self._at_kappa("mean_resultant_length"))
 
     @property
     def spherical_variance(self) -> Float[Tensor, "*batch"]:
         """1 - A_n(kappa), in (0, 1]: one number for how far z spreads."""
-        return self._per_batch(self._one_minus_a)
+        return self._per_batch(self._at_kappa("spherical_variance"))
 
     @property
     def variance(self) -> Float[Tensor, "*batch dim"]:
         """Var[z_i] of each coordinate: A/kappa (1 - mu_i^2) + A' mu_i^2."""
-        a, one_minus_a, da = self._a, self._one_minus_a, self._at_kappa("cosine_variance")
+        names = "mean_resultant_length", "spherical_variance", "cosine_variance"
+        a, one_minus_a, da = map(self._at_kappa, names)
         across = (one_minus_a * (1 + a) - da) / (self.dim - 1)  # = A / kappa, also at kappa = 0
         squared = self.mean_direction**2
         across, da = (self._per_batch(x).unsqueeze(-1) for x in (across, da))
@@ -175,26 +166,24 @@ class VonMisesFisher(Distribution):
 
     @validates_inputs
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
-        """Log density in nats with respect to the sphere's area.
-
-        M(kappa) - kappa |z - mu|^2 / 2, which equals log C + kappa mu.z on the sphere and keeps
-        two more digits in float32 at kappa = 16384. Its gradient is that of the latter: kappa mu
-        in z, kappa z in mu.
-        """
+        """Log density in nats with respect to the sphere's area."""
+        # M(kappa) - kappa |z - mu|^2 / 2 equals log C + kappa mu.z on the sphere and keeps two more
+        # digits in float32 at kappa = 16384. Its gradient is that of the latter.
         value = promote_to_float32("value", value)
         if value.shape[-1:] != self._event_shape:
-            raise ValueError(
-                f"value must have a last axis of {self.dim}, got shape {tuple(value.shape)}"
-            )
+            shape = tuple(value.shape)
+            raise ValueError(f"value must have a last axis of {self.dim}, got shape {shape}")
         if self._validate_args and not torch.compiler.is_compiling():
             self._validate_sample(value)
         with full_precision(value):
-            return self._m - self._kappa * _sag(value, self.mean_direction)
+            mode = self._at_kappa("log_mode_density")
+            return mode - self._kappa * _sag(value, self.mean_direction)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Entropy in nats: kappa (1 - A) - M, without the cancellation of -log C - kappa A."""
-        spread = self._at_wide_kappa("spherical_variance")
-        return self._per_batch(self._kappa * spread - self._at_wide_kappa("log_mode_density"))
+        spread = self._at_kappa("spherical_variance", wide=True)
+        mode = self._at_kappa("log_mode_density", wide=True)
+        return self._per_batch(self._kappa * spread - mode)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
         """Draw directions, differentiably; one normal per coordinate is all the randomness."""
@@ -230,57 +219,36 @@ class VonMisesFisher(Distribution):
             return None, 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0))
         r = r.clamp(min=torch.finfo(r.dtype).tiny)
         # float64 from kappa on: a float32 M of 3e5 (n = 65536) would shift the law by 0.5 %.
-        kappa = self._wide_kappa().expand(self._batch_shape).unsqueeze(-1)
+        kappa = self._wide(self._kappa).expand(self._batch_shape).unsqueeze(-1)
         log_height = special.log_mode_density(kappa, self.dim) + special.log_area(self.dim - 1)
         mean_cosine = special.mean_resultant_length(kappa, self.dim)
         angle = vmf_sampler.angle(r, self.dim, kappa, log_height, mean_cosine)
         cosine, sine = torch.cos(angle).detach(), torch.sin(angle).detach()
         return angle, cosine.to(r.dtype), (sine / r).to(r.dtype)
 
-    # M, A and 1 - A at kappa: Python floats when kappa is one, else tensors in its graph.
-    @property
-    def _m(self) -> Any:
-        return self._at_kappa("log_mode_density")
-
-    @property
-    def _a(self) -> Any:
-        return self._at_kappa("mean_resultant_length")
-
-    @property
-    def _one_minus_a(self) -> Any:
-        return self._at_kappa("spherical_variance")
-
-    def _at_kappa(self, name: str) -> Any:
-        """A function of `special` at kappa, by its name."""
+    def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
+        """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
         if self._fixed is not None:
             return getattr(self._fixed, name)
-        return getattr(special, name)(self._kappa, self.dim)
+        return getattr(special, name)(self._kappa.double() if wide else self._kappa, self.dim)
 
-    def _at_wide_kappa(self, name: str) -> Any:
-        """The same in float64, for differences of large numbers."""
-        if self._fixed is not None:
-            return getattr(self._fixed, name)
-        return getattr(special, name)(self._kappa.double(), self.dim)
-
-    def _wide_kappa(self) -> Tensor:
-        if isinstance(self._kappa, Tensor):
-            return self._kappa.double()
-        return self.mean_direction.new_full((), self._kappa, dtype=torch.float64)
+    def _wide(self, value: float | Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.double()
+        return self.mean_direction.new_full((), value, dtype=torch.float64)
 
     def _per_batch(self, value: float | Tensor) -> Tensor:
         """One value per distribution of the batch, in the distribution's dtype."""
-        if not isinstance(value, Tensor):
-            value = self.mean_direction.new_full((), value, dtype=torch.float64)
+        value = value if isinstance(value, Tensor) else self._wide(value)
         return value.to(self.mean_direction.dtype).expand(self._batch_shape)
 
 
 class _Moving(Function):
-    """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport.
+    """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport."""
 
-    dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
-    use, a reflection that takes the first axis to mu, has the same law and the same expected
-    gradient, but its derivative explodes as mu comes near that axis.
-    """
+    # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
+    # use, a reflection that takes the first axis to mu, has the same law and the same expected
+    # gradient, but its derivative explodes as mu comes near that axis.
 
     @staticmethod
     def forward(ctx, z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
@@ -329,26 +297,21 @@ def _sag(u: Tensor, v: Tensor) -> Tensor:
 
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
-    """A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q.
-
-    As its floor at equal means, in float64 and rounded once, plus what the means add.
-    """
+    """A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q."""
+    # As its floor at equal means, in float64 and rounded once, plus what the means add.
     same_dimension(p, q)
-    m_p, m_q = p._at_wide_kappa("log_mode_density"), q._at_wide_kappa("log_mode_density")
-    spread = p._at_wide_kappa("spherical_variance")
+    m_p, m_q = (each._at_kappa("log_mode_density", wide=True) for each in (p, q))
+    spread = p._at_kappa("spherical_variance", wide=True)
     floor = m_p - m_q - (p._kappa - q._kappa) * spread
     apart = _sag(p.mean_direction, q.mean_direction)
     if isinstance(floor, Tensor):
         floor = floor.to(apart.dtype)
-    return floor + q._kappa * p._a * apart
+    return floor + q._kappa * p._at_kappa("mean_resultant_length") * apart
 
 
 def _known_while_compiling(function: Callable) -> Callable:
-    """Let torch.compile call this as it traces and keep the answer.
-
-    What torch.compiler.assume_constant_result does, but that imports the compiler, 6 seconds for
-    everyone who imports this module.
-    """
+    """Let torch.compile call this as it traces and keep the answer."""
+    # What torch.compiler.assume_constant_result does, but that imports the compiler in 6 seconds.
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
@@ -373,10 +336,9 @@ def _broadcast_parameters(
     try:
         batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
     except RuntimeError:
-        raise ValueError(
-            "concentration must broadcast against the batch shape of mean_direction, "
-            f"{tuple(batch_shape)}, got {tuple(concentration.shape)}"
-        ) from None
+        rule = f"broadcast against the batch shape of mean_direction, {tuple(batch_shape)}"
+        got = tuple(concentration.shape)
+        raise ValueError(f"concentration must {rule}, got {got}") from None
     dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
     return batch_shape, mean_direction.to(dtype), concentration.to(dtype)
 
@@ -384,7 +346,5 @@ def _broadcast_parameters(
 def same_dimension(p: Distribution, q: Distribution) -> None:
     """Two distributions that are to be compared."""
     if p.event_shape != q.event_shape:
-        raise ValueError(
-            "both distributions must live on the same sphere, "
-            f"got dimensions {p.event_shape[0]} and {q.event_shape[0]}"
-        )
+        got = f"dimensions {p.event_shape[0]} and {q.event_shape[0]}"
+        raise ValueError(f"both distributions must live on the same sphere, got {got}")

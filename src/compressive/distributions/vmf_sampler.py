@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 # 1e-12 to 1 - 1e-12 these leave |F(theta) - F_chi(r)| below 1e-11, float64's noise at n = 65536.
 _NODES = 64
 _HALLEY_STEPS = 4
+_MAX_DEGREE = 16
 _REACH = 10.5
 _MIN_POSITIVE = 1e-300
 
@@ -73,11 +74,10 @@ class _Angle(Function):
 
 
 class _Side(NamedTuple):
-    """One tail per sample, about the one that holds less than half, so that it keeps its digits.
+    """One tail per sample, about the one that holds less than half, so that it keeps its digits."""
 
-    Its angle is sought as a distance from a pole: 0 for the lower tail; for the upper one pi, or
-    a nearer point where all the mass is near 0 and a difference from pi would lose digits.
-    """
+    # Its angle is sought as a distance from a pole: 0 for the lower tail; for the upper one pi, or
+    # a nearer point where all the mass is near 0 and a difference from pi would lose digits.
 
     n: int
     kappa: Tensor
@@ -134,20 +134,16 @@ class _Side(NamedTuple):
     def integral(self, theta: Tensor, mean_cosine: Tensor | None = None) -> Tensor:
         """Probability between the tail's end and theta, or with A the integral of (cos - A) f."""
         at, weights = _fejer(self.end, theta)
-        each = self._replace(
-            kappa=self.kappa.unsqueeze(-1), log_height=self.log_height.unsqueeze(-1)
-        )
-        density = torch.exp(each.log_density(at))
+        kappa, log_height = self.kappa.unsqueeze(-1), self.log_height.unsqueeze(-1)
+        density = torch.exp(self._replace(kappa=kappa, log_height=log_height).log_density(at))
         if mean_cosine is not None:
             density = density * (torch.cos(at) - mean_cosine.unsqueeze(-1))
         return (density * weights).sum(-1)
 
 
 def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
-    """Probability of the chi distribution with n - 1 degrees below or above r.
-
-    Not torch.special.gammainc, which is off by 1e-9 for degrees between 40 and 400 (torch 2.15).
-    """
+    """Probability of the chi distribution with n - 1 degrees below or above r."""
+    # Not torch.special.gammainc, which is off by 1e-9 for degrees between 40 and 400 (torch 2.15).
     mode = math.sqrt(n - 2)
     end = torch.where(lower, max(mode - _REACH, 0.0), mode + _REACH).to(r.dtype)
     at, weights = _fejer(end, r)
@@ -157,23 +153,16 @@ def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
 
 
 def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
-    """(c/r)^2 for the chord c that maximizes c^m (1 - c^2/4)^(m/2) exp(-kappa c^2/2), at r^2 = m.
-
-    The form without cancellation of 2 (1 - w) / m, kappa (1 - w^2) = m w.
-    """
+    """(c/r)^2 for the chord c that maximizes c^m (1 - c^2/4)^(m/2) exp(-kappa c^2/2) at r^2 = m."""
+    # The form without cancellation of 2 (1 - w) / m, kappa (1 - w^2) = m w.
     root = torch.sqrt(m * m + 4 * kappa * kappa)
-    return (
-        2
-        * (1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE))
-        / (m + root).clamp(min=_MIN_POSITIVE)
-    )
+    share = 1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE)
+    return 2 * share / (m + root).clamp(min=_MIN_POSITIVE)
 
 
 def _fejer(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and (positive) weights of Fejer's first rule between two points, on a new last axis.
-
-    From closed forms: no table has to travel to the device.
-    """
+    """Nodes and (positive) weights of Fejer's first rule between two points, on a new last axis."""
+    # From closed forms, so that no table has to be copied to the device.
     phase = (torch.arange(_NODES, dtype=stop.dtype, device=stop.device) + 0.5) * (math.pi / _NODES)
     k = torch.arange(1, _NODES // 2 + 1, dtype=stop.dtype, device=stop.device)
     waves = torch.cos(2 * phase.unsqueeze(-1) * k) / (4 * k * k - 1)
@@ -201,11 +190,9 @@ def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample
 
 @lru_cache(maxsize=256)
 def transport(n: int, kappa: float, log_height: float) -> Transport | None:
-    """The radial transport of a fixed kappa, fitted once; None if no short polynomial fits.
-
-    The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation).
-    The shortest polynomial wins whose 1 - cos(theta) is right to a relative 1e-10 on all of it.
-    """
+    """Fit the radial transport of a fixed kappa; None if no short polynomial fits."""
+    # The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation).
+    # The shortest polynomial wins whose 1 - cos(theta) is right to a relative 1e-10 on all of it.
     m = n - 1
     spread = 7.35 * math.sqrt(2 / (9 * m))
     low, high = (math.sqrt(m * max(1 - 2 / (9 * m) + sign * spread, 0.0) ** 3) for sign in (-1, 1))
@@ -231,9 +218,6 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
         return None
     powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
     return Transport(center, width, tuple(reversed(powers)))
-
-
-_MAX_DEGREE = 16
 
 
 def _monomials(chebyshev: list[float]) -> list[float]:

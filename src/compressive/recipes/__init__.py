@@ -7,7 +7,6 @@ from functools import partial
 from compressive.recipes import paper
 from compressive.recipes.auto import auto_recipe as auto_recipe
 from compressive.recipes.cifar10 import OTHER_METHODS, cifar10, other_method
-from compressive.recipes.imagenet import imagenet
 from compressive.recipes.quickstart import quickstart
 from compressive.recipes.recipe import Recipe as Recipe
 
@@ -31,7 +30,7 @@ def _registry() -> dict[str, Callable[[], Recipe]]:
     """Return a function for each name that makes the recipe."""
     made: dict[str, Callable[[], Recipe]] = {}
     for key in (*paper.TABLE_1, *paper.TABLE_10, *paper.SECTION_3_2):
-        made["{}/imagenet-{}-{}".format(*key)] = partial(imagenet, *key)
+        made["{}/imagenet-{}-{}".format(*key)] = partial(paper.imagenet, key)
     for epochs in (200, 1000):
         for method in paper.PAPER_METHODS:
             made[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)

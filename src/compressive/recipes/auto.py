@@ -5,13 +5,12 @@ import math
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 from compressive.recipes.small_batch import SMALL_BATCH, view_settings
 
+_PAPER_BETA = ("bottleneck.beta=1", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
+
 
 def auto_recipe(count: int, side: int, *, memory: float = 0.0, epochs: int | None = None) -> Recipe:
-    """Return a first recipe for `count` images with a median shorter side of `side` pixels.
-
-    memory: GiB of GPU memory over all processes, or 0 without a GPU. epochs: None chooses them.
-    Labels have no influence.
-    """
+    """Return a first recipe for `count` images with a median shorter side of `side` pixels."""
+    # memory: GiB of GPU memory over all processes, or 0 without a GPU. epochs: None chooses them.
     if count < 2:
         raise ValueError(f"count must be 2 images or more, got {count}")
     if side < 1 or not 0 <= memory < math.inf:
@@ -20,16 +19,17 @@ def auto_recipe(count: int, side: int, *, memory: float = 0.0, epochs: int | Non
     size = _view_size(side, has_gpu)
     views = view_settings(size, has_gpu)
     stem = views["network.stem"][0] == "cifar"
-    network, epochs = _network(count, size, stem, memory), epochs or _epochs(count, has_gpu)
+    # ResNet-50 for many large images if 128 of them fit in memory.
+    fits = has_gpu and _images_that_fit("resnet50", size, stem, memory) >= 128
+    network = "resnet50" if count >= 50_000 and size > 64 and fits else "resnet18"
+    epochs = epochs or _epochs(count, has_gpu)
     have = f"{count:,} images of {side} pixels and " + (f"{memory:g} GiB" if has_gpu else "no GPU")
+    warmup = min(10.0, epochs / 10)
     layer: SettingSources = {
         "network.name": (network, f"ours, for {have}"),
         "train.batch_size": (_batch(count, network, size, stem, memory), f"ours, for {have}"),
         "train.epochs": (epochs, f"ours, for {have}"),
-        "optim.warmup_epochs": (
-            min(10.0, epochs / 10),
-            "official code; at most a tenth of the run",
-        ),
+        "optim.warmup_epochs": (warmup, "official code; at most a tenth of the run"),
         "probe.neighbors": (min(20, max(1, count // 10)), "default; at most a tenth of the images"),
     }
     loads = "which timm cannot load for its small stem" if stem else "which timm loads"
@@ -40,12 +40,7 @@ def auto_recipe(count: int, side: int, *, memory: float = 0.0, epochs: int | Non
         about=f"Ours, for {have}: a {network}, {loads}.",
         expected="unknown for these images",
         hardware="GPU" if has_gpu else "CPU",
-        variants=(
-            Variant(
-                ("bottleneck.beta=1", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10"),
-                "the paper's beta, with a linear warm-up",
-            ),
-        ),
+        variants=(Variant(_PAPER_BETA, "the paper's beta, with a linear warm-up"),),
     )
 
 
@@ -56,41 +51,27 @@ def _view_size(side: int, has_gpu: bool) -> int:
     return size if has_gpu else min(size, 96)  # on a CPU 224 costs five times as much
 
 
-def _network(count: int, size: int, small_stem: bool, memory: float) -> str:
-    """Return ResNet-50 for many large images if 128 of them fit in memory, else ResNet-18."""
-    can_fill = count >= 50_000 and size > 64
-    fits = memory > 0 and _images_that_fit("resnet50", size, small_stem, memory) >= 128
-    return "resnet50" if can_fill and fits else "resnet18"
-
-
 def _batch(count: int, network: str, size: int, small_stem: bool, memory: float) -> int:
-    """Return a power of two that gives two steps per epoch or more, and is at most 512.
-
-    More gains nothing on CIFAR-10 (dkobak), and up to 512 SGD needs no LARS.
-    """
+    """Return a power of two that gives two steps per epoch or more, and is at most 512."""
+    # More gains nothing on CIFAR-10 (dkobak), and up to 512 SGD needs no LARS.
     most = min(512, _images_that_fit(network, size, small_stem, memory)) if memory > 0 else 128
     return 2 ** int(math.log2(max(2, min(most, count // 2))))
 
 
 def _images_that_fit(network: str, size: int, small_stem: bool, memory: float) -> int:
-    """Return how many images, with two views each, fit into half of the memory.
-
-    The other half is for the data. 512 views of 224 pixels take 22 GB with ResNet-50 in bf16
-    (measured on an H200). ResNet-18 has 0.22 times its activations. The cifar stem has those of
-    four times the side.
-    """
+    """Return how many images, with two views each, fit into the half that the data leave free."""
+    # 512 views of 224 pixels take 22 GB with ResNet-50 in bf16 (measured on an H200). ResNet-18 has
+    # 0.22 times its activations. The cifar stem has those of four times the side.
     area = (size * (4 if small_stem else 1) / 224) ** 2
     view = 22 / 512 * area * (1 if network == "resnet50" else 0.22)
     return int(memory / 2 / (2 * view))
 
 
 def _epochs(count: int, has_gpu: bool) -> int:
-    """Return the number of epochs from a budget of images processed.
-
-    GPU: 20 million images, which are 400 epochs of CIFAR-10, but between 100 and 1000 epochs as in
-    published tables, and at most 130 million images, which are 100 epochs of ImageNet. CPU: 100,000
-    images, about an hour on two cores at 96 pixels (estimated).
-    """
+    """Return the number of epochs from a budget of images processed."""
+    # GPU: 20 million images, 400 epochs of CIFAR-10, but between 100 and 1000 epochs as in
+    # published tables, and at most 130 million images, 100 epochs of ImageNet. CPU: 100,000
+    # images, about an hour on two cores at 96 pixels (estimated).
     if not has_gpu:
         return max(1, min(200, 100_000 // count))
     return max(1, min(1000, max(100, 20_000_000 // count), 130_000_000 // count))

@@ -1,5 +1,7 @@
 """CIFAR-10 recipes for one GPU."""
 
+from typing import Any
+
 from compressive.recipes import paper
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 from compressive.recipes.small_batch import SMALL_BATCH, view_settings
@@ -98,19 +100,14 @@ OTHER_METHODS = {  # settings, and results elsewhere
 def other_method(method: str, epochs: int) -> Recipe:
     """Return the CIFAR-10 recipe of a method that the paper does not have."""
     sources, elsewhere = OTHER_METHODS[method]
-    return make_recipe(
-        f"{method}/cifar10-r18-{epochs}",
-        method,
-        *(SMALL_BATCH, view_settings(32, has_gpu=True), _shared_settings(epochs), sources),
-        about=f"Ours: {method}, ResNet-18 with a CIFAR stem, CIFAR-10, {epochs} epochs.",
-        expected=f"not in the paper and not run here; elsewhere: {elsewhere}",
-        hardware="one GPU",
-    )
+    about = f"Ours: {method}, ResNet-18 with a CIFAR stem, CIFAR-10, {epochs} epochs."
+    expected = f"not in the paper and not run here; elsewhere: {elsewhere}"
+    return _recipe(method, epochs, sources, about=about, expected=expected)
 
 
-def _shared_settings(epochs: int) -> SettingSources:
-    """Return what all CIFAR-10 recipes share."""
-    return {
+def _recipe(method: str, epochs: int, *own: SettingSources, **words: Any) -> Recipe:
+    """Return a recipe with its own settings over those that all CIFAR-10 recipes share."""
+    shared: SettingSources = {
         "data.source": ("torchvision:CIFAR10", "ours; DATA on the command line replaces it"),
         "views.crop_scale_min": (0.2, "SimSiam's and dkobak's for CIFAR-10; ahead from the start"),
         "network.variant": ("official", "official code, row 23"),
@@ -118,36 +115,27 @@ def _shared_settings(epochs: int) -> SettingSources:
         "train.epochs": (epochs, "its name"),
         "optim.warmup_epochs": (10.0, "official code"),
     }
+    layers = SMALL_BATCH, view_settings(32, has_gpu=True), shared, *own
+    name = f"{method}/cifar10-r18-{epochs}"
+    return make_recipe(name, method, *layers, hardware="one GPU", **words)
 
 
 def cifar10(method: str, epochs: int) -> Recipe:
-    """Return a recipe for CIFAR-10 with ResNet-18 on one GPU: ours, not in the paper.
-
-    `expected` has the results of this and other code. 200 epochs of SimCLR or C-SimCLR take 5
-    minutes on an H200.
-    """
+    """Return our recipe for CIFAR-10: 200 epochs of SimCLR take 5 minutes on an H200."""
     plain = method.removeprefix("c-")
-    layer = _shared_settings(epochs)
     own = paper.LOSS[method] | _SMALL_BOOTSTRAP if plain == "byol" else {}
     if plain == "simclr" and epochs == 200:  # 1.5 points ahead after 60 epochs, hardly after 200
-        own = {
-            "optim.lr": (
-                0.4,
-                "ours, tuned on held-out labels: level with 0.2, ahead in shorter runs",
-            )
-        }
+        why = "ours, tuned on held-out labels: level with 0.2, ahead in shorter runs"
+        own = {"optim.lr": (0.4, why)}
     price = {} if method == plain else _RISING | _PRICE[method]
     variants = _CIFAR_VARIANTS[plain]
     if method == plain:  # has no beta
         variants = tuple(v for v in variants if not any(".beta=" in c for c in v.changes))
-    return make_recipe(
-        f"{method}/cifar10-r18-{epochs}",
-        method,
-        *(SMALL_BATCH, view_settings(32, has_gpu=True), layer, own, price),
+    here = "here" if epochs == 200 else "not run here, but"
+    elsewhere = f"{plain} elsewhere: {_CIFAR_ELSEWHERE[plain, epochs]}"
+    return _recipe(
+        *(method, epochs, own, price),
         about=f"Ours: ResNet-18 with a small stem, CIFAR-10, {epochs} epochs.",
-        expected=f"not in the paper; {'here' if epochs == 200 else 'not run here, but'} "
-        f"{_CIFAR_HERE[method]}; {plain} elsewhere: "
-        f"{_CIFAR_ELSEWHERE[plain, epochs]}",
-        hardware="one GPU",
+        expected=f"not in the paper; {here} {_CIFAR_HERE[method]}; {elsewhere}",
         variants=variants,
     )

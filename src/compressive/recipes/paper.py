@@ -1,9 +1,6 @@
-"""The paper's ImageNet runs: settings with their sources, results and ablations.
+"""The paper's ImageNet runs; "row N" is a row of docs/notation.md, where paper and code differ."""
 
-"Row N" is a row of the table in docs/notation.md: where the paper and its official code differ.
-"""
-
-from compressive.recipes.recipe import SettingSources, Variant
+from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 
 PaperRun = tuple[str, str, int]  # method, network, epochs
 
@@ -42,9 +39,7 @@ _CONTRADICTIONS: dict[PaperRun, str] = {
     ("c-byol", "r50", 1000): " (75.8 the released checkpoint)",
 }
 _SWEEPS: dict[PaperRun, dict[str, tuple[int, dict[float, float]]]] = {  # table, {value: top-1}
-    ("simclr", "r50", 300): {
-        "views.crop_scale_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4}),
-    },
+    ("simclr", "r50", 300): {"views.crop_scale_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4})},
     ("c-simclr", "r50", 300): {
         "bottleneck.beta": (5, {0: 69.7, 0.01: 69.7, 0.1: 70.1, 1.5: 69.7}),
         "bottleneck.kappa_e": (11, {256: 69.8, 512: 69.8, 2048: 69.8, 4096: 69.6, 8192: 69.6}),
@@ -60,13 +55,8 @@ _SWEEPS: dict[PaperRun, dict[str, tuple[int, dict[float, float]]]] = {  # table,
     },
 }
 _ORIGINAL_SIMCLR = (  # secs. A.1, A.2 and A.4 list the differences
-    *(
-        "views.policy=simclr",
-        "network.hidden_dim=2048",
-        "network.projection_dim=128",
-        "network.head_last_norm=true",
-    ),
-    *("optim.lr=0.3", "optim.weight_decay=1e-6"),
+    *("views.policy=simclr", "network.hidden_dim=2048", "network.projection_dim=128"),
+    *("network.head_last_norm=true", "optim.lr=0.3", "optim.weight_decay=1e-6"),
 )
 # Table 7 does not say with which learning rate BYOL had C-BYOL's head; BYOL's own is assumed.
 _BYOL_WITH_LAYER = ("bottleneck.beta=0", "optim.lr=0.3")
@@ -126,26 +116,28 @@ LOSS: dict[str, SettingSources] = {
 }
 
 
-def place(run: PaperRun) -> str:
-    """Return where the paper reports a run."""
-    return "Table 1" if run in TABLE_1 else "Table 10" if run in TABLE_10 else "sec. 3.2"
-
-
-def settings(run: PaperRun) -> SettingSources:
-    """Return all settings that the paper or its code determines."""
+def imagenet(run: PaperRun) -> Recipe:
+    """Return a run of Table 1, Table 10 (deeper ResNets) or sec. 3.2 (1500 epochs)."""
     method, network, epochs = run
-    name, width, _ = NETWORKS[network]
-    described = "paper, app. D" if run in TABLE_10 else "paper, sec. A.2"
+    name, width, described = NETWORKS[network]
+    place = "Table 1" if run in TABLE_1 else "Table 10" if run in TABLE_10 else "sec. 3.2"
     size: SettingSources = {
-        "network.name": (name, described),
+        "network.name": (name, "paper, app. D" if run in TABLE_10 else "paper, sec. A.2"),
         "network.width": (width, "paper, sec. A.2"),
-        "train.epochs": (epochs, f"paper, {place(run)}"),
+        "train.epochs": (epochs, f"paper, {place}"),
     }
-    return _ALWAYS | LOSS[method] | size | _schedule(run)
+    return make_recipe(
+        "{}/imagenet-{}-{}".format(*run),
+        method,
+        *(_ALWAYS, LOSS[method], size, _schedule(run)),
+        about=f"{place}: {described}, ImageNet, {epochs} epochs.",
+        expected=f"{_result(run)}; linear evaluation, {place}{_CONTRADICTIONS.get(run, '')}",
+        hardware=_hardware(run),
+        variants=_variants(run),
+    )
 
 
 def _schedule(run: PaperRun) -> SettingSources:
-    """Return the settings that depend on epochs, network and method."""
     method, network, epochs = run
     short, byol = epochs == 300, "byol" in method
     lr = {True: (0.3, 0.35), False: (0.2, 0.26)}[short][method == "c-byol"]
@@ -164,18 +156,15 @@ def _schedule(run: PaperRun) -> SettingSources:
     return layer
 
 
-def result(run: PaperRun) -> str:
-    """Return the result of the paper's linear evaluation on ImageNet."""
+def _result(run: PaperRun) -> str:
     if run in TABLE_1:
-        words = "{} % top-1 (std {} of three trials), {} % top-5, Brier {}".format(*TABLE_1[run])
-    elif run in TABLE_10:
-        words = "{} % top-1, {} % top-5, mean of three trials".format(*TABLE_10[run])
-    else:
-        words = f"{SECTION_3_2[run]} % top-1"
-    return f"{words}; linear evaluation, {place(run)}{_CONTRADICTIONS.get(run, '')}"
+        return "{} % top-1 (std {} of three trials), {} % top-5, Brier {}".format(*TABLE_1[run])
+    if run in TABLE_10:
+        return "{} % top-1, {} % top-5, mean of three trials".format(*TABLE_10[run])
+    return f"{SECTION_3_2[run]} % top-1"
 
 
-def hardware(run: PaperRun) -> str:
+def _hardware(run: PaperRun) -> str:
     """Return the hardware and the training time, as far as they are published."""
     method, network, epochs = run
     cores = "64 Cloud TPU v3 cores (paper, sec. 3.1), hours not stated"
@@ -187,7 +176,7 @@ def hardware(run: PaperRun) -> str:
     return f"{cores}; by SimCLR's README, 6 h per 100 epochs on 32 TPU v3, about {hours} h"
 
 
-def variants(run: PaperRun) -> tuple[Variant, ...]:
+def _variants(run: PaperRun) -> tuple[Variant, ...]:
     """Return other readings of the paper, then the rows of its ablations of this run."""
     method, _, epochs = run
     found = [

@@ -24,10 +24,8 @@ SMALL_BATCH: SettingSources = {
 
 
 def view_settings(size: int, has_gpu: bool) -> SettingSources:
-    """Return the view size and the settings that depend on it.
-
-    ResNet's own stem would reduce 32 pixels to 8.
-    """
+    """Return the view size and the settings that depend on it."""
+    # ResNet's own stem would reduce 32 pixels to 8.
     # At 64 the small stem costs 16 times as much as ResNet's own: too much for a CPU.
     small = size <= (64 if has_gpu else 32)
     stem = "SimCLR's for CIFAR-10" if small else "ours: timm can load the encoder"

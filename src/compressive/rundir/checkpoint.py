@@ -34,25 +34,24 @@ def save(path: Path, state: dict[str, Any]) -> None:
     The file is a safetensors file. Its tensors are named by their position in the state, and the
     rest is JSON in the metadata. Loading therefore never runs code, whoever wrote the file;
     torch's weights-only unpickler promises the same and broke it once (CVE-2025-32434).
-    The loaded state is bitwise equal and its tensors share no memory; strides are not kept.
-
-    Only one process at a time may write to a folder: it deletes partial files that an interrupted
-    process left there.
+    The loaded state is bitwise equal; strides and shared memory are not kept.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_packed(state, "state", tensors))
     if len(text) > _MAX_TEXT:
-        raise ValueError(
-            f"{path} would have a header of {len(text) / 1e6:.0f} MB, which no reader takes; "
-            "keep long lists of numbers as tensors"
-        )
+        header = f"a header of {len(text) / 1e6:.0f} MB, which no reader takes"
+        raise ValueError(f"{path} would have {header}; keep long lists of numbers as tensors")
     metadata = {
         "format": "pt",
         FORMAT_KEY: str(FORMAT_VERSIONS[CHECKPOINTS]),
         "crc32": _checksum(text, tensors),
         "state": text,
     }
-    write_bytes(path, serialize(_unshared(tensors), metadata))
+    # Copy tensors that share memory: safetensors rejects them.
+    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+    users = Counter(storages.values())
+    unshared = {n: t.clone() if users[storages[n]] > 1 else t for n, t in tensors.items()}
+    write_bytes(path, serialize(unshared, metadata))
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -64,10 +63,8 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         with safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}
             if "crc32" not in header:
-                raise ValueError(
-                    f"{path} is a safetensors file but no checkpoint of a run; "
-                    "give one from a run's checkpoints folder"
-                )
+                other = f"{path} is a safetensors file but no checkpoint of a run"
+                raise ValueError(f"{other}; give one from a run's checkpoints folder")
             check_format(path, CHECKPOINTS, header.get(FORMAT_KEY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _checksum(header["state"], tensors) != header["crc32"]:
@@ -82,10 +79,8 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write the checkpoint of a step and delete all but the last two.
-
-    Checkpoints of later steps are deleted too: training went back to an earlier one.
-    """
+    """Write the checkpoint of a step; delete all but the last two and those of later steps."""
+    # There are later ones if training went back to an earlier one.
     path = folder / f"step_{step:08d}.safetensors"
     for left in folder.glob(f".step_*{PARTIAL}"):  # of an interrupted save
         left.unlink(missing_ok=True)
@@ -97,11 +92,8 @@ def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the path and state of the last intact checkpoint, or None if there are none.
-
-    Damaged checkpoints are skipped with a warning. If all are damaged, raise ValueError: a long run
-    must not start over silently.
-    """
+    """Return the path and state of the last intact checkpoint, or None if there are none."""
+    # Raise ValueError if all are damaged: a long run must not start over silently.
     found = steps(folder)
     for path in reversed(found):
         try:
@@ -109,10 +101,8 @@ def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         except Damaged as error:
             _log.warning("skipped: %s", error)
     if found:
-        raise ValueError(
-            f"all {len(found)} checkpoints in {folder} are damaged; choose another --out to start "
-            "over"
-        )
+        all_damaged = f"all {len(found)} checkpoints in {folder} are damaged"
+        raise ValueError(f"{all_damaged}; choose another --out to start over")
     return None
 
 
@@ -134,14 +124,15 @@ def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in DTYPES or value.layout != torch.strided:
             raise ValueError(f"{place} must be dense and real, got {value.dtype}, {value.layout}")
-        name = _free_name(place.removeprefix("state."), tensors)
+        name = place.removeprefix("state.")
+        # Keys 1 and "1", or with dots, can collide; safetensors reserves one name.
+        while name in tensors or name == "__metadata__":
+            name += "_"
         tensors[name] = value.detach().cpu().contiguous()
         return {"tensor": name}
     if isinstance(value, dict):
-        if strange := [key for key in value if not isinstance(key, str | int)]:
-            raise ValueError(
-                f"{place} must have strings or whole numbers as keys, got {strange[0]!r}"
-            )
+        if odd := [key for key in value if not isinstance(key, str | int)]:
+            raise ValueError(f"{place} must have strings or whole numbers as keys, got {odd[0]!r}")
         # Pairs, because keys of an optimizer's state are numbers and JSON's are strings.
         items = [[key, _packed(v, f"{place}.{key}", tensors)] for key, v in value.items()]
         return {"dict": items}
@@ -150,10 +141,8 @@ def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return items if isinstance(value, list) else {"tuple": items}
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ValueError(
-        f"{place} must be a tensor, number, string, None, or dicts, lists or tuples of these, "
-        f"got {type(value).__name__}"
-    )
+    allowed = "a tensor, number, string, None, or dicts, lists or tuples of these"
+    raise ValueError(f"{place} must be {allowed}, got {type(value).__name__}")
 
 
 def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -169,31 +158,13 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     return {key: _unpacked(v, tensors) for key, v in content}
 
 
-def _free_name(name: str, tensors: dict[str, Tensor]) -> str:
-    """Append underscores until a name is free: keys 1 and "1", or with dots, can collide."""
-    while name in tensors or name == "__metadata__":  # reserved by safetensors
-        name += "_"
-    return name
-
-
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share memory: safetensors rejects them."""
-    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
-    users = Counter(storages.values())
-    return {n: t.clone() if users[storages[n]] > 1 else t for n, t in tensors.items()}
-
-
-def _raw_bytes(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
     """Return the CRC-32 of text and tensors; safetensors itself detects only a wrong length."""
     crc = zlib.crc32(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(_raw_bytes(tensor), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
     return str(crc)
 
 

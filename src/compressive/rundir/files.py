@@ -10,12 +10,8 @@ from pathlib import Path
 CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
 CHECKPOINTS, UNREADABLE = "checkpoints", "unreadable.txt"
 STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
-EVALUATION, HELD_OUT = (
-    "evaluation",
-    "held-out",
-)  # folders of results on test images and on held-out ones
+EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test and held-out images
 RESULTS, SWEEP = "results.json", "sweep.json"
-
 PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
 
@@ -37,11 +33,14 @@ def write_bytes(path: Path, *content: bytes | memoryview) -> None:
             for part in content:
                 file.write(part)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a power failure may keep the new name without its content
+            os.fsync(file.fileno())  # else a power failure may keep the name without its content
         partial.replace(path)
-        _flush_names(path.parent)
+        with suppress(OSError):  # a folder, so that the rename survives as well, if it can
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError as error:
         size = sum(map(len, content)) / 1e6
         hint = "make room and run the same command again" if error.errno in _FULL else "look there"
@@ -52,13 +51,3 @@ def write_bytes(path: Path, *content: bytes | memoryview) -> None:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _flush_names(folder: Path) -> None:
-    """Fsync a folder so that a rename survives a power failure, if the file system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -11,10 +11,8 @@ from safetensors import safe_open
 
 
 def weights_fingerprint(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
-    """Return a hash of names, shapes and values; the order of the tensors does not count.
-
-    Float16 counts as the float32 that `encoder.load` converts it to.
-    """
+    """Return a hash of names, shapes and values, with the tensors in any order."""
+    # Float16 counts as the float32 that `encoder.load` converts it to.
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(weights, key=lambda pair: pair[0]):
         digest.update(f"{name} {value.shape} ".encode())

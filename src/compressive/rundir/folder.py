@@ -7,46 +7,26 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from compressive.config import Config, Data, flat, from_dict
+from compressive.config import Config, Data, Health, flat, from_dict
 from compressive.rundir.files import CONFIG, PARTIAL, write_text
 from compressive.rundir.lock import ensure_writable
-from compressive.rundir.versions import (
-    FORMAT_KEY,
-    FORMAT_VERSIONS,
-    UnsupportedFormat,
-    check_format,
-)
+from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, UnsupportedFormat, check_format
 
 # Settings that do not change what is learned: a run may be resumed with other values of these.
-FREE = {
-    "recipe",
-    "data.source",
-    "data.cache_on_device",
-    "data.workers",
-    "train.device",
-    "train.save_every",
-    "train.log_every",
-    "train.tensorboard",
-    "health.max_restarts",
-    "health.spike_sigma",
-    "health.collapse_std",
-    "health.min_participation_ratio",
-    "probe.every_epochs",
-}
+FREE = {"recipe", "data.source", "data.cache_on_device", "data.workers", "probe.every_epochs"}
+FREE |= {"train.device", "train.save_every", "train.log_every", "train.tensorboard"}
+FREE |= {f"health.{each.name}" for each in fields(Health)}
 
 
 def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
-    """Check that a run can be started or resumed in a folder; return whether there is one.
-
-    Raises ValueError if the folder holds a run with other settings.
-    """
+    """Return whether a folder holds a run to resume; raise ValueError if it has other settings."""
     ensure_writable(folder)
     path = folder / CONFIG
     if not path.exists():
@@ -63,10 +43,8 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     if changed:
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise ValueError(
-            f"{folder} holds a run with {words}{more}; give the same settings to go on with it, "
-            "choose another --out, or delete it"
-        )
+        hint = "give the same settings to go on with it, choose another --out, or delete it"
+        raise ValueError(f"{folder} holds a run with {words}{more}; {hint}")
     return True
 
 
@@ -114,11 +92,12 @@ def command() -> str:
 
 def _provenance(device: torch.device) -> dict[str, Any]:
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
+    processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
         "commit": _commit(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in packages} | {"torch": torch.__version__},
@@ -137,9 +116,8 @@ def _commit() -> str:
     here = str(Path(__file__).parents[1])
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", here, *words], capture_output=True, text=True, timeout=5
-        )
+        command = ["git", "-C", here, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
@@ -147,7 +125,3 @@ def _commit() -> str:
         return commit + "+" if commit and git("status", "--porcelain", "--", here) else commit
     except (OSError, subprocess.TimeoutExpired):
         return ""
-
-
-def _processor() -> str:
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

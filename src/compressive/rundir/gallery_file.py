@@ -8,13 +8,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 _ARRAYS = {  # name: number of axes, kind of dtype
-    "views": (5, "u"),
-    "query": (4, "u"),
-    "neighbors": (5, "u"),
-    "query_label": (1, "i"),
-    "neighbor_label": (2, "i"),
-    "map": (2, "f"),
-    "map_label": (1, "i"),
+    **{"views": (5, "u"), "query": (4, "u"), "neighbors": (5, "u"), "map": (2, "f")},
+    **{"query_label": (1, "i"), "neighbor_label": (2, "i"), "map_label": (1, "i")},
 }
 
 

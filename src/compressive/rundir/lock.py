@@ -17,28 +17,22 @@ def ensure_writable(folder: Path, called: str = "--out") -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ValueError(
-            f"{place} cannot be written to ({reason}); choose another {called}"
-        ) from None
+        why = error.strerror or str(error)
+        raise ValueError(f"{place} cannot be written to ({why}); choose another {called}") from None
 
 
 def acquire_lock(folder: Path) -> int:
-    """Lock a folder for this process until the returned descriptor is closed.
-
-    Raises ValueError if another process holds the lock, because two processes would mix their
-    checkpoints. The operating system releases the lock when the process ends. Some network file
-    systems have no locks on folders; there nothing is locked.
-    """
+    """Lock a folder for this process until the returned descriptor is closed."""
+    # Two processes would mix their checkpoints. The operating system releases the lock when the
+    # process ends. Some network file systems have no locks on folders; there nothing is locked.
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise ValueError(
-            f"another process is writing to {folder}; wait until it ends, or choose another --out"
-        ) from None
+        hint = "wait until it ends, or choose another --out"
+        raise ValueError(f"another process is writing to {folder}; {hint}") from None
     except OSError:
         pass
     return descriptor

@@ -15,11 +15,10 @@ STOPPED = "stopped"  # key of the last line of a run that stopped early; the val
 
 
 class MetricsLogger:
-    """Write metrics.jsonl and, if requested, TensorBoard event files.
+    """Write metrics.jsonl and, if requested, TensorBoard event files; only rank 0 writes.
 
-    Only rank 0 writes; in other processes every method does nothing. `step` is the step from which
-    training resumes. Lines of later steps are dropped because they will be written again, as are
-    truncated lines and a line which says that the run stopped.
+    `step` is the step from which training resumes. Lines of later steps, truncated lines and a line
+    which says that the run stopped are dropped.
     """
 
     def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False) -> None:
@@ -30,9 +29,8 @@ class MetricsLogger:
             return
         path = folder / METRICS
         old = path.read_text(errors="replace").splitlines() if path.exists() else []
-        kept = [
-            line for line in old if f'"{STOPPED}": ' not in line and _step_of_line(line) <= step
-        ]
+        kept = [line for line in old if f'"{STOPPED}": ' not in line]
+        kept = [line for line in kept if _step_of_line(line) <= step]
         # Rewrite the file even if all lines are kept: the last one may lack its line break.
         header = json.dumps({FORMAT_KEY: FORMAT_VERSIONS[METRICS]})
         write_text(path, "".join(f"{line}\n" for line in (header, *kept)))
@@ -46,7 +44,9 @@ class MetricsLogger:
         """Append a line. JSON has no infinity and no NaN: they become null."""
         if self._lines is None:
             return
-        line = {"step": step} | {name: _as_json(value) for name, value in values.items()}
+        line: dict[str, Any] = {"step": step, **values}
+        lost = [name for name, v in line.items() if isinstance(v, float) and not math.isfinite(v)]
+        line |= dict.fromkeys(lost)
         self._lines.write(json.dumps(line, allow_nan=False) + "\n")
         self._lines.flush()
         if self._events is not None:
@@ -66,16 +66,14 @@ class MetricsLogger:
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the valid lines of a metrics.jsonl, and the number of damaged or truncated ones.
-
-    Raises `UnsupportedFormat` if the first line is not the header of the format read here.
-    """
+    """Return the valid lines, and the number of damaged ones; raises `UnsupportedFormat`."""
     texts = path.read_bytes().splitlines() if path.is_file() else []
     parsed = [_parse_line(text) for text in texts if text.strip()]
     if parsed and (header := parsed[0]) is not None:
         check_format(path, METRICS, header.get(FORMAT_KEY))
         parsed = parsed[1:]
-    lines = [line for line in parsed if line and _is_step(line.get("step"))]
+    lines = [line for line in parsed if line and isinstance(line.get("step"), int)]
+    lines = [line for line in lines if finite_number(line["step"]) is not None]
     return lines, len(parsed) - len(lines)
 
 
@@ -87,17 +85,9 @@ def _parse_line(text: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and finite_number(value) is not None
-
-
 def _step_of_line(line: str) -> float:
     """Return the step of a line, or infinity for the header and for damaged lines."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def _as_json(value: float | str | None) -> float | str | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

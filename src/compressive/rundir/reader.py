@@ -11,16 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from compressive.config import flat, total_steps
-from compressive.rundir.files import (
-    CHECKPOINTS,
-    CONFIG,
-    ENCODER,
-    EVALUATION,
-    HELD_OUT,
-    METRICS,
-    RESULTS,
-    STEP,
-)
+from compressive.rundir import files
 from compressive.rundir.fingerprint import file_fingerprint
 from compressive.rundir.gallery_file import read_gallery
 from compressive.rundir.metrics_log import STOPPED, read_metrics
@@ -71,12 +62,10 @@ class TrainingFiles:
         return found[-1][1] if found else None
 
     def unfinished(self) -> str:
-        """Return a line if training is incomplete, else "".
-
-        The step is that of the weights, hence of the last checkpoint: metrics may be ahead of it.
-        """
-        names = (path.name for path in (self.path / CHECKPOINTS).glob("step_*"))
-        saved = [int(match[1]) for match in map(STEP.fullmatch, names) if match]
+        """Return a line if training is incomplete, else ""."""
+        # The step of the weights is that of the last checkpoint: metrics may be ahead of it.
+        names = (path.name for path in (self.path / files.CHECKPOINTS).glob("step_*"))
+        saved = [int(match[1]) for match in map(files.STEP.fullmatch, names) if match]
         step = max(saved) if saved else self.step
         if self.total is None or step >= self.total:
             return ""
@@ -120,32 +109,29 @@ def read_runs(paths: Sequence[Path], *, held_out: bool = False) -> list[RunFolde
 def read_training(run: Path, missing: list[str] | None = None) -> TrainingFiles:
     """Return settings and metrics of a run, and list in `missing` what could not be read."""
     missing = [] if missing is None else missing
-    settings = _read_config(run / CONFIG, missing)
+    settings = _read_config(run / files.CONFIG, missing)
     about = settings.pop("about", None)
     by_name = flat(settings)
     return TrainingFiles(
         path=run,
         settings=by_name,
         about=about if isinstance(about, dict) else {},
-        metrics=_read_metrics(run / METRICS, missing),
+        metrics=_read_metrics(run / files.METRICS, missing),
         total=_total(run, by_name),
     )
 
 
 def results_of(run: Path, *, held_out: bool = False) -> Path:
-    """Return the folder with the results of a run: on test images, else on held-out ones.
-
-    With `held_out` return only the latter. A folder with a results.json of its own is returned as
-    it is.
-    """
-    kinds = (HELD_OUT,) if held_out else (EVALUATION, HELD_OUT)
+    """Return the folder of a run's results: on test images, else (or with `held_out`) held-out."""
+    # A folder with a results.json of its own is returned as it is.
+    kinds = (files.HELD_OUT,) if held_out else (files.EVALUATION, files.HELD_OUT)
     there = [run / kind for kind in kinds if (run / kind).is_dir()]
-    return there[0] if there else run if (run / RESULTS).is_file() else run / kinds[0]
+    return there[0] if there else run if (run / files.RESULTS).is_file() else run / kinds[0]
 
 
 def of_other_weights(run: Path, about: Mapping[str, Any]) -> str:
     """Return a line if results with this "about" are not of the run's present encoder, else ""."""
-    evaluated, path = about.get("weights"), run / ENCODER
+    evaluated, path = about.get("weights"), run / files.ENCODER
     if not evaluated or not path.is_file():
         return ""
     with suppress(SafetensorError):
@@ -173,25 +159,24 @@ def _read_run(path: Path, name: str, held_out: bool) -> RunFolder:
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; give the folder of a run")
     inside = results_of(path, held_out=held_out)
-    if not any(file.is_file() for file in (path / CONFIG, path / METRICS, inside / RESULTS)):
-        raise ValueError(
-            f"{path} is no run: it has none of config.json, metrics.jsonl and "
-            "evaluation/results.json; give a folder that `compressive pretrain` wrote"
-        )
+    needed = path / files.CONFIG, path / files.METRICS, inside / files.RESULTS
+    if not any(file.is_file() for file in needed):
+        none = "it has none of config.json, metrics.jsonl and evaluation/results.json"
+        hint = "give a folder that `compressive pretrain` wrote"
+        raise ValueError(f"{path} is no run: {none}; {hint}")
     missing: list[str] = []
     if inside == path:  # results without a run
         training = TrainingFiles(path=path, settings={}, about={}, metrics=[], total=None)
     else:
         training = read_training(path, missing)
-    has_encoder = (path / ENCODER).is_file()
+    has_encoder = (path / files.ENCODER).is_file()
     if so_far := training.unfinished():
         missing.append(so_far)
     elif inside != path and not has_encoder:
-        missing.append(f"{ENCODER}: not there")
+        missing.append(f"{files.ENCODER}: not there")
     is_trained = has_encoder and not so_far
-    results = _read_results(
-        inside / RESULTS, missing, f"; `compressive evaluate {path}` makes it" if is_trained else ""
-    )
+    hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
+    results = _read_results(inside / files.RESULTS, missing, hint)
     gallery = read_gallery(inside / "gallery.safetensors", missing)
     if other := of_other_weights(path, results.about):
         missing.append(other)
@@ -214,7 +199,7 @@ def _total(run: Path, settings: Mapping[str, Any]) -> int | None:
         return steps
     if not isinstance(epochs, int) or not isinstance(batch, int) or epochs < 0 or batch < 1:
         return None
-    count = _image_count(run / CHECKPOINTS)
+    count = _image_count(run / files.CHECKPOINTS)
     return total_steps(count, epochs, batch) if count else None
 
 
@@ -243,7 +228,7 @@ def _read_config(path: Path, missing: list[str]) -> dict[str, Any]:
     if not isinstance(content, dict):
         missing.append(f"{path.name}: damaged, or still being written")
         return {}
-    check_format(path, CONFIG, content.pop(FORMAT_KEY, None))
+    check_format(path, files.CONFIG, content.pop(FORMAT_KEY, None))
     return content
 
 

@@ -39,6 +39,13 @@ class Record:
         return self.of or self.images
 
 
+_RECORD_TYPES: dict[str, Any] = {  # what a reader checks
+    **dict.fromkeys(("run", "task", "dataset", "metric", "images", "of", "command"), str),
+    **{"value": int | float, "low": int | float | None, "high": int | float | None},
+    **{"n": int, "protocol": dict},
+}
+
+
 @dataclass(eq=False)
 class ResultsFile:
     """Content of results.json."""
@@ -73,10 +80,8 @@ class ComparisonText(NamedTuple):
 
 
 def read_results(path: Path) -> tuple[ResultsFile, int]:
-    """Return the content of results.json, and the number of damaged records that were left out.
-
-    Raises `UnsupportedFormat` for another format version, and ValueError for a damaged file.
-    """
+    """Return the content of results.json and the number of damaged records that were left out."""
+    # Raises `UnsupportedFormat` for another format version, and ValueError for a damaged file.
     try:
         content = json.loads(path.read_bytes())
         check_format(path, RESULTS, content.get(FORMAT_KEY))
@@ -106,15 +111,8 @@ def finite_number(value: object) -> float | None:
 def _parse_record(raw: object) -> Record | None:
     try:
         record = Record(**_of_type(dict, raw))
-        for text in (record.run, record.task, record.dataset, record.metric):
-            _of_type(str, text)
-        for text in (record.images, record.of, record.command):
-            _of_type(str, text)
-        _of_type((int, float), record.value)
-        for end in (record.low, record.high):
-            _of_type((int, float, type(None)), end)
-        _of_type(int, record.n)
-        _of_type(dict, record.protocol)
+        for name, kind in _RECORD_TYPES.items():
+            _of_type(kind, getattr(record, name))
     except TypeError:
         return None
     return record

@@ -39,10 +39,7 @@ class TensorBoardWriter:
         y: Float[Tensor, "some 3 size size"],
         r: Float[Tensor, "batch dim"],
     ) -> None:
-        """Add pairs of views, and histograms of the directions of embeddings `r`.
-
-        Synchronizes with the device; do not call it at every step.
-        """
+        """Add pairs of views and histograms of the directions of `r`; waits for the device."""
         pairs = torch.stack([x, y], 1).flatten(0, 1).float().clamp(0, 1)
         if pairs.shape[-1] > _MAX_VIEW_SIDE:
             pairs = F.interpolate(pairs, (_MAX_VIEW_SIDE, _MAX_VIEW_SIDE), mode="area")

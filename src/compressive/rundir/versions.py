@@ -1,6 +1,7 @@
 """Format versions of the files of a run folder, in one place."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from compressive.rundir.files import CHECKPOINTS, CONFIG, ENCODER, METRICS, RESULTS
@@ -15,11 +16,7 @@ class UnsupportedFormat(ValueError):
 
 
 def check_format(path: Path, kind: str, found: object) -> None:
-    """Raise if `found`, the format version that a file states, is not the one read here.
-
-    Files of compressive 0.1 state no version: pass None for them. The message names the version
-    that wrote the file, as config.json of its run has it.
-    """
+    """Raise unless `found`, the version in a file, is the one read here; files of 0.1 have None."""
     expected = FORMAT_VERSIONS[kind]
     number = "1" if found is None else str(found)
     if number == str(expected):
@@ -36,10 +33,7 @@ def check_format(path: Path, kind: str, found: object) -> None:
 def _package_version(path: Path) -> str:
     """Return the version of compressive that config.json next to or above a file names, or ""."""
     for folder in list(path.absolute().parents)[:2]:
-        try:
-            return str(
-                json.loads((folder / CONFIG).read_bytes())["about"]["versions"]["compressive"]
-            )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            about = json.loads((folder / CONFIG).read_bytes())["about"]
+            return str(about["versions"]["compressive"])
     return ""

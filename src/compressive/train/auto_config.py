@@ -15,10 +15,7 @@ from compressive.train.online_eval import evenly_spaced_indices
 
 
 def auto_config(data: str, epochs: int | None = None, changes: Sequence[str] = ()) -> Config:
-    """Return settings that fit the number and size of the images and the GPU memory.
-
-    The settings of the data among `changes` decide which images are counted and measured.
-    """
+    """Return settings for this machine and the images that data settings in `changes` choose."""
     of_data = [change for change in changes if change.strip().startswith("data.")]
     source = load_source(with_data(Config(), data, *of_data))
     # Use the total and not the free memory: a command must give the same settings when it resumes.

@@ -35,11 +35,9 @@ class Reading(NamedTuple):
 class AsyncMetrics:
     """Numbers on their way from the device to the host, which need not wait for them.
 
-    `add` in a step sums on the device, `post` at a log point sends the means off, and `collect`
-    at a later one finds them there. Means are over all processes and bitwise the same in each.
-
-    Where several processes decide by them, `collect(wait=True)` after `post`: so that all decide at
-    the same step.
+    `add` sums on the device, `flush` at a log point sends the means off, and `poll` at a later one
+    finds them. Means are over all processes and bitwise the same in each. Where several processes
+    decide by them, `poll(wait=True)` after `flush` lets all decide at the same step.
     """
 
     def __init__(self) -> None:
@@ -65,14 +63,12 @@ class AsyncMetrics:
         names = [name for group in self._sums for name in group]
         means = torch.cat([total / self._counts[group] for group, total in self._sums.items()])
         means = gather(means.unsqueeze(0)).mean(0)
-        event = None
+        event, host = None, means
         if means.is_cuda:
             host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
             host.copy_(means, non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(means.device))
-        else:
-            host = means.cpu()
         self._sent.append((step, names, host, event))
         self._sums, self._counts = {}, {}
 
@@ -105,26 +101,23 @@ class AsyncMetrics:
 class EmbeddingStats(NamedTuple):
     """How a batch of directions lies on the sphere; 0-dim, on their device.
 
-    A ResNet-18 with the paper's head and random weights, on 128 random images of 32 pixels:
-    spread 0.79 to 0.82, cosine 0.33 to 0.36, participation 30 to 74 in training mode (its
-    batch-norms see to that); spread 0.15 to 0.68 and cosine 0.53 to 0.98 in evaluation mode.
+    A ResNet-18 with the paper's head and random weights, on 128 random images of 32 pixels, has
+    spread 0.79 to 0.82, cosine 0.33 to 0.36 and participation 30 to 74 in training mode, and spread
+    0.15 to 0.68 and cosine 0.53 to 0.98 in evaluation mode.
     """
 
-    embedding_std: Float[
-        Tensor, ""
-    ]  # standard deviation of a coordinate: 1 if uniform, 0 if all agree
+    embedding_std: Float[Tensor, ""]  # of a coordinate: 1 if uniform, 0 if all agree
     cosine: Float[Tensor, ""]  # mean over pairs of different images: 0 if uniform, 1 if all agree
     participation_ratio: Float[Tensor, ""]  # axes they vary along, from 1 to min(dim, batch - 1)
 
 
 @torch.no_grad()
 def embedding_stats(r: Float[Tensor, "batch dim"]) -> EmbeddingStats:
-    """Whether projections collapse, without waiting for the device.
+    """Measure whether projections collapse, without waiting for the device.
 
     `participation_ratio` is (sum of v)^2 / sum of v^2 over the eigenvalues v of the covariance of
-    the directions: equal ones count fully, small ones little. It stands for the effective rank in
-    a run: `metrics.effective_rank` needs the eigenvalues themselves, for which torch
-    waits, and gives larger numbers. This one needs two traces.
+    the directions. It needs two traces, where `metrics.effective_rank` needs the eigenvalues, for
+    which torch waits, and gives larger numbers.
     """
     batch, dim = r.shape
     assert batch > 1, "one image has no spread"
@@ -152,20 +145,16 @@ class HealthStatus(NamedTuple):
 
 
 class Health:
-    """Judges a run by its readings, which must hold `loss` and the names of `EmbeddingStats`.
+    """Judge a run by its readings, which must hold `loss` and the names of `EmbeddingStats`.
 
-    A collapse is believed when it lasts for three log points. During `warmup`, the steps in which
-    the learning rate rises, directions that agree count only if they did not agree from the
-    start, and a low rank does not count: BYOL's own way leads through one (ResNet-18, LARS,
-    96 images of soft blobs: rank 29 at step 0, 6 at 10, 3.8 at 40, spread 0.9 all the while).
+    A collapse must last for three log points. During `warmup`, when the learning rate rises,
+    directions that agree count only if they did not agree from the start, and a low rank does not
+    count: BYOL passes through one (ResNet-18, LARS, 96 images: rank 29 at step 0, 3.8 at 40).
     """
 
     def __init__(self, config: Config, *, warmup: int) -> None:
-        self._settings, self._dim, self._warmup = (
-            config.health,
-            config.network.projection_dim,
-            warmup,
-        )
+        self._settings, self._warmup = config.health, warmup
+        self._dim = config.network.projection_dim
         images = config.train.batch_size / config.train.grad_accum_steps / world_size()
         # So few images cannot vary along more axes, however well the run is.
         self._min_participation_ratio = min(config.health.min_participation_ratio, (images - 1) / 4)
@@ -184,10 +173,7 @@ class Health:
         return self._low == 0
 
     def check(self, reading: Reading, data_wait_fraction: float = 0.0) -> HealthStatus:
-        """Take in a reading and judge; the worst finding is the one reported.
-
-        `data_wait_fraction` is the share of the time spent waiting for images.
-        """
+        """Judge a reading and the share of time without images; return the worst finding."""
         means = {name: reading.means[name] for name in ("loss", *EmbeddingStats._fields)}
         if lost := [name for name, value in means.items() if not math.isfinite(value)]:
             self._low += 1
@@ -227,10 +213,8 @@ class Health:
         return (loss - mean) / deviation
 
     def _has_collapsed(self, step: int, spread: float, axes: float) -> bool:
-        is_narrow, is_flat = (
-            spread < self._settings.collapse_std,
-            axes < self._min_participation_ratio,
-        )
+        is_narrow = spread < self._settings.collapse_std
+        is_flat = axes < self._min_participation_ratio
         self._was_wide |= not is_narrow
         is_late = step >= self._warmup
         is_low = (is_narrow and (is_late or self._was_wide)) or (is_flat and is_late)

@@ -1,6 +1,5 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.config import Config, Data, override
-from compressive.data.loaders import Batch, Resident, Streaming, canvas_side, open_loader
+from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, require_source, subset
 from compressive.data.sources import PYTHON, open_source
@@ -38,38 +37,14 @@ def load_source(config: Config, source: Source | None = None) -> Source:
     return source
 
 
-def side(source: Source, config: Config) -> int:
-    """Pixels of the longer side that images are brought down to."""
-    return canvas_side(source, config.views.size, config.data.max_side)
-
-
-def open_images(
-    source: Source,
-    config: Config,
-    device: torch.device,
-    progress: Callable[[int, int], None],
-) -> Loader:
-    """Images in reach of the device."""
-    return open_loader(
-        source,
-        side=side(source, config),
-        device=device,
-        cache_on_device=config.data.cache_on_device,
-        workers=config.data.workers,
-        progress=progress,
-    )
-
-
 def some(loader: Loader, index: Int[Tensor, " some"], epoch: int = 0) -> Batch:
     """These images, out of turn."""
     return next(loader.batches(iter([BatchIndices(index, torch.full_like(index, epoch))])))
 
 
 def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
-    """Mean colors of some images, which tell sets apart; -1 where one cannot be read.
-
-    Not their pixels, which another version of a decoder may round otherwise.
-    """
+    """Return mean colors of some images, which identify a set; -1 where one cannot be read."""
+    # Not their pixels, which another version of a decoder may round differently.
     index = evenly_spaced_indices(count, 16)
     batch = some(loader, index)
     means = batch.images.sum((2, 3)) / (batch.height * batch.width).unsqueeze(1)
@@ -85,12 +60,12 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
 
 def list_unreadable(loader: Loader, path: Path) -> int:
     """Write down which images cannot be read, with those of earlier lists; how many there are."""
-    if not loader.unreadable:
-        return 0
     pairs = loader.unreadable
-    lines = [f"{origin}: {reason}".replace("\n", " ") + "\n" for origin, reason in pairs]
-    if path.exists():
-        now, before = set(lines), path.read_bytes().decode(errors="replace").split("\n")
-        lines += [f"{line}\n" for line in before if line and f"{line}\n" not in now]
-    write_text(path, "".join(lines))
+    if not pairs:
+        return 0
+    now = [f"{origin}: {reason}".replace("\n", " ") for origin, reason in pairs]
+    before = path.read_bytes().decode(errors="replace").split("\n") if path.exists() else []
+    known = {"", *now}
+    lines = [*now, *(line for line in before if line not in known)]
+    write_text(path, "".join(f"{line}\n" for line in lines))
     return len(lines)

@@ -1,8 +1,4 @@
-"""What is watched on the side where labels exist: a linear probe and nearest neighbors.
-
-Some labels are held out: probe and neighbors learn from the rest and are tested on these. All are
-labels of the training split; the test split is never opened here.
-"""
+"""Linear probe and kNN during training, tested on held-out labels of the training split."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -38,11 +34,9 @@ def held_out_labels(count: int, share: float, seed: int) -> Bool[Tensor, " count
 
 
 class OnlineProbe(nn.Module):
-    """A linear classifier that learns beside the encoder, from features it cannot change.
+    """A linear classifier that learns beside the encoder, from features it cannot change."""
 
-    Features are standardized by a batch-norm without weights, so that one learning rate fits
-    every network.
-    """
+    # A batch norm without weights standardizes features: one learning rate fits all networks.
 
     def __init__(self, feat: int, classes: int) -> None:
         super().__init__()
@@ -58,10 +52,8 @@ class OnlineProbe(nn.Module):
     def loss(
         self, feats: Float[Tensor, "batch feat"], label: Int[Tensor, " batch"]
     ) -> Float[Tensor, ""]:
-        """Cross-entropy over the images that have a label (not -1).
-
-        Its mean over processes, as DDP averages gradients, is that over all of their images.
-        """
+        """Return the cross-entropy over the images that have a label (not -1)."""
+        # Its mean over processes, as DDP averages gradients, is that over all of their images.
         total = F.cross_entropy(self(feats), label, ignore_index=-1, reduction="sum")
         count = mean_value((label >= 0).sum().float())
         return total / count.clamp(min=1 / world_size())  # the least that is not 0
@@ -106,17 +98,14 @@ def online_accuracy(
     neighbors: int,
     bank: int,
 ) -> Accuracy | None:
-    """How well labels that were held out are told by probe and neighbors; none: nothing to ask.
-
-    `bank` bounds both the images that neighbors are sought among and those they are sought for.
-    """
+    """Return the accuracy of probe and kNN on held-out labels, or None if there are none."""
+    # `bank` bounds both the images that neighbors are sought among and those they are sought for.
     seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
     if not len(seen) or not len(asked):
         return None
     wanted = torch.cat([seen, asked])
-    feats, index = features(
-        encoder, batches(_portions(wanted)), size, precision, antialias=antialias
-    )
+    plan = (BatchIndices(part, torch.zeros_like(part)) for part in wanted.split(256))
+    feats, index = features(encoder, batches(plan), size, precision, antialias=antialias)
     # A bad file has a substitute, which is asked for itself, or was not drawn.
     is_there = index == wanted.to(index.device)
     feats, index = feats[is_there], index[is_there]
@@ -124,13 +113,8 @@ def online_accuracy(
     bank_part, truth = ~asked_part, label[asked_part]
     if not len(truth) or not bank_part.any():
         return None
-    votes = nearest_neighbors(
-        feats[bank_part],
-        label[bank_part],
-        feats[asked_part],
-        classes=probe.linear.out_features,
-        neighbors=neighbors,
-    )
+    known, classes = (feats[bank_part], label[bank_part]), probe.linear.out_features
+    votes = nearest_neighbors(*known, feats[asked_part], classes=classes, neighbors=neighbors)
     was_training = probe.training
     logits = probe.eval()(feats[asked_part])
     probe.train(was_training)
@@ -142,20 +126,11 @@ def online_accuracy(
 def _some(which: Bool[Tensor, " count"], most: int) -> Int[Tensor, " some"]:
     """At most so many of these places, spread evenly, so that sorted classes all take part."""
     places = which.nonzero()[:, 0]
-    if len(places) <= most:
-        return places
     return places[evenly_spaced_indices(len(places), most)]
 
 
 def evenly_spaced_indices(count: int, most: int) -> Int[Tensor, " some"]:
-    """At most so many of the places 0 to count - 1, from the first to the last.
-
-    In whole numbers: float32 would round the last one of 2^24 or more images past the end.
-    """
+    """Return at most so many of the places 0 to count - 1, from the first to the last."""
+    # In whole numbers: float32 would round the last one of 2^24 or more images past the end.
     most = min(most, count)
     return torch.arange(most) * (count - 1) // max(1, most - 1)
-
-
-def _portions(places: Int[Tensor, " count"], batch: int = 256) -> Iterator[BatchIndices]:
-    for some in places.split(batch):
-        yield BatchIndices(some, torch.zeros_like(some))

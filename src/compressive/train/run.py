@@ -1,7 +1,4 @@
-"""The state of a run: its parts, its position, and how it is saved and restored.
-
-Longer than 300 lines, so that everything a checkpoint must hold is in one place.
-"""
+"""The state of a run: its parts, its position, and how it is saved and restored."""
 
 import os
 import time
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 
 from compressive import encoder
 from compressive.config import Config, is_compressed
-from compressive.data.loaders import Batch
+from compressive.data.loaders import Batch, canvas_side, open_loader
 from compressive.data.sampler import batch_index_stream
 from compressive.data.source import Source
 from compressive.device import is_compiled, pick_device, precision
@@ -45,38 +42,10 @@ from compressive.train.throughput import Throughput
 class Run:
     """Everything a training loop needs, and its position: `step` of `total`, in an `attempt`."""
 
-    config: Config
-    out: Path
-    display: Display
-    device: torch.device
-    dtype: torch.dtype
-    count: int  # images
-    labels: Int[Tensor, " count"] | None
-    held_out: Bool[Tensor, " count"]
-    visible_labels: Int[Tensor, " count"]  # -1 where held out or unlabeled
-    schedule: Schedule
     step: int
-    total: int
     attempt: int
     saved_step: int
-    saved_at: float
-    metrics: AsyncMetrics
-    throughput: Throughput
-    health: Health
-    accuracy: Accuracy | None
-    learner: Learner
-    parallel_learner: nn.Module
-    method: Method
-    has_custom_method: bool
-    optimizer: torch.optim.Optimizer
-    probe_optimizer: torch.optim.Optimizer | None
-    make_views: ViewMaker
-    scheduled_beta: Float[Tensor, ""]
-    controller: Controller | None
-    side: int
-    loader: images.Loader
-    color_fingerprint: Float[Tensor, "some 3"]
-    logger: MetricsLogger
+    logger: MetricsLogger  # after `restore`
 
     def __init__(
         self,
@@ -88,36 +57,46 @@ class Run:
         source: Source | None = None,
         method: Builder = build,
     ) -> None:
-        self.out, self.display = out, display
-        self.device = pick_device(config.train.device)
+        self.out: Path = out
+        self.display: Display = display
+        self.device: torch.device = pick_device(config.train.device)
         if rank() == 0:
             folder.open_folder(out, config, resume=resume)
         if source is not None:
             config = images.from_python(config, source)
-        self.config = config
+        self.config: Config = config
         source = images.load_source(config, source)
-        self.count, self.labels = len(source), source.labels
-        self.held_out = held_out_labels(self.count, config.probe.holdout, config.seed)
-        self.visible_labels = torch.full((self.count,), -1, device=self.device)
+        self.count: int = len(source)
+        self.labels: Int[Tensor, " count"] | None = source.labels
+        held_out = held_out_labels(self.count, config.probe.holdout, config.seed)
+        self.held_out: Bool[Tensor, " count"] = held_out
+        self.visible_labels: Tensor = torch.full((self.count,), -1, device=self.device)
         if source.labels is not None:
-            self.visible_labels.copy_(source.labels.masked_fill(self.held_out, -1))
-        self.schedule = Schedule(config, self.count)
+            self.visible_labels.copy_(source.labels.masked_fill(held_out, -1))
+        self.schedule: Schedule = Schedule(config, self.count)
         for note in self.schedule.notes:
             display.say(note)
-        self.total = self.schedule.total
+        self.total: int = self.schedule.total
         self.step = self.attempt = self.saved_step = self._unreadable = 0
-        self.saved_at = time.monotonic()
-        self.metrics, self.throughput = AsyncMetrics(), Throughput()
-        self.health = Health(config, warmup=self.schedule.warmup)
-        self.accuracy = None
+        self.saved_at: float = time.monotonic()
+        self.metrics: AsyncMetrics = AsyncMetrics()
+        self.throughput: Throughput = Throughput()
+        self.health: Health = Health(config, warmup=self.schedule.warmup)
+        self.accuracy: Accuracy | None = None
         # Networks before images: reading images may take long, and some networks cannot be built.
         self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
-        self.side = images.side(source, config)
-        decoding = partial(display.progress, "decoding")
-        self.loader = images.open_images(source, config, self.device, decoding)
+        self.side: int = canvas_side(source, config.views.size, config.data.max_side)
+        self.loader: images.Loader = open_loader(
+            source,
+            side=self.side,
+            device=self.device,
+            cache_on_device=config.data.cache_on_device,
+            workers=config.data.workers,
+            progress=partial(display.progress, "decoding"),
+        )
         self._lock: int | None = None
         try:
-            self.color_fingerprint = images.color_fingerprint(self.loader, self.count)
+            self.color_fingerprint: Tensor = images.color_fingerprint(self.loader, self.count)
             self._claim_folder(resume=resume)
         except BaseException:
             self.close()  # else the folder stays locked for the lifetime of this process
@@ -126,29 +105,27 @@ class Run:
     def _build_networks(self, method: Builder, classes: int) -> None:
         """Build the learner, its optimizers, and the functions of a step."""
         config, device = self.config, self.device
-        self.dtype = precision(config.train.precision, device)
+        self.dtype: torch.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
-        self.learner = build_learner(config, method, classes, device, compiled=compiled)
-        self.method = self.learner.method
-        self.has_custom_method = method is not build  # which only its own program can build
-        self.optimizer = build_optimizer(config.optim, self.method)
-        self.probe_optimizer = None
-        if self.learner.probe is not None:
-            weights = self.learner.probe.parameters()
-            self.probe_optimizer = torch.optim.AdamW(weights, config.probe.lr)
-        self.parallel_learner = parallel(self.learner)
-        self.make_views = view_maker(config, self.dtype, compiled=compiled)
+        learner = build_learner(config, method, classes, device, compiled=compiled)
+        self.learner: Learner = learner
+        self.method: Method = learner.method
+        self.has_custom_method: bool = method is not build  # only its own program can build it
+        self.optimizer: torch.optim.Optimizer = build_optimizer(config.optim, self.method)
+        self.probe_optimizer: torch.optim.Optimizer | None = None
+        if learner.probe is not None:
+            self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
+        self.parallel_learner: nn.Module = parallel(learner)
+        self.make_views: ViewMaker = view_maker(config, self.dtype, compiled=compiled)
         if compiled:
-            compile_learner(self.learner, config, device)
-        self.scheduled_beta = torch.zeros((), device=device)
-        self.controller, bottleneck = None, config.bottleneck
-        if is_compressed(config) and bottleneck.target_residual is not None:
+            compile_learner(learner, config, device)
+        self.scheduled_beta: Float[Tensor, ""] = torch.zeros((), device=device)
+        self.controller: Controller | None = None
+        target, beta = config.bottleneck.target_residual, config.bottleneck.beta
+        if is_compressed(config) and target is not None:
             # A fiftieth of the run, so that even a short one settles.
             horizon = max(10, min(200, self.total // 50))
-            target = bottleneck.target_residual
-            self.controller = Controller(
-                target, beta=bottleneck.beta, horizon=horizon, device=device
-            )
+            self.controller = Controller(target, beta=beta, horizon=horizon, device=device)
 
     def _claim_folder(self, *, resume: bool) -> None:
         """Lock the folder and write config.json; only the first process does."""
@@ -191,24 +168,16 @@ class Run:
         return bool(torch.stack(torch._foreach_norm(tensors)).isfinite().all())
 
     def save(self) -> None:
-        """Write a checkpoint and the current encoder; only the first process does.
-
-        The weights are checked: a loss is computed before its step and may still be finite.
-        """
+        """Write a checkpoint and the current encoder; only the first process does."""
+        # Check the weights: a loss is computed before its step and may still be finite.
         if rank() == 0 and not self.is_finite():
             self.display.say(f"step {self.step}: weights not finite; not saved")
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
-            views, network = self.config.views, self.config.network
-            encoder.save(
-                self.out,
-                self.method.encoder,
-                network,
-                views.size,
-                self.side,
-                antialias=views.antialias,
-            )
+            weights, network, views = self.method.encoder, self.config.network, self.config.views
+            sides = views.size, self.side
+            encoder.save(self.out, weights, network, *sides, antialias=views.antialias)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader, path)
             if unreadable > self._unreadable:
@@ -225,10 +194,9 @@ class Run:
         tensorboard = self.config.train.tensorboard
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
-                raise ValueError(
-                    f"{self.out} holds an encoder but no checkpoint to resume from, so training "
-                    "would replace it; choose another --out, or delete it"
-                )
+                held = f"{self.out} holds an encoder but no checkpoint to resume from"
+                hint = "choose another --out, or delete it"
+                raise ValueError(f"{held}, so training would replace it; {hint}")
             self.logger = MetricsLogger(self.out, tensorboard=tensorboard)
             self.save()
             return
@@ -302,16 +270,12 @@ class Run:
     def _check_same_images(self, state: dict[str, Any]) -> None:
         """Raise ValueError if the checkpoint was trained on other images."""
         place = self.config.data.source
-        if (count := state["images"]) != self.count:
-            raise ValueError(
-                f"{self.out} holds a run on {count:,} images, but {place} has "
-                f"{self.count:,}; choose another --out"
-            )
+        held = f"{self.out} holds a run on {(count := state['images']):,}"
+        if count != self.count:
+            raise ValueError(f"{held} images, but {place} has {self.count:,}; choose another --out")
         if images.are_others(state["color_fingerprint"], self.color_fingerprint):
-            raise ValueError(
-                f"{self.out} holds a run on {count:,} other images than those in {place}; choose "
-                "another --out, or restore data.source"
-            )
+            hint = "choose another --out, or restore data.source"
+            raise ValueError(f"{held} other images than those in {place}; {hint}")
 
 
 def _match_strides(optimizer: torch.optim.Optimizer) -> None:
