@@ -1,5 +1,6 @@
 """Light commands and all errors in recipes, settings and options come before torch is imported."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import compressive.cli
 from compressive.config import Config
 from compressive.rundir.folder import write_config
 
@@ -85,3 +87,12 @@ def test_torch_is_found_when_it_is_imported(tmp_path: Path) -> None:
     ((code, heavy),) = invoke(["meter --dim 4 --batch 2"], tmp_path)
     assert code == 0
     assert "torch" in heavy
+
+
+def test_options_with_a_metavar_state_their_name() -> None:
+    """typer 0.27 takes the metavar for the option's name if there is none: `--TASKS`."""
+    for path in Path(compressive.cli.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "typer.Option":
+                has_metavar = any(keyword.arg == "metavar" for keyword in call.keywords)
+                assert call.args or not has_metavar, f"{path.name}:{call.lineno}"

@@ -46,7 +46,7 @@ RunFolders = Annotated[list[Path], path_argument(help=_RUNS_HELP)]
 def evaluate_command(
     encoder: EncoderName,
     suite: Annotated[str, typer.Option(help=_SUITE_HELP)] = "standard",
-    tasks: Annotated[str, typer.Option(help=_TASKS_HELP, metavar="TASKS")] = "",
+    tasks: Annotated[str, typer.Option("--tasks", metavar="TASKS", help=_TASKS_HELP)] = "",
     data: Annotated[str, path_option(help=_DATA_HELP)] = "",
     out: Annotated[Path | None, path_option(help=_OUT_HELP)] = None,
     seed: RandomSeed = 0,

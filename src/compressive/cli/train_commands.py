@@ -37,7 +37,9 @@ _RESUME_HELP = "Resume the run in that folder, or refuse the folder."
 DataSource = Annotated[str, path_argument(help=_SOURCE_HELP)]
 RecipeName = Annotated[str, typer.Option(help="Base settings; `compressive recipes` lists them.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)]
-Axes = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE,VALUE,...", help=_VARY_HELP)]
+Axes = Annotated[
+    list[str] | None, typer.Option("--vary", metavar="NAME=VALUE,VALUE,...", help=_VARY_HELP)
+]
 RandomSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
@@ -164,7 +166,9 @@ def sweep_command(
     seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
     changes: Changes = None,
     suite: Annotated[str, typer.Option(help=_SWEEP_SUITE_HELP)] = "quick",
-    tasks: Annotated[str, typer.Option(help="Some tasks, with commas.", metavar="TASKS")] = "",
+    tasks: Annotated[
+        str, typer.Option("--tasks", metavar="TASKS", help="Some tasks, with commas.")
+    ] = "",
     max_images: Annotated[int, typer.Option(help=_SWEEP_IMAGES_HELP)] = 0,
     held_out: Annotated[bool, typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP)] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
