@@ -8,32 +8,14 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from compressive.augment.ops import normalize
-from compressive.corruptions.corrupt import EXTRAS, NAMES, corrupt, default_table
+from compressive.corruptions.corrupt import corrupt, default_table
+from compressive.corruptions.parameters import ALEXNET_ERROR, EXTRAS, NAMES
 from compressive.data.loaders import Batch
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.datasets.layouts import SEVERITIES
 from compressive.evaluation.features import forward
 from compressive.evaluation.tasks.linear import linear_classifier
 from compressive.metrics import hits
-
-# Top-1 errors of AlexNet, the mean of the five severities (robustness_metrics of google-research).
-ALEXNET_ERROR = {
-    "gaussian_noise": 0.886,
-    "shot_noise": 0.894,
-    "impulse_noise": 0.923,
-    "defocus_blur": 0.820,
-    "glass_blur": 0.826,
-    "motion_blur": 0.786,
-    "zoom_blur": 0.798,
-    "snow": 0.867,
-    "frost": 0.827,
-    "fog": 0.819,
-    "brightness": 0.565,
-    "contrast": 0.853,
-    "elastic_transform": 0.646,
-    "pixelate": 0.718,
-    "jpeg_compression": 0.607,
-}
 
 
 class CorruptionError(NamedTuple):
