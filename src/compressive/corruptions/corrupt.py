@@ -26,7 +26,7 @@ _FIXED: tuple[Corruption, ...] = (
     *(blur.defocus_blur, blur.zoom_blur, blur.gaussian_blur, digital.brightness),
     *(digital.contrast, digital.saturate, digital.pixelate, jpeg_compression),
 )
-_FUNCTIONS = {function.__name__: function for function in _RANDOM + _FIXED}
+_FUNCTIONS: dict[str, Corruption] = {function.__name__: function for function in _RANDOM + _FIXED}
 _ALL = NAMES + EXTRAS
 _LEAST_VIEW = 2**20  # above the view numbers of training and evaluation
 

@@ -27,56 +27,36 @@ class Layout(NamedTuple):
     crop: CropKind = "resize"
 
 
+def _by_wnid(name: str, project: str, images: int) -> Layout:
+    files, origin = f"{name}/<wnid>/*.jpg", f"{name}.tar of hendrycks/{project}"
+    return Layout((name,), ("n????????",), files, origin, (images,))
+
+
 def _v2(variant: str, *more: str) -> Layout:
-    folder = f"imagenetv2-{variant}-format-val"
-    return Layout(
-        (folder, f"imagenetv2-{variant}", *more),
-        ("0",),
-        f"{folder}/<0 ... 999>/*.jpeg",
-        f"imagenetv2-{variant}.tar.gz of modestyachts/ImageNetV2",
-        (10_000,),
-    )
+    short = f"imagenetv2-{variant}"
+    folder, origin = f"{short}-format-val", f"{short}.tar.gz of modestyachts/ImageNetV2"
+    files = f"{folder}/<0 ... 999>/*.jpeg"
+    return Layout((folder, short, *more), ("0",), files, origin, (10_000,))
 
 
-def _corrupted(folder: str, images: int, files: str) -> Layout:
-    return Layout(
-        (folder,),
-        tuple(f"{above}{name}" for name in NAMES + EXTRAS for above in ARCHIVES),
-        f"{folder}/<corruption>/<1 ... 5>/<wnid>/*.JPEG",
-        f"{files} of hendrycks/robustness",
-        (images,),
-        "center",
-    )
+def _corrupted(folder: str, images: int, archives: str) -> Layout:
+    inside = tuple(f"{above}{name}" for name in NAMES + EXTRAS for above in ARCHIVES)
+    files = f"{folder}/<corruption>/<1 ... 5>/<wnid>/*.JPEG"
+    origin = f"{archives} of hendrycks/robustness"
+    return Layout((folder,), inside, files, origin, (images,), "center")
 
 
-def _cifar_layout(classes: int) -> Layout:
-    return Layout(
-        (f"CIFAR-{classes}-C",),
-        ("labels.npy",),
-        f"CIFAR-{classes}-C/<corruption>.npy and CIFAR-{classes}-C/labels.npy",
-        f"CIFAR-{classes}-C.tar of hendrycks/robustness",
-        (10_000,),
-        "center",
-    )
+def _corrupted_cifar(folder: str) -> Layout:
+    files = f"{folder}/<corruption>.npy and {folder}/labels.npy"
+    origin = f"{folder}.tar of hendrycks/robustness"
+    return Layout((folder,), ("labels.npy",), files, origin, (10_000,), "center")
 
 
 _VIDEOS = "imagenet_vid_ytbb_robust"
 
 SHIFTS: dict[str, Layout] = {
-    "imagenet-a": Layout(
-        ("imagenet-a",),
-        ("n????????",),
-        "imagenet-a/<wnid>/*.jpg",
-        "imagenet-a.tar of hendrycks/natural-adv-examples",
-        (7_500,),
-    ),
-    "imagenet-r": Layout(
-        ("imagenet-r",),
-        ("n????????",),
-        "imagenet-r/<wnid>/*.jpg",
-        "imagenet-r.tar of hendrycks/imagenet-r",
-        (30_000,),
-    ),
+    "imagenet-a": _by_wnid("imagenet-a", "natural-adv-examples", 7_500),
+    "imagenet-r": _by_wnid("imagenet-r", "imagenet-r", 30_000),
     "imagenet-v2": _v2("matched-frequency", "imagenet-v2", "imagenetv2"),
     "imagenet-v2-threshold0.7": _v2("threshold0.7"),
     "imagenet-v2-top-images": _v2("top-images"),
@@ -103,8 +83,8 @@ SHIFTS: dict[str, Layout] = {
     ),
     "imagenet-c": _corrupted("imagenet-c", 50_000, "blur, digital, noise, weather, extra .tar"),
     "tiny-imagenet-c": _corrupted("Tiny-ImageNet-C", 10_000, "Tiny-ImageNet-C.tar"),
-    "cifar10-c": _cifar_layout(10),
-    "cifar100-c": _cifar_layout(100),
+    "cifar10-c": _corrupted_cifar("CIFAR-10-C"),
+    "cifar100-c": _corrupted_cifar("CIFAR-100-C"),
 }
 
 
