@@ -121,10 +121,8 @@ def chart(
     for after, line in zip(reversed(range(len(lines))), lines, strict=True):
         inside = "".join(_line_elements(line, frame, ends))
         wide = 1.8 + 1.4 * after / max(1, len(lines) - 1)  # visible below later lines
-        parts.append(
-            f'<g {style(line.run)} style="--w:{wide:.2f}">{inside}'
-            f"<title>{escape(line.name)}</title></g>"
-        )
+        title = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<g {style(line.run)} style="--w:{wide:.2f}">{inside}{title}</g>')
     parts += _point_labels(lines, frame)
     return svg(parts, f"{y} against {x}: {', '.join(line.name for line in lines)}")
 
@@ -222,9 +220,7 @@ def _central_range(values: Sequence[float]) -> Point:
     return max(least, low - room), min(most, high + room)
 
 
-def _extent(
-    values: Sequence[float], margin: float, floor: float | None = None
-) -> tuple[float, float]:
+def _extent(values: Sequence[float], margin: float, floor: float | None = None) -> Point:
     low, high = min(values, default=0.0), max(values, default=1.0)
     if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):  # a single value: pad both sides
         room = abs(high) * 0.1 if abs(high) > 1e-300 else 1.0
@@ -255,10 +251,8 @@ def _clip_segment(one: Point, two: Point, frame: Frame) -> tuple[Point, Point] |
     if start > end:
         return None
     (ax, ay), (bx, by) = one, two
-    return (
-        (ax + start * (bx - ax), ay + start * (by - ay)),
-        (ax + end * (bx - ax), ay + end * (by - ay)),
-    )
+    first, last = ((ax + t * (bx - ax), ay + t * (by - ay)) for t in (start, end))
+    return first, last
 
 
 def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
@@ -293,8 +287,5 @@ def svg(
     parts: Sequence[str], words: str, width: int = CHART_WIDTH, height: int = CHART_HEIGHT
 ) -> Markup:
     """Wrap elements into an SVG drawing with a text alternative."""
-    inside = "".join(parts)
-    return Markup(
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
-        f"{inside}</svg>"
-    )
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")
