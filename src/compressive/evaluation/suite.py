@@ -59,7 +59,11 @@ def evaluate(
     more = more or {}
     chosen = select_tasks(suite, tasks, tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
-    benchmark_root = _existing_folder(benchmark_root)
+    benchmark_root = None if benchmark_root is None else benchmark_root.expanduser()
+    if benchmark_root is not None and not benchmark_root.is_dir():
+        raise ValueError(
+            f"--benchmark-root must be the folder with the data sets, got {benchmark_root}"
+        )
     photographs = None if frost is None else load_frost(frost)
     torch_device = pick_device(device, called="--device")
     model = open_model(place, torch_device, network=network, size=size)
@@ -147,13 +151,20 @@ def _keep_earlier_results(
 ) -> None:
     """Start with the records in `out` if they are of the same weights.
 
-    Raise ValueError if some of them could not be kept. If the data set is not the encoder's own,
-    the results keep the name of the earlier one.
+    Raise ValueError if some of them could not be kept, or if one evaluation is on test images and
+    the other on held-out images. If the data set is not the encoder's own, the results keep the
+    name of the earlier one.
     """
     if not (out / RESULTS).is_file():
         return
     old, results = read(out), context.results
-    _check_same_kind(old, out, context.splits.held_out)
+    was_held_out = bool(old.about.get("held_out"))
+    if was_held_out != context.splits.held_out:
+        there, here = ("held-out", "test") if was_held_out else ("test", "held-out")
+        raise ValueError(
+            f"{out} has results on {there} images, but this evaluation is on {here} images; choose "
+            "another --out"
+        )
     if old.about.get("weights") != results.about["weights"]:
         return
     prepared = context.preprocessing()
@@ -172,17 +183,6 @@ def _keep_earlier_results(
         raise ValueError(
             f"{out} has {lost} records of other images or of another size, which would be lost "
             f"({why} differs); choose another --out, or delete {out / RESULTS}"
-        )
-
-
-def _check_same_kind(old: Results, out: Path, held_out: bool) -> None:
-    """Raise ValueError if one evaluation is on test images and the other on held-out images."""
-    was_held_out = bool(old.about.get("held_out"))
-    if was_held_out != held_out:
-        there, here = ("held-out", "test") if was_held_out else ("test", "held-out")
-        raise ValueError(
-            f"{out} has results on {there} images, but this evaluation is on {here} images; choose "
-            "another --out"
         )
 
 
@@ -208,13 +208,6 @@ def _check_range(**options: int) -> None:
         if not 0 <= value < 2**32:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} must be 0 or more and below 2**32, got {value}")
-
-
-def _existing_folder(benchmark_root: Path | None) -> Path | None:
-    folder = None if benchmark_root is None else benchmark_root.expanduser()
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"--benchmark-root must be the folder with the data sets, got {folder}")
-    return folder
 
 
 def _data_of(model: FrozenModel, data: str) -> str:

@@ -15,12 +15,10 @@ from compressive.evaluation.datasets.imagenet_labels import (
 WITHIN = 10  # frames on either side of an anchor
 
 # Marks in the reviews of YTBB-Robust of pairs that do not show the same object.
-_DIFFERENT = frozenset(
-    (
-        *("dissimilar", "problematic", "incorrect", "dont know", "deformation"),
-        *("background-change", "occlusion-increased", "blur-increase", "bad-anchor"),
-    )
-)
+_DIFFERENT = {
+    *("dissimilar", "problematic", "incorrect", "dont know", "deformation"),
+    *("background-change", "occlusion-increased", "blur-increase", "bad-anchor"),
+}
 # Usual folders of the annotations of YTBB-Robust, which are not in the archive of its frames.
 _KEPT = (".", "metadata", "misc", "ytbb-robust_metadata", "../ytbb-robust_metadata")
 
