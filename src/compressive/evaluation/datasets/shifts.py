@@ -2,18 +2,18 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.data.decode import EXTENSIONS, decode
 from compressive.data.source import ImageSource, Source, read_file
-from compressive.evaluation.datasets.ground_truth import GroundTruth, padded
 from compressive.evaluation.datasets.imagenet_labels import IMAGENET, objectnet_ids
 from compressive.evaluation.datasets.layouts import (
     ARCHIVES,
@@ -27,6 +27,42 @@ from compressive.evaluation.datasets.layouts import (
 from compressive.evaluation.datasets.videos import read_vid, read_ytbb
 
 CELLS = ("imagenet-c", "tiny-imagenet-c", "cifar10-c", "cifar100-c")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroundTruth:
+    """Correct answers for logits over the classes of a classifier.
+
+    Video sets have their own classes: `owner` maps ImageNet ids to them, and `right` holds them.
+    """
+
+    classes: int  # number of logits per image
+    right: Int64[Tensor, "images most"]  # any of these is correct; rows are padded with -1
+    allowed: Int64[Tensor, " some"] | None = None  # classes of a masked argmax; None: all
+    owner: Int64[Tensor, " ids"] | None = None  # video class of each ImageNet id, -1: none
+    video_classes: int = 0
+    anchors: Int64[Tensor, " anchors"] | None = None  # frames in the middle of their set
+    neighbors: Int64[Tensor, "anchors around"] | None = None  # frames around each, -1: none
+
+    def __post_init__(self) -> None:
+        assert (self.owner is None) == (self.anchors is None) == (self.neighbors is None)
+        assert bool(len(self.right)), "no images"
+        assert int(self.right.max()) < (self.video_classes or self.classes), "no such class"
+        assert bool((self.right >= 0).any(1).all()), "an image without a right answer"
+
+    def to(self, device: torch.device | str) -> "GroundTruth":
+        """Move all tensors to a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if torch.is_tensor(v)}
+        return replace(self, **moved)
+
+
+def padded(rows: Sequence[Collection[int]]) -> Int64[Tensor, "rows most"]:
+    """Return sets of different sizes as one table: sorted rows, padded with -1."""
+    most = max(map(len, rows), default=0)
+    return torch.tensor(
+        [sorted(row) + [-1] * (most - len(row)) for row in rows], dtype=torch.int64
+    ).reshape(len(rows), most)
 
 
 class Shift(NamedTuple):
@@ -63,8 +99,7 @@ def open_cell(
 ) -> Shift:
     """Open one corruption at one severity, from 1 to 5, of a corrupted set.
 
-    `classes` are the wnids in the order of the logits. The files of CIFAR hold class numbers and
-    need no names.
+    `classes` are the wnids in the order of the logits; CIFAR's files hold class numbers instead.
     """
     if name not in CELLS:
         raise ValueError(f"{name!r} has no corruptions; allowed are {', '.join(CELLS)}")
@@ -151,9 +186,7 @@ def _open_videos(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
         folder, videos, owner = base / "val", read_vid(base), "their own"
     frames = videos.frames()
     if not frames:
-        raise ValueError(
-            f"the annotations of {name} beside {folder} keep no anchor; download again"
-        )
+        raise ValueError(f"annotations of {name} beside {folder} keep no anchor; download again")
     there = {f"{p.name}/{file}" for p in folder.glob("*") if p.is_dir() for file in os.listdir(p)}
     if missing := [frame for frame in frames if frame not in there]:
         raise FileNotFoundError(
