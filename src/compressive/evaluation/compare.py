@@ -167,8 +167,7 @@ def _paired(
 def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Return Welch's 95 % confidence interval for the difference of the means over seeds.
 
-    None if the variance is zero: with few images, equal values do not prove that seeds do not
-    matter.
+    None if the variance is zero: equal values of few images do not prove that seeds do not matter.
     """
     a, b = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
     parts = [float(each.var()) / len(each) for each in (a, b)]

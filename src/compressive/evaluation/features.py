@@ -80,8 +80,7 @@ def extract(
 ) -> Features:
     """Return the features of a whole data set; processes share the work and all get the result.
 
-    The network must be in evaluation mode. Raise RuntimeError if a weight or statistic of it
-    changes.
+    The network must be in evaluation mode. Raise RuntimeError if a weight or statistic changes.
     """
     assert not network.training
     before = network_fingerprint(network)

@@ -44,8 +44,7 @@ def pretrained(name: str, size: int = 0) -> Published:
 def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> Published:
     """Build the network of these weights; without a name, find it among the ResNets.
 
-    torchvision's ResNets have the same weight names as timm's. A classifier in the file is
-    ignored.
+    torchvision's ResNets have the weight names of timm's. A classifier in the file is ignored.
     """
     cause = "the file is empty"
     for one in (name,) if name else RESNETS:

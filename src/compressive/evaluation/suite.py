@@ -59,11 +59,9 @@ def evaluate(
     more = more or {}
     chosen = select_tasks(suite, tasks, tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
-    benchmark_root = None if benchmark_root is None else benchmark_root.expanduser()
-    if benchmark_root is not None and not benchmark_root.is_dir():
-        raise ValueError(
-            f"--benchmark-root must be the folder with the data sets, got {benchmark_root}"
-        )
+    root = None if benchmark_root is None else benchmark_root.expanduser()
+    if root is not None and not root.is_dir():
+        raise ValueError(f"--benchmark-root must be the folder with the data sets, got {root}")
     photographs = None if frost is None else load_frost(frost)
     torch_device = pick_device(device, called="--device")
     model = open_model(place, torch_device, network=network, size=size)
@@ -83,7 +81,7 @@ def evaluate(
             seed=seed,
             cache=out / "features",
             display=display,
-            options=TaskOptions(out, epochs, benchmark_root, photographs),
+            options=TaskOptions(out, epochs, root, photographs),
         )
         try:
             _run_suite(context, chosen, more, out, is_own=not data)
@@ -105,8 +103,13 @@ def _run_suite(
     results.about, results.set = _describe(context), context.splits.name
     results.of = context.fingerprint
     _keep_earlier_results(context, out, chosen, is_own=is_own)
-    if _is_done_by_another_process(context):
-        return
+    if world_size() > 1:  # all processes extract features; the first one does the rest alone
+        for split in ("train", "test"):
+            context.features(split)
+        is_first = rank() == 0
+        stop()
+        if not is_first:
+            return
     for name in chosen:
         _run_task(name, more.get(name) or TASKS[name].load(), context)
         if network_fingerprint(network) != results.about["weights"]:
@@ -121,10 +124,8 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
         context.skip(f"{name}, which reads test images")
         return
     if known is not None and known.needs_labels and context.classes < 2:
-        context.skip(
-            f"{name}, which needs labels of two classes: {context.splits.name} has none "
-            "(--data DATA)"
-        )
+        where = f"{context.splits.name} has none (--data DATA)"
+        context.skip(f"{name}, which needs labels of two classes: {where}")
         return
     context.display.say(f"{name} ...")
     start = time.perf_counter()
@@ -133,17 +134,6 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
     except (ValueError, FileNotFoundError) as problem:
         context.skip(f"{name}: {problem}")
     context.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
-
-
-def _is_done_by_another_process(context: EvalContext) -> bool:
-    """Extract features with all processes; the first one does the rest alone."""
-    if world_size() == 1:
-        return False
-    for split in ("train", "test"):
-        context.features(split)
-    is_first = rank() == 0
-    stop()
-    return not is_first
 
 
 def _keep_earlier_results(
