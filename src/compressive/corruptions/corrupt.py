@@ -51,8 +51,7 @@ def corrupt(
 
     The result depends only on the image, its `index` in the data set, seed, name and severity, not
     on the batch. The files of ImageNet-C and Tiny-ImageNet-C are also JPEG of quality 85:
-    `jpeg.jpeg_compression(result, 85)`. `frost` is the result of `load_frost`; only "frost"
-    needs it.
+    `jpeg.jpeg_compression(result, 85)`. `frost` is the result of `load_frost`.
     """
     _check_arguments(images, name, severity, index, table)
     images = images.contiguous()  # some operations copy channels_last images with a warning
