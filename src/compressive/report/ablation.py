@@ -109,7 +109,7 @@ def _study(runs: Sequence[RunFolder], setting: str, others: Sequence[str]) -> St
         name: sum(group.spread(v, name) is not None for group in groups for v in group.runs)
         for name in ("linear", "logistic")
     }
-    over = [_accuracy_over_residual(groups, max(there, key=there.__getitem__))]
+    over = [_accuracy_over_residual(groups, max(there, key=lambda name: there[name]))]
     over.append(_accuracy_over_residual(groups, "corruptions"))
     rates = [drawing for drawing in over if drawing is not None]
     return Study(setting, _study_notes(groups, values, setting), styles, curves, rates)
@@ -133,10 +133,9 @@ def _curve(
     lines = []
     for group in groups:
         found = [(float(at), s) for at, v in enumerate(values) if (s := group.spread(v, name))]
-        failed = [
-            float(at) for at, v in enumerate(values) if any(map(failure, group.runs.get(v, ())))
-        ]
-        lines.append(_line(group, found, name, setting, crosses=failed))
+        failed = [any(map(failure, group.runs.get(value, ()))) for value in values]
+        crosses = [float(at) for at, has_failed in enumerate(failed) if has_failed]
+        lines.append(_line(group, found, name, setting, crosses=crosses))
     if not any(line.points for line in lines):
         return None
     title, axis = _TITLES[name]

@@ -23,9 +23,8 @@ def views(runs: Sequence[RunFolder]) -> list[tuple[str, list[list[str]]]]:
         if views is not None and views.shape[-1] == 3:
             names, _ = groups.setdefault((views.shape, views.tobytes()), ([], views))
             names.append(run.name)
-    return [
-        (", ".join(names), [[png(v) for v in row] for row in g]) for names, g in groups.values()
-    ]
+    found = groups.values()
+    return [(", ".join(names), [[png(v) for v in row] for row in rows]) for names, rows in found]
 
 
 def neighbors(runs: Sequence[RunFolder]) -> list[tuple[int, list[dict[str, Any]]]]:
@@ -46,9 +45,8 @@ def _neighbor_rows(run: RunFolder, query: np.ndarray, near: np.ndarray) -> list[
     rows = []
     if of is None or others is None or (len(of), others.shape) != (len(query), near.shape[:2]):
         for image, images in zip(query, near, strict=True):
-            rows.append(
-                {"image": png(image), "name": "", "near": [(png(i), "", None) for i in images]}
-            )
+            shown = [(png(i), "", None) for i in images]
+            rows.append({"image": png(image), "name": "", "near": shown})
         return rows
     for image, label, images, labels in zip(query, of, near, others, strict=True):
         row = {"image": png(image), "name": _label_name(int(label), run.classes)}

@@ -170,10 +170,10 @@ def _smoothness(runs: Sequence[RunFolder]) -> dict[str, list[Drawing]]:
     drawings: dict[str, list[Drawing]] = {}
     for (task, dataset), found in _grouped(runs, lambda f: "histogram" in f.protocol).items():
         shapes = [
-            (place, record, _histogram_outline(record.protocol["histogram"]))
+            (place, record, points)
             for place, record in found
+            if (points := _histogram_outline(record.protocol["histogram"]))
         ]
-        shapes = [(place, record, points) for place, record, points in shapes if points]
         end = max((_end_of_most(points) for _, _, points in shapes), default=0.0)
         lines = [
             Line([p for p in points if p[0] <= end], place, runs[place].name, mark=record.value)
@@ -190,10 +190,7 @@ def _smoothness(runs: Sequence[RunFolder]) -> dict[str, list[Drawing]]:
 def _histogram_outline(shape: object) -> list[Point]:
     """Return the outline of a histogram."""
     shape = shape if isinstance(shape, dict) else {}
-    edges, density = (
-        tables.finite_numbers(shape.get("edges")),
-        tables.finite_numbers(shape.get("density")),
-    )
+    edges, density = (tables.finite_numbers(shape.get(key)) for key in ("edges", "density"))
     if not density or len(edges) != len(density) + 1:
         return []
     sides = zip(pairwise(edges), density, strict=True)

@@ -263,7 +263,12 @@ def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
         at = f"{frame.place((0, value))[1]:.1f}"
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{left - 5}" y="{at}" dy=".32em" text-anchor="end">{word}</text>')
-    for value, word in _category_ticks(names, frame) or zip(places, labels(places), strict=True):
+    across = list(zip(places, labels(places), strict=True))
+    if names:  # categories, thinned out until their labels do not overlap
+        apart = frame.place((1, 0))[0] - frame.place((0, 0))[0]
+        every = math.ceil((_LETTER * max(map(len, names)) + 8) / apart)
+        across = [(float(place), name) for place, name in enumerate(names)][::every]
+    for value, word in across:
         at = f"{frame.place((value, 0))[0]:.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 4}"/>')
         parts.append(f'<text x="{at}" y="{bottom + 15}" text-anchor="middle">{escape(word)}</text>')
@@ -274,13 +279,6 @@ def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
     turn = f'transform="translate(11 {half:g}) rotate(-90)"'
     parts.append(f'<text {turn} text-anchor="middle">{escape(y)}</text>')
     return parts
-
-
-def _category_ticks(names: Sequence[str], frame: Frame) -> list[tuple[float, str]]:
-    """Return category ticks, thinned out until their labels do not overlap."""
-    wide = _LETTER * max((len(name) for name in names), default=0) + 8
-    every = math.ceil(wide / (frame.place((1, 0))[0] - frame.place((0, 0))[0])) if names else 1
-    return [(float(place), name) for place, name in enumerate(names)][::every]
 
 
 def svg(

@@ -138,11 +138,9 @@ def corruption_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
         sizes = (abs(v) for gap in gaps.values() for cells in gap.values() for v in cells)
         most = max(sizes, default=0.0) or 1.0  # one scale for all
         title = f"{dataset}: minus {runs[first].name}, points; full color at {100 * most:.1f}"
-        tables += [
-            _corruption_table(title, place, gap, most, sign="+")
-            for place, gap in gaps.items()
-            if gap
-        ]
+        for place, gap in gaps.items():
+            if gap:
+                tables.append(_corruption_table(title, place, gap, most, sign="+"))
     return tables
 
 
@@ -230,8 +228,9 @@ def _paper_run(run: RunFolder) -> tuple[str, int]:
 
 def setting_differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
     """Return the settings that differ between runs."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    rows = [
-        (n, [json.dumps(r.settings[n]) if n in r.settings else "" for r in runs]) for n in names
-    ]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        values = [json.dumps(r.settings[name]) if name in r.settings else "" for r in runs]
+        if len(set(values)) > 1:
+            found.append((name, values))
+    return found

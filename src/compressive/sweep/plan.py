@@ -64,8 +64,7 @@ def plan_runs(
     """Return every combination of the values with every seed; seeds of one setting are adjacent.
 
     vary: "section.name=value,value,..."; changes: "section.name=value", the same for all runs;
-    base: the settings to change if there is no recipe. Settings are checked here, before any run
-    starts.
+    base: the settings to change without a recipe. Settings are checked before any run starts.
     """
     base = recipes.get(recipe).config if recipe else base or Config()
     base = with_data(base, data, *changes)

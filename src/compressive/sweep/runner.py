@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compressive.config import Config, with_data
+from compressive import recipes
+from compressive.config import with_data
 from compressive.progress import Display
 from compressive.rundir import files
 from compressive.rundir.files import SWEEP, write_text
@@ -61,7 +62,12 @@ def sweep(
     check_evaluation(suite, tasks, max_images, held_out)
     ensure_writable(out)
     if not (out / SWEEP).exists():
-        base = _base_config(data, recipe, changes)
+        from compressive.data.sources import open_source
+        from compressive.train.auto_config import auto_config
+
+        base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
+        # Raise an error now if the images cannot be opened.
+        open_source(data, with_data(base, data, *changes).data.split)
         runs = plan_runs(data, recipe=recipe, base=base, **axes)
     about = {"data": data, "recipe": recipe, "set": list(changes), "varied": list(runs[0].varied)}
     about |= {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
@@ -81,17 +87,6 @@ def sweep(
         return SweepResult(state.write(), failed, processes.stopping > 0)
     finally:
         os.close(lock)
-
-
-def _base_config(data: str, recipe: str, changes: Sequence[str]) -> Config | None:
-    """Return the automatic settings if there is no recipe; raise if the images cannot be opened."""
-    from compressive import recipes
-    from compressive.data.sources import open_source
-    from compressive.train.auto_config import auto_config
-
-    base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
-    open_source(data, with_data(base, data, *changes).data.split)
-    return base
 
 
 class SweepFile:
