@@ -5,24 +5,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from compressive.corruptions.filters import (
-    SLACK,
-    Pixels,
-    band,
-    bell,
-    gaussian,
-    mix,
-    reflect_101,
-    stored,
-    streak,
-    zoom,
-)
+from compressive.corruptions import filters
+from compressive.corruptions.filters import Pixels, mix, stored
 from compressive.rng import Keys, uniforms
 
 
 def gaussian_blur(images: Pixels, sigma: float) -> Pixels:
     """Blur with a Gaussian of standard deviation `sigma`."""
-    return stored(mix(images.double(), gaussian(images.shape[-1], sigma)), SLACK)
+    return stored(mix(images.double(), filters.gaussian(images.shape[-1], sigma)), filters.SLACK)
 
 
 def disk(radius: float, alias: float) -> Tensor:
@@ -33,7 +23,7 @@ def disk(radius: float, alias: float) -> Tensor:
     half = 8 if radius <= 8 else int(radius)
     at = torch.arange(-half, half + 1, dtype=torch.float64)
     inside = (at[:, None] ** 2 + at**2 <= radius**2).double()
-    soft = band(bell(alias, 1 if radius <= 8 else 2), len(at), reflect_101)
+    soft = filters.band(filters.bell(alias, 1 if radius <= 8 else 2), len(at), filters.reflect_101)
     return mix((inside / inside.sum()).float().double(), soft.float().double()).float().double()
 
 
@@ -44,9 +34,9 @@ def defocus_blur(images: Pixels, radius: float, alias: float) -> Pixels:
     total = torch.zeros(images.shape, dtype=torch.float64, device=images.device)
     for row, taps in enumerate(kernel):
         if taps.max() > 1e-12:
-            rows = images[:, :, reflect_101(at + row - half, size)].double()
-            total += rows @ band(taps, size, reflect_101).mT.to(images.device)
-    return stored(total, SLACK)
+            rows = images[:, :, filters.reflect_101(at + row - half, size)].double()
+            total += rows @ filters.band(taps, size, filters.reflect_101).mT.to(images.device)
+    return stored(total, filters.SLACK)
 
 
 def sources(
@@ -91,7 +81,7 @@ def glass_blur(images: Pixels, keys: Keys, sigma: float, reach: int, passes: int
 
 def motion_blur(images: Pixels, keys: Keys, radius: int, sigma: float) -> Pixels:
     """Blur along a random direction from -45 to 45 degrees."""
-    return streak(images, 90 * uniforms(keys, 1)[:, 0] - 45, radius, sigma)
+    return filters.streak(images, 90 * uniforms(keys, 1)[:, 0] - 45, radius, sigma)
 
 
 def zoom_blur(images: Pixels, end: float, step: float) -> Pixels:
@@ -99,5 +89,5 @@ def zoom_blur(images: Pixels, end: float, step: float) -> Pixels:
     levels = images.double()
     total, factors = levels.clone(), np.arange(1, end, step)
     for factor in factors:
-        total += mix(levels, zoom(images.shape[-1], float(factor)))
-    return stored(total / (len(factors) + 1), SLACK)
+        total += mix(levels, filters.zoom(images.shape[-1], float(factor)))
+    return stored(total / (len(factors) + 1), filters.SLACK)

@@ -8,53 +8,25 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from compressive.checks import validates_inputs
-from compressive.corruptions.blur import (
-    defocus_blur,
-    gaussian_blur,
-    glass_blur,
-    motion_blur,
-    zoom_blur,
-)
-from compressive.corruptions.digital import (
-    brightness,
-    contrast,
-    elastic_transform,
-    pixelate,
-    saturate,
-)
+from compressive.corruptions import blur, digital, noise, spatter, weather
 from compressive.corruptions.jpeg import jpeg_compression
-from compressive.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from compressive.corruptions.parameters import EXTRAS, FOG_MAPS, FROST_SCALES, NAMES, TABLES
-from compressive.corruptions.spatter import spatter
-from compressive.corruptions.weather import Photo, fog, load_frost, snow
-from compressive.corruptions.weather import frost as frosted
+from compressive.corruptions.weather import Photo, load_frost
 from compressive.rng import image_keys
 
 __all__ = ["EXTRAS", "NAMES", "corrupt", "default_table", "load_frost"]
 
-_RANDOM: dict[str, Callable[..., Tensor]] = {
-    "gaussian_noise": gaussian_noise,
-    "shot_noise": shot_noise,
-    "impulse_noise": impulse_noise,
-    "glass_blur": glass_blur,
-    "motion_blur": motion_blur,
-    "snow": snow,
-    "frost": frosted,
-    "fog": fog,
-    "elastic_transform": elastic_transform,
-    "speckle_noise": speckle_noise,
-    "spatter": spatter,
-}
-_FIXED: dict[str, Callable[..., Tensor]] = {
-    "defocus_blur": defocus_blur,
-    "zoom_blur": zoom_blur,
-    "brightness": brightness,
-    "contrast": contrast,
-    "pixelate": pixelate,
-    "jpeg_compression": jpeg_compression,
-    "gaussian_blur": gaussian_blur,
-    "saturate": saturate,
-}
+Corruption = Callable[..., Tensor]
+_RANDOM: tuple[Corruption, ...] = (
+    *(noise.gaussian_noise, noise.shot_noise, noise.impulse_noise, noise.speckle_noise),
+    *(blur.glass_blur, blur.motion_blur, weather.snow, weather.frost, weather.fog),
+    *(digital.elastic_transform, spatter.spatter),
+)
+_FIXED: tuple[Corruption, ...] = (
+    *(blur.defocus_blur, blur.zoom_blur, blur.gaussian_blur, digital.brightness),
+    *(digital.contrast, digital.saturate, digital.pixelate, jpeg_compression),
+)
+_FUNCTIONS: dict[str, Corruption] = {function.__name__: function for function in _RANDOM + _FIXED}
 _ALL = NAMES + EXTRAS
 _LEAST_VIEW = 2**20  # above the view numbers of training and evaluation
 
@@ -79,16 +51,16 @@ def corrupt(
 
     The result depends only on the image, its `index` in the data set, seed, name and severity, not
     on the batch. The files of ImageNet-C and Tiny-ImageNet-C are also JPEG of quality 85:
-    `jpeg.jpeg_compression(result, 85)`. `frost` is the result of `load_frost`; only "frost"
-    needs it.
+    `jpeg.jpeg_compression(result, 85)`. `frost` is the result of `load_frost`.
     """
     _check_arguments(images, name, severity, index, table)
     images = images.contiguous()  # some operations copy channels_last images with a warning
     size = images.shape[-1]
     table = table or default_table(size)
     parameters = TABLES[table][name][severity - 1]
-    if name in _FIXED:
-        return _FIXED[name](images, *parameters)
+    function = _FUNCTIONS[name]
+    if function in _FIXED:
+        return function(images, *parameters)
     more = {}
     if name == "frost":
         if not frost:
@@ -97,7 +69,7 @@ def corrupt(
     elif name == "fog":
         more = {"side": FOG_MAPS[table]}
     keys = image_keys(index.to(images.device), seed=seed, epoch=severity, view=noise_view(name))
-    return _RANDOM[name](images, keys, *parameters, **more)
+    return function(images, keys, *parameters, **more)
 
 
 def noise_view(name: str) -> int:

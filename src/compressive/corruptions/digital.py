@@ -6,18 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.corruptions.filters import (
-    SLACK,
-    Matrix,
-    Pixels,
-    gaussian,
-    mix,
-    over,
-    reflect,
-    reflect_101,
-    sample,
-    stored,
-)
+from compressive.corruptions import filters
+from compressive.corruptions.filters import Matrix, Pixels, mix, over, stored
 from compressive.rng import Keys, uniforms
 
 
@@ -66,7 +56,7 @@ def saturate(images: Pixels, factor: float, delta: float) -> Pixels:
 def contrast(images: Pixels, factor: float) -> Pixels:
     """Shrink distances to the mean of each channel."""
     mean = images.long().sum((2, 3), keepdim=True).double() / images.shape[-1] ** 2
-    return stored((images - mean) * factor + mean, SLACK)
+    return stored((images - mean) * factor + mean, filters.SLACK)
 
 
 def elastic_transform(
@@ -80,12 +70,12 @@ def elastic_transform(
     u = 2 * uniforms(keys, 6 + 2 * size * size) - 1
     at = torch.arange(size, dtype=torch.float64, device=images.device)
     y, x = at[:, None].expand(size, size), at.expand(size, size)
-    levels = sample(images.double(), *_affine(u[:, :6] * jolt, y, x), reflect_101)
+    levels = filters.sample(images.double(), *_affine(u[:, :6] * jolt, y, x), filters.reflect_101)
     if alpha > 0:
-        field = gaussian(size, sigma, reflect, truncate=3.0)
+        field = filters.gaussian(size, sigma, filters.reflect, truncate=3.0)
         across, down = alpha * mix(u[:, 6:].unflatten(1, (2, size, size)), field).transpose(0, 1)
-        levels = sample(levels, y + down, x + across, reflect)
-    return stored(levels, SLACK)
+        levels = filters.sample(levels, y + down, x + across, filters.reflect)
+    return stored(levels, filters.SLACK)
 
 
 def _affine(

@@ -21,14 +21,12 @@ def _uniform_pixels(images: Pixels, keys: Keys) -> Float[Tensor, "batch 3 size s
 
 def gaussian_noise(images: Pixels, keys: Keys, sigma: float) -> Pixels:
     """Add normal noise; `sigma` is relative to the full range."""
-    noise = normal(_uniform_pixels(images, keys))
-    return stored(images + 255 * sigma * noise)
+    return stored(images + 255 * sigma * normal(_uniform_pixels(images, keys)))
 
 
 def speckle_noise(images: Pixels, keys: Keys, sigma: float) -> Pixels:
     """Add normal noise proportional to the pixel values."""
-    noise = normal(_uniform_pixels(images, keys))
-    return stored(images * (1 + sigma * noise))
+    return stored(images * (1 + sigma * normal(_uniform_pixels(images, keys))))
 
 
 def impulse_noise(images: Pixels, keys: Keys, amount: float) -> Pixels:
@@ -43,9 +41,7 @@ def shot_noise(images: Pixels, keys: Keys, photons: float) -> Pixels:
     Each uint8 level has its own distribution. The 256 distribution functions are concatenated to
     one sorted list, so that one search finds all counts.
     """
-    longest = math.ceil(
-        photons + 8 * math.sqrt(photons) + 20
-    )  # the rest has probability below 1e-13
+    longest = math.ceil(photons + 8 * math.sqrt(photons) + 20)  # the rest: below 1e-13
     level = torch.arange(256, dtype=torch.float64, device=images.device)[:, None]
     count = torch.arange(longest, dtype=torch.float64, device=images.device)
     law = torch.special.gammaincc(count + 1, level / 255 * photons)

@@ -88,9 +88,8 @@ def canny(levels: Levels, low: int, high: int) -> Bool[Tensor, "batch size size"
     falling = (norm > beside(-1, -1)) & (norm > beside(1, 1))
     rising = (norm > beside(-1, 1)) & (norm > beside(1, -1))
     slanted = torch.where((x ^ y) < 0, rising, falling)
-    ridge = torch.where(
-        steep < flat, level, torch.where(steep > flat + (x.abs() << 16), upright, slanted)
-    )
+    ridge = torch.where(steep > flat + (x.abs() << 16), upright, slanted)
+    ridge = torch.where(steep < flat, level, ridge)
     weak, strong = ridge & (norm > low), ridge & (norm > high)
     while True:  # strong edges grow along weak ones; one host synchronization per step
         grown = weak & (F.max_pool2d(strong[:, None].float(), 3, 1, 1)[:, 0] > 0)

@@ -17,16 +17,10 @@ from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.records import Record
 
-Verdict = Literal[
-    "better",
-    "worse",
-    "higher",
-    "lower",
-    "undecided",
-    "one number each",
-    "too few images",
-    "measured differently",
-]
+Verdict = (
+    Literal["better", "worse", "higher", "lower", "undecided"]
+    | Literal["one number each", "too few images", "measured differently"]
+)
 
 # Settings in which runs of one experiment may differ.
 _SAME = (folder.FREE - {"data.source"}) | {"seed"}
@@ -110,31 +104,36 @@ def _settings_and_seed(place: str) -> tuple[str, int | None]:
 
 
 def _difference(key: str, first: Experiment, second: Experiment) -> Difference:
-    values = [[_record_of(run, key).value for run in group.runs] for group in (first, second)]
+    records = [
+        [next(record for record in run.records if record.key == key) for run in group.runs]
+        for group in (first, second)
+    ]
+    every, values = records[0] + records[1], [[each.value for each in some] for some in records]
     a, b = (math.fsum(each) / len(each) for each in values)
     low = high = pairs = None
     over = ""
     if min(map(len, values)) >= 2 and (found := _over_seeds(*values)) is not None:
         (low, high), over = found, "seeds"
-    elif (pairs := _paired(key, first, second)) is not None:
+    elif (pairs := _paired(key, first, second, every)) is not None:
         found = bootstrap_interval(pairs)
         low, high, over = float(found.low), float(found.high), "images"
     verdict = _verdict(key.rpartition("/")[2], low, high)
     if pairs is not None and len(pairs) < _FEW_IMAGES:
         verdict = "too few images"
-    if not _alike(key, first, second):
+    if not _alike(every):
         verdict = "measured differently"
     return Difference(key, a, b, b - a, low, high, over, verdict)
 
 
-def _alike(key: str, first: Experiment, second: Experiment) -> bool:
+def _alike(records: Sequence[Record]) -> bool:
     """Return whether a number was measured in the same way, and on the same images, in all runs."""
-    records = [_record_of(run, key) for run in (*first.runs, *second.runs)]
-    if len({(record.images, record.of) for record in records}) > 1:
-        return False
-    if any(len({str(r.protocol.get(name)) for r in records} - {"None"}) > 1 for name in _OPTIONAL):
-        return False
-    return all(len({str(r.protocol.get(name)) for r in records}) == 1 for name in _ALIKE)
+
+    def said(name: str) -> set[str]:
+        return {str(record.protocol.get(name)) for record in records}
+
+    same_images = len({(record.images, record.of) for record in records}) == 1
+    optional = all(len(said(name) - {"None"}) <= 1 for name in _OPTIONAL)
+    return same_images and optional and all(len(said(name)) == 1 for name in _ALIKE)
 
 
 def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
@@ -149,13 +148,11 @@ def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
     return "higher" if low > 0 else "lower"
 
 
-def _record_of(run: Results, key: str) -> Record:
-    return next(record for record in run.records if record.key == key)
-
-
-def _paired(key: str, first: Experiment, second: Experiment) -> Float[Tensor, " n"] | None:
+def _paired(
+    key: str, first: Experiment, second: Experiment, records: Sequence[Record]
+) -> Float[Tensor, " n"] | None:
     """Return differences per image, if all runs have values of the same images."""
-    images = {_record_of(run, key).images for run in (*first.runs, *second.runs)}
+    images = {record.images for record in records}
     if len(images) > 1 or images == {""}:
         return None
     means = []
@@ -170,8 +167,7 @@ def _paired(key: str, first: Experiment, second: Experiment) -> Float[Tensor, " 
 def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Return Welch's 95 % confidence interval for the difference of the means over seeds.
 
-    None if the variance is zero: with few images, equal values do not prove that seeds do not
-    matter.
+    None if the variance is zero: equal values of few images do not prove that seeds do not matter.
     """
     a, b = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
     parts = [float(each.var()) / len(each) for each in (a, b)]

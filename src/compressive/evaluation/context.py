@@ -1,7 +1,7 @@
 """The state that evaluation tasks share: model, data, cached features and results."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,15 +91,15 @@ class EvalContext:
                 source,
                 side=side,
                 device=self.device,
-                progress=lambda done, total: self.progress(f"decoding {split}", done, total),
+                progress=partial(self.progress, f"decoding {split}"),
             )
         return self._loaders[split]
 
     def features(self, split: str) -> Features:
         """Return the features of the central crops of train or test."""
         if split not in self._features:
-            found = self._cached_features(self.source(split), self.loader(split), self.crop, split)
-            self._features[split] = found
+            source, loader = self.source(split), self.loader(split)
+            self._features[split] = self._cached_features(source, loader, self.crop, split)
         return self._features[split]
 
     def features_of(self, source: Source, crop: Crop, title: str) -> Features:
@@ -118,16 +118,12 @@ class EvalContext:
             "device": self.device.type,
         }
 
-        def make() -> Features:
-            return extract(
-                self.model.network,
-                loader,
-                len(source),
-                crop,
-                precision=self.dtype,
-                progress=lambda done, total: self.progress(f"features of {title}", done, total),
-            )
-
+        make = partial(
+            extract,
+            *(self.model.network, loader, len(source), crop),
+            precision=self.dtype,
+            progress=partial(self.progress, f"features of {title}"),
+        )
         found = cached(self.cache, key, make, self.device)
         if len(found.feats) < len(source):
             self.skip(f"{len(source) - len(found.feats)} images of {title} that cannot be read")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from compressive.data.loaders import open_loader
 from compressive.data.source import Source
@@ -19,6 +19,7 @@ from compressive.rundir.files import write_bytes
 from compressive.rundir.lock import ensure_writable
 
 FORMATS = (".parquet", ".npz")
+Vectors = NDArray[np.float32]  # image, feature
 
 
 class Embedding(NamedTuple):
@@ -47,7 +48,10 @@ def embed(
     """
     if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
-    _check_out(out)
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
+    ensure_writable(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     among = Path(images).expanduser().resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
         raise ValueError(
@@ -78,17 +82,7 @@ def embed(
     return Embedding(out, len(feats), feats.shape[1], unreadable)
 
 
-def _check_out(out: Path) -> None:
-    """Check that the file can be written, before the features are computed."""
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
-    ensure_writable(out.parent)
-    out.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _parquet(
-    feats: NDArray[np.float32], names: list[str], labels: torch.Tensor, source: Source
-) -> bytes:
+def _parquet(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> bytes:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -104,9 +98,7 @@ def _parquet(
     return file.getvalue()
 
 
-def _npz(
-    feats: NDArray[np.float32], names: list[str], labels: torch.Tensor, source: Source
-) -> bytes:
+def _npz(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> bytes:
     """Write only text and numbers, which are readable without pickle."""
     arrays = {"features": feats, "image": np.array(names)}
     if source.labels is not None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,8 +80,7 @@ def extract(
 ) -> Features:
     """Return the features of a whole data set; processes share the work and all get the result.
 
-    The network must be in evaluation mode. Raise RuntimeError if a weight or statistic of it
-    changes.
+    The network must be in evaluation mode. Raise RuntimeError if a weight or statistic changes.
     """
     assert not network.training
     before = network_fingerprint(network)
@@ -93,12 +93,14 @@ def extract(
             progress(min(count, len(index) * batch_size * world_size()), count)
     found = Features(torch.cat(feats), torch.cat(labels), torch.cat(index))
     if world_size() > 1:
-        whole = torch.stack(found[1:], 1).double()
-        numbers = gather(whole).long()
+        numbers = gather(torch.stack(found[1:], 1).double()).long()
         found = Features(gather(found.feats), *numbers.unbind(1))
     if network_fingerprint(network) != before:
         raise RuntimeError("weights or statistics of the network changed while it was evaluated")
-    return _in_order(found, count)
+    # Sort by index and drop repetitions: a loader replaces unreadable images by other ones.
+    place = torch.full((count,), -1, device=found.index.device)
+    place[found.index] = torch.arange(len(found.index), device=place.device)
+    return Features(*(part[place[place >= 0]] for part in found))
 
 
 def cached(
@@ -112,7 +114,10 @@ def cached(
     name = hashlib.blake2b(content, digest_size=16).hexdigest()
     path = None if folder is None else folder / f"{name}.safetensors"
     # `make` is collective: either all processes call it or none does.
-    kept = None if path is None else _read_cache(path)
+    kept = None
+    if path is not None:
+        with suppress(OSError, SafetensorError, TypeError):  # absent or damaged
+            kept = Features(**load_file(path))
     if path is not None and not any_process(kept is None, torch.device(device)):
         assert kept is not None
         return kept
@@ -122,14 +127,6 @@ def cached(
         tensors = {name: value.contiguous() for name, value in found._asdict().items()}
         write_bytes(path, serialize(tensors))
     return found
-
-
-def _read_cache(path: Path) -> Features | None:
-    """Read cached features; return None if they are absent or damaged."""
-    try:
-        return Features(**load_file(path))
-    except (OSError, SafetensorError, TypeError):
-        return None
 
 
 def network_fingerprint(network: nn.Module) -> str:
@@ -144,11 +141,3 @@ def _own_batches(count: int, size: int) -> Iterator[BatchIndices]:
     places = torch.arange(rank() * share, (rank() + 1) * share)
     for some in torch.where(places < count, places, 0).split(size):
         yield BatchIndices(some, torch.zeros_like(some))
-
-
-def _in_order(found: Features, count: int) -> Features:
-    """Sort by index and drop repetitions: a loader replaces unreadable images by other ones."""
-    place = torch.full((count,), -1, device=found.index.device)
-    place[found.index] = torch.arange(len(found.index), device=place.device)
-    there = place[place >= 0]
-    return Features(*(part[there] for part in found))

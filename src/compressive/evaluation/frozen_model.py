@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,11 @@ def open_model(
     elif "/" in place or path.suffix in (".pth", ".pt", ".safetensors"):
         raise FileNotFoundError(f"{place} does not exist: neither a run folder nor a file")
     else:
-        model = _by_name(place, size)
+        try:
+            model = _third_party(place, pretrained.pretrained(place, size), size)
+        except ValueError as error:
+            hint = weights.hint()
+            raise ValueError(f"no folder or file {place!r} here, and {error}{hint}") from None
     for part in (model.network, model.method):
         if part is not None:
             part.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -95,22 +99,14 @@ def open_model(
 
 
 def _from_run(path: Path, device: torch.device) -> FrozenModel:
-    found = encoder.load(path, device)
-    config = folder.read_config(path)
+    model, config = _own_file(str(path), path, device), folder.read_config(path)
     method, why = _load_method(path, config, device)
     if method is not None:
-        both = network_fingerprint(method.encoder), network_fingerprint(found.network)
+        both = network_fingerprint(method.encoder), network_fingerprint(model.network)
         if both[0] != both[1]:  # training stopped between writing both, or one was replaced
             method, why = None, _OTHER_WEIGHTS
-    return FrozenModel(
-        name=str(path),
-        network=found.network,
-        size=found.size,
-        side=found.side,
-        antialias=config.views.antialias,
-        method=method,
-        why_no_method=why,
-        config=config,
+    return replace(
+        model, antialias=config.views.antialias, method=method, why_no_method=why, config=config
     )
 
 
@@ -125,12 +121,10 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
     _, state = found
     if state.get("custom_method"):
         return None, "the run used a method from Python code, which cannot be rebuilt"
-    weights: dict[str, Any] = state["learner"]
-    method = build(config).to(device)
-    start = "method."
-    method.load_state_dict(
-        {name.removeprefix(start): w for name, w in weights.items() if name.startswith(start)}
-    )
+    learner: dict[str, Any] = state["learner"]
+    method, start = build(config).to(device), "method."
+    own = {name.removeprefix(start): w for name, w in learner.items() if name.startswith(start)}
+    method.load_state_dict(own)
     return method, ""
 
 
@@ -145,22 +139,11 @@ def _from_file(path: Path, name: str, size: int) -> FrozenModel:
     return _third_party(str(path), found, size)
 
 
-def _own_file(name: str, path: Path) -> FrozenModel:
-    found = encoder.load(path)
+def _own_file(name: str, path: Path, device: torch.device | str = "cpu") -> FrozenModel:
+    own = encoder.load(path, device)
     return FrozenModel(
-        name=name,
-        network=found.network,
-        size=found.size,
-        side=found.side,
-        antialias=found.antialias,
+        name=name, network=own.network, size=own.size, side=own.side, antialias=own.antialias
     )
-
-
-def _by_name(name: str, size: int) -> FrozenModel:
-    try:
-        return _third_party(name, pretrained.pretrained(name, size), size)
-    except ValueError as error:
-        raise ValueError(f"no folder or file {name!r} here, and {error}{weights.hint()}") from None
 
 
 def _third_party(place: str, found: pretrained.Published, size: int) -> FrozenModel:

@@ -44,8 +44,7 @@ def pretrained(name: str, size: int = 0) -> Published:
 def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> Published:
     """Build the network of these weights; without a name, find it among the ResNets.
 
-    torchvision's ResNets have the same weight names as timm's. A classifier in the file is
-    ignored.
+    torchvision's ResNets have the weight names of timm's. A classifier in the file is ignored.
     """
     cause = "the file is empty"
     for one in (name,) if name else RESNETS:
@@ -53,33 +52,30 @@ def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> 
         options = _sized(one, size)
         with torch.device("meta"):
             wanted = timm.create_model(one, num_classes=0, **options).state_dict()
-        wrong = _misfit(wanted, state)
-        if not wrong:
+        cause = _misfit(wanted, state)
+        if not cause:
             network = timm.create_model(one, num_classes=0, **options)
             # Old files lack the number of steps, which evaluation does not read.
             network.load_state_dict({k: state[k] for k in wanted if k in state}, strict=False)
             return _published(one, network)
-        cause = f"{wrong} is " + (
-            "not one of its own"
-            if wrong not in wanted
-            else "of another shape"
-            if wrong in state
-            else "not among them"
-        )
     if name:
         raise ValueError(f"the weights are not those of timm's {name}: {cause}")
     raise ValueError(f"the weights fit none of {', '.join(RESNETS)}; say which with --network NAME")
 
 
 def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """Return a weight that does not fit, or "". Deeper ResNets have all weights of shallow ones."""
+    """Describe a weight that does not fit, or return "".
+
+    Deeper ResNets have all weights of shallow ones.
+    """
     classifiers = ("fc.", "head.", "classifier.", "last_linear.")
     for key, value in wanted.items():
         if key not in state and not key.endswith("num_batches_tracked"):
-            return key
+            return f"{key} is not among them"
         if key in state and state[key].shape != value.shape:
-            return key
-    return next((k for k in state if k not in wanted and not k.startswith(classifiers)), "")
+            return f"{key} is of another shape"
+    others = [key for key in state if key not in wanted and not key.startswith(classifiers)]
+    return f"{others[0]} is not one of its own" if others else ""
 
 
 def _sized(name: str, size: int) -> dict[str, Any]:

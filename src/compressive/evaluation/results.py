@@ -40,8 +40,7 @@ class Results(ResultsFile):
         images: str = "",
     ) -> Record:
         """Add a number, or values per image; of the latter record the mean and its interval."""
-        low = high = None
-        each = None
+        low = high = each = None
         if isinstance(value, Tensor):
             each = value.detach().double().cpu()
             interval = bootstrap_interval(each, seed=self.seed)
@@ -75,16 +74,13 @@ class Results(ResultsFile):
         """Take over records of the same encoder and data; `add` replaces them."""
         if old.about.get("weights") != self.about.get("weights"):
             return
-        same = [r for r in old.records if not self._is_of_the_set(r.dataset) or r.of == self.of]
-        self.records = same
-        self.values = {r.key: old.values[r.key] for r in same if r.key in old.values}
+        own = self._is_of_the_set
+        self.records = [r for r in old.records if not own(r.dataset) or r.of == self.of]
+        self.values = {r.key: old.values[r.key] for r in self.records if r.key in old.values}
 
     def _is_of_the_set(self, dataset: str) -> bool:
         """Return whether this is the evaluated dataset, a split of it, or corruptions of it."""
-        own = (f"{self.set} ", f"{self.set}-C ")
-        return bool(self.set) and (
-            dataset in (self.set, f"{self.set}-C") or dataset.startswith(own)
-        )
+        return bool(self.set) and f"{dataset} ".startswith((f"{self.set} ", f"{self.set}-C "))
 
     def write(self, folder: Path) -> Path:
         """Write the values per image and results.json, each atomically; return the latter."""
@@ -98,13 +94,9 @@ def read(folder: str | Path) -> Results:
     path = Path(folder)
     path = path / RESULTS if path.is_dir() else path
     if not Path(folder).exists():
-        raise FileNotFoundError(
-            f"{folder} is not there; give the folder of a run that was evaluated"
-        )
+        raise FileNotFoundError(f"{folder} is not there; give the folder of an evaluated run")
     if not path.is_file():
-        raise FileNotFoundError(
-            f"no {RESULTS} in {folder}; `compressive evaluate {folder}` makes it"
-        )
+        raise FileNotFoundError(f"no {RESULTS} in {folder}; run `compressive evaluate {folder}`")
     found, damaged = read_results(path)
     if damaged:
         raise ValueError(f"{path} is damaged or from another program: {damaged} invalid records")

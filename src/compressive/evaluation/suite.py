@@ -59,7 +59,9 @@ def evaluate(
     more = more or {}
     chosen = select_tasks(suite, tasks, tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
-    benchmark_root = _existing_folder(benchmark_root)
+    root = None if benchmark_root is None else benchmark_root.expanduser()
+    if root is not None and not root.is_dir():
+        raise ValueError(f"--benchmark-root must be the folder with the data sets, got {root}")
     photographs = None if frost is None else load_frost(frost)
     torch_device = pick_device(device, called="--device")
     model = open_model(place, torch_device, network=network, size=size)
@@ -79,7 +81,7 @@ def evaluate(
             seed=seed,
             cache=out / "features",
             display=display,
-            options=TaskOptions(out, epochs, benchmark_root, photographs),
+            options=TaskOptions(out, epochs, root, photographs),
         )
         try:
             _run_suite(context, chosen, more, out, is_own=not data)
@@ -101,8 +103,13 @@ def _run_suite(
     results.about, results.set = _describe(context), context.splits.name
     results.of = context.fingerprint
     _keep_earlier_results(context, out, chosen, is_own=is_own)
-    if _is_done_by_another_process(context):
-        return
+    if world_size() > 1:  # all processes extract features; the first one does the rest alone
+        for split in ("train", "test"):
+            context.features(split)
+        is_first = rank() == 0
+        stop()
+        if not is_first:
+            return
     for name in chosen:
         _run_task(name, more.get(name) or TASKS[name].load(), context)
         if network_fingerprint(network) != results.about["weights"]:
@@ -117,10 +124,8 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
         context.skip(f"{name}, which reads test images")
         return
     if known is not None and known.needs_labels and context.classes < 2:
-        context.skip(
-            f"{name}, which needs labels of two classes: {context.splits.name} has none "
-            "(--data DATA)"
-        )
+        where = f"{context.splits.name} has none (--data DATA)"
+        context.skip(f"{name}, which needs labels of two classes: {where}")
         return
     context.display.say(f"{name} ...")
     start = time.perf_counter()
@@ -131,29 +136,25 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
     context.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
 
 
-def _is_done_by_another_process(context: EvalContext) -> bool:
-    """Extract features with all processes; the first one does the rest alone."""
-    if world_size() == 1:
-        return False
-    for split in ("train", "test"):
-        context.features(split)
-    is_first = rank() == 0
-    stop()
-    return not is_first
-
-
 def _keep_earlier_results(
     context: EvalContext, out: Path, chosen: Sequence[str], *, is_own: bool
 ) -> None:
     """Start with the records in `out` if they are of the same weights.
 
-    Raise ValueError if some of them could not be kept. If the data set is not the encoder's own,
-    the results keep the name of the earlier one.
+    Raise ValueError if some of them could not be kept, or if one evaluation is on test images and
+    the other on held-out images. If the data set is not the encoder's own, the results keep the
+    name of the earlier one.
     """
     if not (out / RESULTS).is_file():
         return
     old, results = read(out), context.results
-    _check_same_kind(old, out, context.splits.held_out)
+    was_held_out = bool(old.about.get("held_out"))
+    if was_held_out != context.splits.held_out:
+        there, here = ("held-out", "test") if was_held_out else ("test", "held-out")
+        raise ValueError(
+            f"{out} has results on {there} images, but this evaluation is on {here} images; choose "
+            "another --out"
+        )
     if old.about.get("weights") != results.about["weights"]:
         return
     prepared = context.preprocessing()
@@ -172,17 +173,6 @@ def _keep_earlier_results(
         raise ValueError(
             f"{out} has {lost} records of other images or of another size, which would be lost "
             f"({why} differs); choose another --out, or delete {out / RESULTS}"
-        )
-
-
-def _check_same_kind(old: Results, out: Path, held_out: bool) -> None:
-    """Raise ValueError if one evaluation is on test images and the other on held-out images."""
-    was_held_out = bool(old.about.get("held_out"))
-    if was_held_out != held_out:
-        there, here = ("held-out", "test") if was_held_out else ("test", "held-out")
-        raise ValueError(
-            f"{out} has results on {there} images, but this evaluation is on {here} images; choose "
-            "another --out"
         )
 
 
@@ -208,13 +198,6 @@ def _check_range(**options: int) -> None:
         if not 0 <= value < 2**32:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} must be 0 or more and below 2**32, got {value}")
-
-
-def _existing_folder(benchmark_root: Path | None) -> Path | None:
-    folder = None if benchmark_root is None else benchmark_root.expanduser()
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"--benchmark-root must be the folder with the data sets, got {folder}")
-    return folder
 
 
 def _data_of(model: FrozenModel, data: str) -> str:

@@ -13,7 +13,7 @@ from compressive.evaluation.results import Results
 from compressive.metric_info import PERCENT
 from compressive.rundir.files import RESULTS
 from compressive.rundir.reader import results_of
-from compressive.rundir.records import ComparisonText, Record
+from compressive.rundir.records import ComparisonText
 
 _SCALE = "accuracies, ECE and Brier x 100"
 _COLUMNS = ("figure", "A", "B", "B - A", "B is")
@@ -21,10 +21,7 @@ _COLUMNS = ("figure", "A", "B", "B - A", "B is")
 
 def results_table(results: Results) -> Table:
     """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(
-        title=results.run,
-        caption=f"{_SCALE}; 95 % intervals over test images",
-    )
+    table = Table(title=results.run, caption=f"{_SCALE}; 95 % intervals over test images")
     for name in ("task", "data", "metric", "value", "interval"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     before = None
@@ -32,7 +29,10 @@ def results_table(results: Results) -> Table:
         if _is_hidden(record.task, record.metric):
             continue
         place = (record.task, record.dataset)
-        figure, interval = _value_and_interval(record)
+        figure, interval = _format_value(record.metric, record.value), ""
+        if record.low is not None and record.high is not None:
+            ends = (_format_value(record.metric, end) for end in (record.low, record.high))
+            interval = " to ".join(ends)
         table.add_row(*(place if place != before else ("", "")), record.metric, figure, interval)
         before = place
     return table
@@ -101,14 +101,11 @@ def _comparison_lines(found: Sequence[Difference]) -> list[tuple[str, ...]]:
     shown = [e for e in found if not _is_hidden(*_key_parts(e)[::2])] or list(found)
     names = _metric_labels([_key_parts(each) for each in shown])
     both = len({each.over for each in shown} - {""}) > 1
-    return [
-        (
-            name,
-            *_format_difference(each),
-            each.verdict + (f" ({each.over})" if both and each.over else ""),
-        )
-        for name, each in zip(names, shown, strict=True)
-    ]
+    lines = []
+    for name, each in zip(names, shown, strict=True):
+        verdict = each.verdict + (f" ({each.over})" if both and each.over else "")
+        lines.append((name, *_format_difference(each), verdict))
+    return lines
 
 
 def _key_parts(each: Difference) -> tuple[str, str, str]:
@@ -167,14 +164,6 @@ def _is_hidden(task: str, metric: str) -> bool:
     if metric == "mean per class":
         return task != "transfer"  # the paper reports it for four transfer datasets
     return metric == "lipschitz_squared_kl" or task == "extra corruption"
-
-
-def _value_and_interval(record: Record) -> tuple[str, str]:
-    interval = ""
-    if record.low is not None and record.high is not None:
-        low, high = (_format_value(record.metric, end) for end in (record.low, record.high))
-        interval = f"{low} to {high}"
-    return _format_value(record.metric, record.value), interval
 
 
 def _format_value(metric: str, value: float) -> str:

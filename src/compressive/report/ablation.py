@@ -2,8 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from compressive.report.summary import FIGURES, NATS, Spread, failure, figures_by_origin, spread
 from compressive.report.svg import Drawing, Line, chart, minus
@@ -12,17 +12,9 @@ from compressive.rundir.records import finite_number
 
 # Prefixes of settings that do not change what is learned; seeds are averaged over.
 _NOT_LEARNED = (
-    *(
-        "recipe",
-        "seed",
-        "data.cache_on_device",
-        "data.workers",
-        "health.",
-        "probe.",
-        "train.compile",
-    ),
-    *("train.device", "train.log_every", "train.activation_checkpointing", "train.save_every"),
-    "train.tensorboard",
+    *("recipe", "seed", "data.cache_on_device", "data.workers", "health.", "probe."),
+    *("train.activation_checkpointing", "train.compile", "train.device", "train.log_every"),
+    *("train.save_every", "train.tensorboard"),
 )
 _TITLES = {  # name of a figure: title, axis label
     "held-out probe": ("Probe, labels held out of train", "accuracy, %"),
@@ -71,15 +63,6 @@ def _final_figures(run: RunFolder) -> dict[str, dict[str, float]]:
     return found if any(name not in NATS for name in found) else {}
 
 
-def _origins(runs: Iterable[RunFolder]) -> dict[str, str]:
-    """Return the most common origin of each figure; of equals, that of the first run."""
-    counts: dict[str, Counter[str]] = {}
-    for run in runs:
-        for name, values in _final_figures(run).items():
-            counts.setdefault(name, Counter()).update(values.keys())
-    return {name: count.most_common(1)[0][0] for name, count in counts.items()}
-
-
 def studies(runs: Sequence[RunFolder]) -> list[Study]:
     """Return a study for each numeric setting that differs between otherwise equal runs."""
     runs = [run for run in runs if run.settings]
@@ -90,7 +73,7 @@ def studies(runs: Sequence[RunFolder]) -> list[Study]:
         if not name.startswith(_NOT_LEARNED)
         and len({_setting_text(run, name) for run in runs if name in run.settings}) > 1
     ]
-    found = [_study(runs, name, [n for n in vary if n != name]) for name in vary]
+    found = (_study(runs, name, [n for n in vary if n != name]) for name in vary)
     return [study for study in found if study is not None]
 
 
@@ -106,7 +89,12 @@ def _study(runs: Sequence[RunFolder], setting: str, others: Sequence[str]) -> St
             kind = ", ".join(f"{n.rpartition('.')[2]} {_setting_text(run, n)}" for n in others)
             by_kind.setdefault(kind, {}).setdefault(value, []).append(run)
     kinds = {kind: by_value for kind, by_value in by_kind.items() if len(by_value) > 1}
-    origins = _origins(run for by in kinds.values() for some in by.values() for run in some)
+    counts: dict[str, Counter[str]] = {}
+    for run in (run for by in kinds.values() for some in by.values() for run in some):
+        for name, found in _final_figures(run).items():
+            counts.setdefault(name, Counter()).update(found.keys())
+    # The most common origin of each figure; of equals, that of the first run.
+    origins = {name: count.most_common(1)[0][0] for name, count in counts.items()}
     groups = [
         _Series(kind.replace('"', ""), place if len(kinds) > 1 else None, by_value, origins)
         for place, (kind, by_value) in enumerate(kinds.items())
@@ -115,82 +103,56 @@ def _study(runs: Sequence[RunFolder], setting: str, others: Sequence[str]) -> St
     curves = [c for name in FIGURES if (c := _curve(groups, values, setting, name)) is not None]
     if not curves:
         return None
-    return Study(
-        setting,
-        _study_notes(groups, values, setting),
-        [(group.style, group.name) for group in groups if group.style is not None],
-        curves,
-        [
-            rate
-            for name in _headline_names(groups)
-            if (rate := _accuracy_over_residual(groups, name)) is not None
-        ],
-    )
+    styles = [(group.style, group.name) for group in groups if group.style is not None]
+    # The accuracy that most runs have, preferring linear, and that on corruptions.
+    there = {
+        name: sum(group.spread(v, name) is not None for group in groups for v in group.runs)
+        for name in ("linear", "logistic")
+    }
+    over = [_accuracy_over_residual(groups, max(there, key=lambda name: there[name]))]
+    over.append(_accuracy_over_residual(groups, "corruptions"))
+    rates = [drawing for drawing in over if drawing is not None]
+    return Study(setting, _study_notes(groups, values, setting), styles, curves, rates)
 
 
-def _scale(name: str) -> float:
-    return 1.0 if name in NATS else 100.0
+def _line(
+    group: _Series, found: Sequence[tuple[float, Spread]], figure: str, name: str, **more: Any
+) -> Line:
+    """Return means over seeds, with standard deviations if any mean is of several seeds."""
+    scale = 1.0 if figure in NATS else 100.0
+    points = [(x, scale * one.mean) for x, one in found]
+    bars = [scale * (one.std or 0.0) for _, one in found] if any(s.std for _, s in found) else []
+    weights = [0.15] * len(points)
+    return Line(points, group.style, group.name or name, weights=weights, bars=bars, **more)
 
 
 def _curve(
     groups: Sequence[_Series], values: Sequence[float], setting: str, name: str
 ) -> Drawing | None:
     """Draw a figure over the values of a setting, at equal distances."""
-    lines, by = [], _scale(name)
+    lines = []
     for group in groups:
-        found = [(at, s) for at, v in enumerate(values) if (s := group.spread(v, name))]
-        failed = [
-            float(at) for at, v in enumerate(values) if any(map(failure, group.runs.get(v, ())))
-        ]
-        lines.append(
-            Line(
-                [(float(at), by * one.mean) for at, one in found],
-                group.style,
-                group.name or setting,
-                weights=[0.15] * len(found),
-                bars=_error_bars([one for _, one in found], by),
-                crosses=failed,
-            )
-        )
+        found = [(float(at), s) for at, v in enumerate(values) if (s := group.spread(v, name))]
+        failed = [any(map(failure, group.runs.get(value, ()))) for value in values]
+        crosses = [float(at) for at, has_failed in enumerate(failed) if has_failed]
+        lines.append(_line(group, found, name, setting, crosses=crosses))
     if not any(line.points for line in lines):
         return None
     title, axis = _TITLES[name]
     return Drawing(title, chart(lines, setting, axis, names=[minus(f"{v:g}") for v in values]))
 
 
-def _error_bars(found: Sequence[Spread], by: float) -> list[float]:
-    """Return standard deviations if any figure is of several seeds."""
-    return [by * (one.std or 0.0) for one in found] if any(one.std for one in found) else []
-
-
-def _headline_names(groups: Sequence[_Series]) -> list[str]:
-    """Return the accuracy that most runs have, preferring linear, and that on corruptions."""
-    count = {
-        name: sum(group.spread(v, name) is not None for group in groups for v in group.runs)
-        for name in ("linear", "logistic")
-    }
-    return [max(count, key=lambda name: count[name]), "corruptions"]
-
-
 def _accuracy_over_residual(groups: Sequence[_Series], name: str) -> Drawing | None:
     """Draw a figure over the reducible residual, along the values of the setting."""
-    lines, by = [], _scale(name)
+    lines = []
     for group in groups:
         found = [
             (v, group.spread(v, "reducible_residual"), group.spread(v, name))
             for v in sorted(group.runs)
         ]
         there = [(v, kept.mean, one) for v, kept, one in found if kept and one]
-        lines.append(
-            Line(
-                [(kept, by * one.mean) for _, kept, one in there],
-                group.style,
-                group.name or "runs",
-                weights=[0.15] * len(there),
-                bars=_error_bars([one for _, _, one in there], by),
-                words=[minus(f"{v:g}") for v, _, _ in there],
-            )
-        )
+        words = [minus(f"{v:g}") for v, _, _ in there]
+        lines.append(_line(group, [(x, one) for _, x, one in there], name, "runs", words=words))
     lines = [line for line in lines if line.points]
     if not any(len(line.points) > 1 for line in lines):
         return None

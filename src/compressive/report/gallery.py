@@ -17,49 +17,42 @@ _DOTS = 4000  # of a map: more would hide each other
 
 def views(runs: Sequence[RunFolder]) -> list[tuple[str, list[list[str]]]]:
     """Return run names and their views as data URLs; runs with equal views share them."""
-    groups: list[tuple[list[str], np.ndarray]] = []
+    groups: dict[tuple[tuple[int, ...], bytes], tuple[list[str], np.ndarray]] = {}
     for run in runs:
         views = run.gallery.get("views")
-        if views is None or views.shape[-1] != 3:
-            continue
-        same = next((names for names, seen in groups if np.array_equal(seen, views)), None)
-        if same is None:
-            groups.append(([run.name], views))
-        else:
-            same.append(run.name)
-    return [(", ".join(names), [[png(v) for v in row] for row in g]) for names, g in groups]
-
-
-def _has_neighbors(run: RunFolder) -> bool:
-    query, near = run.gallery.get("query"), run.gallery.get("neighbors")
-    if query is None or near is None:
-        return False
-    return len(query) == len(near) and query.shape[-1] == near.shape[-1] == 3
+        if views is not None and views.shape[-1] == 3:
+            names, _ = groups.setdefault((views.shape, views.tobytes()), ([], views))
+            names.append(run.name)
+    found = groups.values()
+    return [(", ".join(names), [[png(v) for v in row] for row in rows]) for names, rows in found]
 
 
 def neighbors(runs: Sequence[RunFolder]) -> list[tuple[int, list[dict[str, Any]]]]:
     """Return position and rows of each run that has neighbors."""
-    return [(place, _neighbor_rows(run)) for place, run in enumerate(runs) if _has_neighbors(run)]
+    found = []
+    for place, run in enumerate(runs):
+        query, near = run.gallery.get("query"), run.gallery.get("neighbors")
+        if query is None or near is None or len(query) != len(near):
+            continue
+        if query.shape[-1] == near.shape[-1] == 3:
+            found.append((place, _neighbor_rows(run, query, near)))
+    return found
 
 
-def _neighbor_rows(run: RunFolder) -> list[dict[str, Any]]:
+def _neighbor_rows(run: RunFolder, query: np.ndarray, near: np.ndarray) -> list[dict[str, Any]]:
     """Return image and class of each query and of its neighbors, and whether classes agree."""
-    query, near = run.gallery["query"], run.gallery["neighbors"]
     of, others = run.gallery.get("query_label"), run.gallery.get("neighbor_label")
-    if of is None or others is None or (len(of), others.shape) != (len(query), near.shape[:2]):
-        of = others = None
     rows = []
-    for place, image in enumerate(query):
-        row: dict[str, Any] = {"image": png(image), "name": "", "near": []}
-        if of is not None:
-            row["name"] = _label_name(int(of[place]), run.classes)
-        for rank, other in enumerate(near[place]):
-            name, agrees = "", None
-            if of is not None and others is not None:
-                name = _label_name(int(others[place, rank]), run.classes)
-                agrees = bool(others[place, rank] == of[place])
-            row["near"].append((png(other), name, agrees))
-        rows.append(row)
+    if of is None or others is None or (len(of), others.shape) != (len(query), near.shape[:2]):
+        for image, images in zip(query, near, strict=True):
+            shown = [(png(i), "", None) for i in images]
+            rows.append({"image": png(image), "name": "", "near": shown})
+        return rows
+    for image, label, images, labels in zip(query, of, near, others, strict=True):
+        row = {"image": png(image), "name": _label_name(int(label), run.classes)}
+        pairs = zip(images, labels, strict=True)
+        shown = [(png(i), _label_name(int(k), run.classes), bool(k == label)) for i, k in pairs]
+        rows.append(row | {"near": shown})
     return rows
 
 
@@ -70,15 +63,11 @@ def maps(runs: Sequence[RunFolder]) -> list[tuple[int, str, Markup]]:
         points, labels = run.gallery.get("map"), run.gallery.get("map_label")
         if points is None or points.shape[1] != 2 or not np.isfinite(points).all(1).any():
             continue
-        if labels is not None and len(labels) != len(points):
-            labels = None
-        finite = np.isfinite(points).all(1)
-        points = points[finite].astype(np.float64)
-        labels = None if labels is None else labels[finite]
-        every = -(-len(points) // _DOTS)
-        labels = None if labels is None else labels[::every]
-        method = run.gallery_metadata.get("map_method", "")
-        found.append((place, method, _scatter(points[::every], labels, run.classes)))
+        finite = np.flatnonzero(np.isfinite(points).all(1))
+        shown = finite[:: -(-len(finite) // _DOTS)]
+        labels = None if labels is None or len(labels) != len(points) else labels[shown]
+        drawing = _scatter(points[shown].astype(np.float64), labels, run.classes)
+        found.append((place, run.gallery_metadata.get("map_method", ""), drawing))
     return found
 
 

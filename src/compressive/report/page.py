@@ -10,21 +10,9 @@ from typing import Any
 import numpy as np
 
 from compressive.config import flat
-from compressive.report import gallery
+from compressive.report import gallery, tables
 from compressive.report.ablation import studies
 from compressive.report.svg import COLORS, Drawing, Line, Point, chart, thinned
-from compressive.report.tables import (
-    corruption_notes,
-    corruption_tables,
-    finite_numbers,
-    format_digits,
-    headline,
-    metric_descriptions,
-    number_cell,
-    paper_rows,
-    record_tables,
-    setting_differences,
-)
 from compressive.rundir.files import write_bytes
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.reader import RunFolder, read_runs
@@ -79,15 +67,15 @@ def _page_content(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "views": gallery.views(runs),
         "neighbors": gallery.neighbors(runs),
         "maps": gallery.maps(runs),
-        "tables": record_tables(runs),
-        "terms": metric_descriptions(runs),
+        "tables": tables.record_tables(runs),
+        "terms": tables.metric_descriptions(runs),
         "reliability": _reliability(runs),
-        "heat": corruption_tables(runs),
-        "corruptions": corruption_notes(runs),
+        "heat": tables.corruption_tables(runs),
+        "corruptions": tables.corruption_notes(runs),
         "smoothness": _smoothness(runs),
         "studies": studies(runs),
-        "paper": paper_rows(runs),
-        "differences": setting_differences(runs),
+        "paper": tables.paper_rows(runs),
+        "differences": tables.setting_differences(runs),
         "judged": [place for place, run in enumerate(runs) if run.records],
         "shared": shared,
         "origins": [[fact for fact in facts if fact not in shared] for facts in origins],
@@ -96,15 +84,15 @@ def _page_content(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def _run_summary(run: RunFolder) -> str:
-    settings = run.settings
-    words = [" on ".join(str(settings[k]) for k in ("method", "data.source") if k in settings)]
-    steps = run.series()
-    words.append(f"{int(steps[-1][0]):,} steps" if steps else "")
-    loss = run.last("loss")
-    words.append("" if loss is None else f"last loss {format_digits(loss)}")
-    best = headline(run, "top-1")
-    if best is not None:
-        words.append(f"{best.task} top-1 {number_cell(best).text} {number_cell(best).note}")
+    settings, steps, loss = run.settings, run.series(), run.last("loss")
+    words = [
+        " on ".join(str(settings[k]) for k in ("method", "data.source") if k in settings),
+        f"{int(steps[-1][0]):,} steps" if steps else "",
+        "" if loss is None else f"last loss {tables.format_digits(loss)}",
+    ]
+    if (best := tables.headline(run, "top-1")) is not None:
+        cell = tables.number_cell(best)
+        words.append(f"{best.task} top-1 {cell.text} {cell.note}")
     return ", ".join(word.strip() for word in words if word) or "nothing measured yet"
 
 
@@ -139,15 +127,12 @@ def _curves(runs: Sequence[RunFolder]) -> list[Drawing]:
 
 
 def _plane(runs: Sequence[RunFolder]) -> list[Drawing]:
-    drawings = []
-    for key, title in (
-        ("reducible_residual", "Reducible part"),
-        ("residual", "Residual, floor and all"),
-    ):
-        if lines := _run_lines(runs, key, "predictive"):
-            axes = (f"{key} (nats)", "predictive (nats)")
-            drawings.append(_drawing(title, lines, *axes, ends=True, clip=True))
-    return drawings
+    titles = {"reducible_residual": "Reducible part", "residual": "Residual, floor and all"}
+    return [
+        _drawing(title, lines, f"{key} (nats)", "predictive (nats)", ends=True, clip=True)
+        for key, title in titles.items()
+        if (lines := _run_lines(runs, key, "predictive"))
+    ]
 
 
 def _grouped(
@@ -166,13 +151,14 @@ def _reliability(runs: Sequence[RunFolder]) -> list[Drawing]:
     for (task, dataset), found in _grouped(runs, lambda f: f.metric == "ece").items():
         lines, errors = [], []
         for place, record in found:
-            bins = [finite_numbers(row) for row in _as_list(record.protocol.get("reliability"))]
+            rows = record.protocol.get("reliability")
+            bins = [tables.finite_numbers(row) for row in (rows if isinstance(rows, list) else [])]
             bins = [row for row in bins if len(row) == 3 and row[2] > 0]
             images = sum(row[2] for row in bins)
             if bins := [row for row in bins if row[2] >= _MIN_BIN_SHARE * images]:
                 points, shares = [(row[0], row[1]) for row in bins], [r[2] / images for r in bins]
                 lines.append(Line(points, place, runs[place].name, weights=shares))
-                errors.append((place, number_cell(record)))
+                errors.append((place, tables.number_cell(record)))
         if lines:
             title, axes = f"{task}, {dataset}", ("confidence", "accuracy")
             drawings.append(_drawing(title, lines, *axes, square=True, numbers=errors))
@@ -184,16 +170,16 @@ def _smoothness(runs: Sequence[RunFolder]) -> dict[str, list[Drawing]]:
     drawings: dict[str, list[Drawing]] = {}
     for (task, dataset), found in _grouped(runs, lambda f: "histogram" in f.protocol).items():
         shapes = [
-            (place, record, _histogram_outline(record.protocol["histogram"]))
+            (place, record, points)
             for place, record in found
+            if (points := _histogram_outline(record.protocol["histogram"]))
         ]
-        shapes = [(place, record, points) for place, record, points in shapes if points]
         end = max((_end_of_most(points) for _, _, points in shapes), default=0.0)
         lines = [
             Line([p for p in points if p[0] <= end], place, runs[place].name, mark=record.value)
             for place, record, points in shapes
         ]
-        means = [(place, number_cell(record)) for place, record, _ in shapes]
+        means = [(place, tables.number_cell(record)) for place, record, _ in shapes]
         if lines:
             title, axes = task.removeprefix("smoothness "), ("local Lipschitz estimate", "density")
             drawing = _drawing(title, lines, *axes, zero=True, numbers=means)
@@ -204,7 +190,7 @@ def _smoothness(runs: Sequence[RunFolder]) -> dict[str, list[Drawing]]:
 def _histogram_outline(shape: object) -> list[Point]:
     """Return the outline of a histogram."""
     shape = shape if isinstance(shape, dict) else {}
-    edges, density = finite_numbers(shape.get("edges")), finite_numbers(shape.get("density"))
+    edges, density = (tables.finite_numbers(shape.get(key)) for key in ("edges", "density"))
     if not density or len(edges) != len(density) + 1:
         return []
     sides = zip(pairwise(edges), density, strict=True)
@@ -237,7 +223,3 @@ def _common_facts(origins: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[st
     for key, value in (fact for facts in origins for fact in facts):
         values.setdefault(key, []).append(value)
     return [(key, all_[0]) for key, all_ in values.items() if len(all_) > len(set(all_)) == 1]
-
-
-def _as_list(values: object) -> list[object]:
-    return values if isinstance(values, list) else []

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from compressive.rundir.reader import RunFolder
 
 FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
-    # name: tasks in order of preference, metric
-    "held-out probe": ((), ""),
-    "held-out kNN": ((), ""),
+    # name: tasks in order of preference; metric, or key in metrics.jsonl
+    "held-out probe": ((), "probe_accuracy"),
+    "held-out kNN": ((), "knn_accuracy"),
     "linear": (("linear",), "top-1"),
     "logistic": (("logistic",), "top-1"),
     "1 % labels": (("few labels 1%",), "top-1"),
@@ -21,12 +21,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 NATS = ("reducible_residual", "predictive")
 # Figures in metrics.jsonl: accuracies on held-out labels, for model selection; nats.
-_FROM_METRICS = {
-    "held-out probe": "probe_accuracy",
-    "held-out kNN": "knn_accuracy",
-    "reducible_residual": "reducible_residual",
-    "predictive": "predictive",
-}
+_FROM_METRICS = ("held-out probe", "held-out kNN", *NATS)
 _ENDS = {"collapse": "collapsed", "nan": "diverged"}  # last health status: one word
 
 
@@ -62,7 +57,7 @@ def figures_by_origin(run: RunFolder) -> dict[str, dict[str, float]]:
         found: dict[str, float] = {}
         for record in measured:
             found.setdefault(f"{record.task} on {record.dataset}", record.value)
-        last = run.last(_FROM_METRICS[name]) if name in _FROM_METRICS else None
+        last = run.last(metric) if name in _FROM_METRICS else None
         if last is not None:
             found["training"] = last
         if found:

@@ -121,10 +121,8 @@ def chart(
     for after, line in zip(reversed(range(len(lines))), lines, strict=True):
         inside = "".join(_line_elements(line, frame, ends))
         wide = 1.8 + 1.4 * after / max(1, len(lines) - 1)  # visible below later lines
-        parts.append(
-            f'<g {style(line.run)} style="--w:{wide:.2f}">{inside}'
-            f"<title>{escape(line.name)}</title></g>"
-        )
+        title = f"<title>{escape(line.name)}</title>"
+        parts.append(f'<g {style(line.run)} style="--w:{wide:.2f}">{inside}{title}</g>')
     parts += _point_labels(lines, frame)
     return svg(parts, f"{y} against {x}: {', '.join(line.name for line in lines)}")
 
@@ -222,9 +220,7 @@ def _central_range(values: Sequence[float]) -> Point:
     return max(least, low - room), min(most, high + room)
 
 
-def _extent(
-    values: Sequence[float], margin: float, floor: float | None = None
-) -> tuple[float, float]:
+def _extent(values: Sequence[float], margin: float, floor: float | None = None) -> Point:
     low, high = min(values, default=0.0), max(values, default=1.0)
     if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):  # a single value: pad both sides
         room = abs(high) * 0.1 if abs(high) > 1e-300 else 1.0
@@ -255,10 +251,8 @@ def _clip_segment(one: Point, two: Point, frame: Frame) -> tuple[Point, Point] |
     if start > end:
         return None
     (ax, ay), (bx, by) = one, two
-    return (
-        (ax + start * (bx - ax), ay + start * (by - ay)),
-        (ax + end * (bx - ax), ay + end * (by - ay)),
-    )
+    first, last = ((ax + t * (bx - ax), ay + t * (by - ay)) for t in (start, end))
+    return first, last
 
 
 def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
@@ -269,7 +263,12 @@ def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
         at = f"{frame.place((0, value))[1]:.1f}"
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{left - 5}" y="{at}" dy=".32em" text-anchor="end">{word}</text>')
-    for value, word in _category_ticks(names, frame) or zip(places, labels(places), strict=True):
+    across = list(zip(places, labels(places), strict=True))
+    if names:  # categories, thinned out until their labels do not overlap
+        apart = frame.place((1, 0))[0] - frame.place((0, 0))[0]
+        every = math.ceil((_LETTER * max(map(len, names)) + 8) / apart)
+        across = [(float(place), name) for place, name in enumerate(names)][::every]
+    for value, word in across:
         at = f"{frame.place((value, 0))[0]:.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 4}"/>')
         parts.append(f'<text x="{at}" y="{bottom + 15}" text-anchor="middle">{escape(word)}</text>')
@@ -282,19 +281,9 @@ def _axes_svg(frame: Frame, x: str, y: str, names: Sequence[str]) -> list[str]:
     return parts
 
 
-def _category_ticks(names: Sequence[str], frame: Frame) -> list[tuple[float, str]]:
-    """Return category ticks, thinned out until their labels do not overlap."""
-    wide = _LETTER * max((len(name) for name in names), default=0) + 8
-    every = math.ceil(wide / (frame.place((1, 0))[0] - frame.place((0, 0))[0])) if names else 1
-    return [(float(place), name) for place, name in enumerate(names)][::every]
-
-
 def svg(
     parts: Sequence[str], words: str, width: int = CHART_WIDTH, height: int = CHART_HEIGHT
 ) -> Markup:
     """Wrap elements into an SVG drawing with a text alternative."""
-    inside = "".join(parts)
-    return Markup(
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
-        f"{inside}</svg>"
-    )
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
+    return Markup(f"{head}{''.join(parts)}</svg>")

@@ -78,10 +78,8 @@ def record_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
             family = re.sub(r"\s+[\d.]+\s*%?$", "", record.task)
             key = (record.task, record.dataset, record.metric)
             rows.setdefault(family, {}).setdefault(key, [None] * len(runs))[place] = record
-    rank = {name: place for place, name in enumerate(_TASK_ORDER)}
-    families = sorted(rows, key=lambda name: rank.get(name, len(rank)))
     found = []
-    for name in families:
+    for name in sorted(rows, key=lambda name: (*_TASK_ORDER, name).index(name)):
         lines = [_record_row(name, *item) for item in rows[name].items()]
         shared = {line.note for line in lines}
         found.append(ReportTable(name, lines, note=shared.pop() if len(shared) == 1 else ""))
@@ -140,11 +138,9 @@ def corruption_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
         sizes = (abs(v) for gap in gaps.values() for cells in gap.values() for v in cells)
         most = max(sizes, default=0.0) or 1.0  # one scale for all
         title = f"{dataset}: minus {runs[first].name}, points; full color at {100 * most:.1f}"
-        tables += [
-            _corruption_table(title, place, gap, most, sign="+")
-            for place, gap in gaps.items()
-            if gap
-        ]
+        for place, gap in gaps.items():
+            if gap:
+                tables.append(_corruption_table(title, place, gap, most, sign="+"))
     return tables
 
 
@@ -168,24 +164,17 @@ def _mean_note(record: Record, run: RunFolder) -> str:
     left = list(map(str, left)) if isinstance(left, list) else []
     shown = {f.dataset for f in run.records if "by_severity" in f.protocol}
     extra = [kind for kind in EXTRAS if f"{record.dataset} {kind}" in shown]
+    without, more = (", ".join(kinds).replace("_", " ") for kinds in (left, extra))
     count = f"{len(NAMES) - len(left)} types \N{MULTIPLICATION SIGN} 5 severities"
-    words = f"The mean of {record.dataset} is of {count}"
-    words += f", without {_join_names(left)}" if left else ""
-    return words + (f"; {_join_names(extra)} are shown, but not in it" if extra else "")
-
-
-def _join_names(kinds: Sequence[str]) -> str:
-    return ", ".join(kinds).replace("_", " ")
+    words = f"The mean of {record.dataset} is of {count}" + (f", without {without}" if left else "")
+    return words + (f"; {more} are shown, but not in it" if extra else "")
 
 
 def _classifier_note(record: Record) -> str:
     chosen = record.protocol.get("chosen")
     chosen = chosen.items() if isinstance(chosen, dict) else ()
-    words = [
-        str(record.protocol.get("head", "?")),
-        *(f"{name.replace('_', ' ')}: {value}" for name, value in chosen),
-    ]
-    return f"Judged by {', '.join(words)}"
+    words = [f"{name.replace('_', ' ')}: {value}" for name, value in chosen]
+    return f"Judged by {', '.join([str(record.protocol.get('head', '?')), *words])}"
 
 
 def _severity_gaps(
@@ -199,16 +188,11 @@ def _severity_gaps(
 def _corruption_table(
     title: str, run: int, grid: Mapping[str, list[float]], most: float, *, sign: str = ""
 ) -> ReportTable:
-    rows = [
-        ReportRow(
-            kind, "", [NumberCell(minus(f"{100 * v:{sign}z.1f}"), v, "", v / most) for v in cells]
-        )
-        for kind, cells in grid.items()
-    ]
-    heads = [str(place + 1) for place in range(max(len(row.cells) for row in rows))]
-    rows = [
-        row._replace(cells=[*row.cells, *[None] * (len(heads) - len(row.cells))]) for row in rows
-    ]
+    heads = [str(place + 1) for place in range(max(map(len, grid.values())))]
+    rows = []
+    for kind, values in grid.items():
+        cells = [NumberCell(minus(f"{100 * v:{sign}z.1f}"), v, "", v / most) for v in values]
+        rows.append(ReportRow(kind, "", [*cells, *[None] * (len(heads) - len(cells))]))
     return ReportTable(title, rows, heads=heads, run=run)
 
 
@@ -217,25 +201,20 @@ def paper_rows(runs: Sequence[RunFolder]) -> list[ReportRow]:
     rows = []
     for method in paper.PAPER_METHODS:
         mine = [run for run in runs if run.settings.get("method") == method]
-        ours = [(run, headline(run, "top-1")) for run in mine]
-        if not any(best for _, best in ours):
-            continue
-        for network, epochs in dict.fromkeys(_paper_run(run) for run, best in ours if best):
+        ours = [(run, best) for run in mine if (best := headline(run, "top-1")) is not None]
+        for network, epochs in dict.fromkeys(_paper_run(run) for run, _ in ours):
             top1, _, top5, brier = paper.TABLE_1[method, network, epochs]
             cells = [NumberCell(f"{v:.1f}", v) for v in (top1, top5, brier)]
             size = f"{paper.NETWORKS[network][2]}, {epochs} epochs"
             rows.append(ReportRow(f"{method} in the paper", f"ImageNet, {size}", cells))
         for run, best in ours:
-            if best is None:
-                continue
             records = [headline(run, metric) for metric in ("top-1", "top-5", "brier")]
             cells = [f and NumberCell(f"{100 * f.value:.1f}", f.value) for f in records]
             steps, epochs = (run.settings.get(f"train.{key}") for key in ("steps", "epochs"))
             length = f"{steps} steps" if steps else f"{'?' if epochs is None else epochs} epochs"
             size = f"{run.settings.get('network.name', '?')}, {length}"
-            rows.append(
-                ReportRow(f"{run.name} here", f"{best.dataset}, {size}; {best.task}", cells)
-            )
+            note = f"{best.dataset}, {size}; {best.task}"
+            rows.append(ReportRow(f"{run.name} here", note, cells))
     return rows
 
 
@@ -249,8 +228,9 @@ def _paper_run(run: RunFolder) -> tuple[str, int]:
 
 def setting_differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
     """Return the settings that differ between runs."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    rows = [
-        (n, [json.dumps(r.settings[n]) if n in r.settings else "" for r in runs]) for n in names
-    ]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        values = [json.dumps(r.settings[name]) if name in r.settings else "" for r in runs]
+        if len(set(values)) > 1:
+            found.append((name, values))
+    return found

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compressive import recipes
 from compressive.config import Config, flat, method_info, unused_settings, with_data
@@ -34,13 +34,11 @@ def preset_axis(name: str, config: Config) -> tuple[str, list[str]]:
     beta: Tables 5 and 14; kappa-e: Tables 11 and 12; kappa-b: Table 13; crop-area: Table 15;
     loss-weight: Tables 7 and 8, where kappa_d is twice the weight.
     """
-    contrastive = "256 512 1024 2048 4096 8192"
+    contrastive, predicting = "256 512 1024 2048 4096 8192", "4096 8192 16384 32768"
+    kappa_e = predicting if method_info(config).decoder else contrastive
     known = {
         "beta": ("bottleneck.beta", "0 0.01 0.1 1 1.5"),
-        "kappa-e": (
-            "bottleneck.kappa_e",
-            "4096 8192 16384 32768" if method_info(config).decoder else contrastive,
-        ),
+        "kappa-e": ("bottleneck.kappa_e", kappa_e),
         "kappa-b": ("bottleneck.kappa_b", "1 3 10 15 20"),
         "crop-area": ("views.crop_scale_min", "0.08 0.16 0.25 0.5"),
         "loss-weight": ("decoder.kappa_d", "2 4 10"),
@@ -66,8 +64,7 @@ def plan_runs(
     """Return every combination of the values with every seed; seeds of one setting are adjacent.
 
     vary: "section.name=value,value,..."; changes: "section.name=value", the same for all runs;
-    base: the settings to change if there is no recipe. Settings are checked here, before any run
-    starts.
+    base: the settings to change without a recipe. Settings are checked before any run starts.
     """
     base = recipes.get(recipe).config if recipe else base or Config()
     base = with_data(base, data, *changes)
@@ -77,7 +74,7 @@ def plan_runs(
         varied = dict(zip(axes, values, strict=True))
         short = {_short_name(name, axes): value for name, value in varied.items()}
         label = ", ".join(f"{name} {value}" for name, value in short.items())
-        parts = [f"{name}{_safe_file_name(value)}" for name, value in short.items()]
+        parts = [name + re.sub(r"[^\w.+-]+", "_", value) for name, value in short.items()]
         for seed in _parse_seeds(seeds):
             run = PlannedRun("-".join([*parts, f"seed{seed}"]), label, varied, seed, "")
             configs.append(with_data(base, data, *run.changes))
@@ -108,18 +105,16 @@ def _require_distinct(
     runs: Sequence[PlannedRun], configs: Sequence[Config], axes: Iterable[str]
 ) -> None:
     """Raise ValueError if two runs have one name, or differ in no setting that is read."""
-    read = [_settings_read(config) for config in configs]
+    read = []
+    for config in configs:
+        unused = unused_settings(config)
+        read.append({name: value for name, value in flat(config).items() if name not in unused})
     for a, b in itertools.combinations(range(len(runs)), 2):
         if runs[a].name == runs[b].name or read[a] == read[b]:
             reasons = unused_settings(configs[a])
-            unused = [f"; {name}: {reasons[name]}" for name in axes if name in reasons]
+            why = [f"; {name}: {reasons[name]}" for name in axes if name in reasons]
             names = f"{runs[a].name} and {runs[b].name}"
-            raise ValueError(f"two runs are the same: {names}{''.join(unused)}")
-
-
-def _settings_read(config: Config) -> dict[str, Any]:
-    unused = unused_settings(config)
-    return {name: value for name, value in flat(config).items() if name not in unused}
+            raise ValueError(f"two runs are the same: {names}{''.join(why)}")
 
 
 def _parse_axis(text: str) -> tuple[str, list[str]]:
@@ -143,10 +138,6 @@ def _short_name(name: str, axes: Iterable[str]) -> str:
     """Return the last part of a setting's name if no other varied setting shares it."""
     last = name.rpartition(".")[2]
     return last if sum(n.rpartition(".")[2] == last for n in axes) == 1 else name
-
-
-def _safe_file_name(value: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", value)
 
 
 def check_evaluation(suite: str, tasks: str, max_images: int, held_out: bool) -> None:

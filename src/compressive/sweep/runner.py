@@ -12,17 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compressive.config import Config, with_data
+from compressive import recipes
+from compressive.config import with_data
 from compressive.progress import Display
-from compressive.rundir.files import (
-    ENCODER,
-    EVALUATION,
-    HELD_OUT,
-    PARTIAL,
-    RESULTS,
-    SWEEP,
-    write_text,
-)
+from compressive.rundir import files
+from compressive.rundir.files import SWEEP, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.sweep.plan import NO_SUITE, PlannedRun, check_evaluation, plan_runs
 from compressive.sweep.table import SweepRow, sweep_rows
@@ -68,18 +62,15 @@ def sweep(
     check_evaluation(suite, tasks, max_images, held_out)
     ensure_writable(out)
     if not (out / SWEEP).exists():
-        base = _base_config(data, recipe, changes)
+        from compressive.data.sources import open_source
+        from compressive.train.auto_config import auto_config
+
+        base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
+        # Raise an error now if the images cannot be opened.
+        open_source(data, with_data(base, data, *changes).data.split)
         runs = plan_runs(data, recipe=recipe, base=base, **axes)
-    about = {
-        "data": data,
-        "recipe": recipe,
-        "set": list(changes),
-        "varied": list(runs[0].varied),
-        "suite": suite,
-        "tasks": tasks,
-        "max_images": max_images,
-        "held_out": held_out,
-    }
+    about = {"data": data, "recipe": recipe, "set": list(changes), "varied": list(runs[0].varied)}
+    about |= {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
     train = ["pretrain", data, "--recipe", recipe]
     train += [word for change in changes for word in ("--set", change)]
     test = ["evaluate", "--suite", suite, "--tasks", tasks, "--max-images", str(max_images)]
@@ -98,17 +89,6 @@ def sweep(
         os.close(lock)
 
 
-def _base_config(data: str, recipe: str, changes: Sequence[str]) -> Config | None:
-    """Return the automatic settings if there is no recipe; raise if the images cannot be opened."""
-    from compressive import recipes
-    from compressive.data.sources import open_source
-    from compressive.train.auto_config import auto_config
-
-    base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
-    open_source(data, with_data(base, data, *changes).data.split)
-    return base
-
-
 class SweepFile:
     """sweep.json: what is varied, the status of each run, and the table."""
 
@@ -117,7 +97,9 @@ class SweepFile:
         self._lock = threading.Lock()
         path = out / SWEEP
         if not path.exists():
-            if out.is_dir() and any(not path.name.endswith(PARTIAL) for path in out.iterdir()):
+            if out.is_dir() and any(
+                not path.name.endswith(files.PARTIAL) for path in out.iterdir()
+            ):
                 raise ValueError(f"{out} is not empty and holds no sweep; choose another --out")
             out.mkdir(parents=True, exist_ok=True)
             return
@@ -140,9 +122,9 @@ class SweepFile:
 
     def is_done(self, run: PlannedRun) -> bool:
         """Return whether a run has finished and its last file exists."""
-        last = self.evaluation(run) / RESULTS
+        last = self.evaluation(run) / files.RESULTS
         if self.about["suite"] == NO_SUITE:
-            last = self.out / run.name / ENCODER
+            last = self.out / run.name / files.ENCODER
         return self.status.get(run.name) == "done" and last.is_file()
 
     def log(self, run: PlannedRun) -> Path:
@@ -151,7 +133,8 @@ class SweepFile:
 
     def evaluation(self, run: PlannedRun) -> Path:
         """Return the folder of a run's results."""
-        return self.out / run.name / (HELD_OUT if self.about["held_out"] else EVALUATION)
+        held_out = self.about["held_out"]
+        return self.out / run.name / (files.HELD_OUT if held_out else files.EVALUATION)
 
     def set_status(self, run: PlannedRun, status: str) -> None:
         """Record that a run is running, done, stopped or failed."""
@@ -224,7 +207,9 @@ class _Processes:
             if code := self._call(command, log):
                 self.state.set_status(run, "stopped" if self.stopping else "failed")
                 if not self.stopping:
-                    reason = f"{command[0]} exited with {code}: {_last_line(log)}"
+                    lines = log.read_text(errors="replace").split("\n")
+                    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+                    reason = f"{command[0]} exited with {code}: {last}"
                     self.display.say(f"{run.name} failed, {reason}; its output is in {log}")
                 return
         self.state.set_status(run, "done")
@@ -249,8 +234,3 @@ class _Processes:
         with self._lock:
             self._running.discard(process)
         return code
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

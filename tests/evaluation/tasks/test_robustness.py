@@ -13,9 +13,8 @@ from torch import Tensor
 from compressive.data.source import ImageSource
 from compressive.evaluation.context import EvalContext, TaskOptions
 from compressive.evaluation.dataset import open_splits
-from compressive.evaluation.datasets.ground_truth import GroundTruth, padded
 from compressive.evaluation.datasets.imagenet_labels import vid_classes, ytbb_classes
-from compressive.evaluation.datasets.shifts import Shift
+from compressive.evaluation.datasets.shifts import GroundTruth, Shift, padded
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.evaluation.results import Results
 from compressive.evaluation.tasks import robustness

@@ -1,9 +1,11 @@
 """File layouts and origins of robustness sets, and how to find one on disk."""
 
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.data.decode import first_line
@@ -17,95 +19,21 @@ CropKind = Literal["resize", "center"]
 
 
 class Layout(NamedTuple):
-    """Folder names and contents of a set, and the project that publishes it."""
+    """Folder names and contents of a set, and its publisher, from published.toml."""
 
-    folders: tuple[str, ...]  # possible names of its folder, below the root or as the root
-    inside: tuple[str, ...]  # any of these identifies the folder
+    folders: Sequence[str]  # possible names of its folder, below the root or as the root
     layout: str
     origin: str
-    images: tuple[int, ...] = ()  # number of images of a complete set, per cell
+    # Any of these identifies the folder.
+    inside: Sequence[str] = tuple(f"{a}{name}" for name in NAMES + EXTRAS for a in ARCHIVES)
+    images: Sequence[int] = ()  # number of images of a complete set, per cell
     crop: CropKind = "resize"
 
 
-def _v2(variant: str, *more: str) -> Layout:
-    folder = f"imagenetv2-{variant}-format-val"
-    return Layout(
-        (folder, f"imagenetv2-{variant}", *more),
-        ("0",),
-        f"{folder}/<0 ... 999>/*.jpeg",
-        f"imagenetv2-{variant}.tar.gz of modestyachts/ImageNetV2",
-        (10_000,),
-    )
-
-
-def _corrupted(folder: str, images: int, files: str) -> Layout:
-    return Layout(
-        (folder,),
-        tuple(f"{above}{name}" for name in NAMES + EXTRAS for above in ARCHIVES),
-        f"{folder}/<corruption>/<1 ... 5>/<wnid>/*.JPEG",
-        f"{files} of hendrycks/robustness",
-        (images,),
-        "center",
-    )
-
-
-def _cifar_layout(classes: int) -> Layout:
-    return Layout(
-        (f"CIFAR-{classes}-C",),
-        ("labels.npy",),
-        f"CIFAR-{classes}-C/<corruption>.npy and CIFAR-{classes}-C/labels.npy",
-        f"CIFAR-{classes}-C.tar of hendrycks/robustness",
-        (10_000,),
-        "center",
-    )
-
-
-_VIDEOS = "imagenet_vid_ytbb_robust"
-
-SHIFTS: dict[str, Layout] = {
-    "imagenet-a": Layout(
-        ("imagenet-a",),
-        ("n????????",),
-        "imagenet-a/<wnid>/*.jpg",
-        "imagenet-a.tar of hendrycks/natural-adv-examples",
-        (7_500,),
-    ),
-    "imagenet-r": Layout(
-        ("imagenet-r",),
-        ("n????????",),
-        "imagenet-r/<wnid>/*.jpg",
-        "imagenet-r.tar of hendrycks/imagenet-r",
-        (30_000,),
-    ),
-    "imagenet-v2": _v2("matched-frequency", "imagenet-v2", "imagenetv2"),
-    "imagenet-v2-threshold0.7": _v2("threshold0.7"),
-    "imagenet-v2-top-images": _v2("top-images"),
-    "objectnet": Layout(
-        ("objectnet-1.0", "objectnet"),
-        ("mappings",),
-        "objectnet-1.0/images/<folder>/*.png and objectnet-1.0/mappings/",
-        "objectnet-1.0.zip of the ObjectNet project, its password on the download page",
-        (18_574, 18_514),  # the release; the beta
-    ),
-    "imagenet-vid-robust": Layout(
-        (f"{_VIDEOS}/imagenet-vid-robust", "imagenet-vid-robust"),
-        ("metadata/pmsets.json",),
-        "imagenet-vid-robust/val/<video>/*.JPEG with metadata/ and misc/ beside val/",
-        f"{_VIDEOS}.tar.gz of modestyachts' natural perturbations",
-        (22_179,),
-    ),
-    "ytbb-robust": Layout(
-        (f"{_VIDEOS}/ytbb-robust", "ytbb-robust"),
-        ("ytbb_videos",),
-        "ytbb-robust/ytbb_videos/<video>_<ms>/frame-<n>.jpg with ytbb-robust_metadata/ beside "
-        "ytbb_videos/ (anchor_labels.json, pmk_labels.json, ytbb_robustness_test_anchors_full.csv)",
-        f"{_VIDEOS}.tar.gz of modestyachts' natural perturbations; metadata in imagenet-testbed",
-    ),
-    "imagenet-c": _corrupted("imagenet-c", 50_000, "blur, digital, noise, weather, extra .tar"),
-    "tiny-imagenet-c": _corrupted("Tiny-ImageNet-C", 10_000, "Tiny-ImageNet-C.tar"),
-    "cifar10-c": _cifar_layout(10),
-    "cifar100-c": _cifar_layout(100),
-}
+PUBLISHED: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    files("compressive.evaluation.datasets").joinpath("published.toml").read_text(encoding="utf-8")
+)
+SHIFTS = {name: Layout(**facts) for name, facts in PUBLISHED["shift"].items()}
 
 
 @contextmanager

@@ -2,19 +2,18 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.data.decode import EXTENSIONS, decode
 from compressive.data.source import ImageSource, Source, read_file
-from compressive.evaluation.datasets.ground_truth import GroundTruth, padded
 from compressive.evaluation.datasets.imagenet_labels import IMAGENET, objectnet_ids
 from compressive.evaluation.datasets.layouts import (
     ARCHIVES,
@@ -25,13 +24,48 @@ from compressive.evaluation.datasets.layouts import (
     find_folder,
     whole,
 )
-from compressive.evaluation.datasets.videos import Videos, read_vid, read_ytbb
+from compressive.evaluation.datasets.videos import read_vid, read_ytbb
 
 CELLS = ("imagenet-c", "tiny-imagenet-c", "cifar10-c", "cifar100-c")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Shift:
+class GroundTruth:
+    """Correct answers for logits over the classes of a classifier.
+
+    Video sets have their own classes: `owner` maps ImageNet ids to them, and `right` holds them.
+    """
+
+    classes: int  # number of logits per image
+    right: Int64[Tensor, "images most"]  # any of these is correct; rows are padded with -1
+    allowed: Int64[Tensor, " some"] | None = None  # classes of a masked argmax; None: all
+    owner: Int64[Tensor, " ids"] | None = None  # video class of each ImageNet id, -1: none
+    video_classes: int = 0
+    anchors: Int64[Tensor, " anchors"] | None = None  # frames in the middle of their set
+    neighbors: Int64[Tensor, "anchors around"] | None = None  # frames around each, -1: none
+
+    def __post_init__(self) -> None:
+        assert (self.owner is None) == (self.anchors is None) == (self.neighbors is None)
+        assert bool(len(self.right)), "no images"
+        assert int(self.right.max()) < (self.video_classes or self.classes), "no such class"
+        assert bool((self.right >= 0).any(1).all()), "an image without a right answer"
+
+    def to(self, device: torch.device | str) -> "GroundTruth":
+        """Move all tensors to a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if torch.is_tensor(v)}
+        return replace(self, **moved)
+
+
+def padded(rows: Sequence[Collection[int]]) -> Int64[Tensor, "rows most"]:
+    """Return sets of different sizes as one table: sorted rows, padded with -1."""
+    most = max(map(len, rows), default=0)
+    return torch.tensor(
+        [sorted(row) + [-1] * (most - len(row)) for row in rows], dtype=torch.int64
+    ).reshape(len(rows), most)
+
+
+class Shift(NamedTuple):
     """Images, their correct answers, and their preprocessing."""
 
     name: str
@@ -65,8 +99,7 @@ def open_cell(
 ) -> Shift:
     """Open one corruption at one severity, from 1 to 5, of a corrupted set.
 
-    `classes` are the wnids in the order of the logits. The files of CIFAR hold class numbers and
-    need no names.
+    `classes` are the wnids in the order of the logits; CIFAR's files hold class numbers instead.
     """
     if name not in CELLS:
         raise ValueError(f"{name!r} has no corruptions; allowed are {', '.join(CELLS)}")
@@ -146,14 +179,31 @@ def _open_objectnet(name: str, base: Path, wnids: Sequence[str] | None) -> Shift
     return _shift(name, images, ids, allowed=allowed, border=2, notes=notes)
 
 
-def _open_vid(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
-    return _videos(name, base / "val", read_vid(base), "neighbors have their own labels")
-
-
-def _open_ytbb(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
-    return _videos(
-        name, base / "ytbb_videos", read_ytbb(base), "neighbors have the anchor's labels"
+def _open_videos(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
+    if name == "ytbb-robust":
+        folder, videos, owner = base / "ytbb_videos", read_ytbb(base), "the anchor's"
+    else:
+        folder, videos, owner = base / "val", read_vid(base), "their own"
+    frames = videos.frames()
+    if not frames:
+        raise ValueError(f"annotations of {name} beside {folder} keep no anchor; download again")
+    there = {f"{p.name}/{file}" for p in folder.glob("*") if p.is_dir() for file in os.listdir(p)}
+    if missing := [frame for frame in frames if frame not in there]:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(frames)} frames of {name} are not in {folder}, the first is "
+            f"{missing[0]}: {expected(name)}"
+        )
+    place = {frame: i for i, frame in enumerate(frames)}
+    answers = GroundTruth(
+        classes=IMAGENET,
+        right=padded([videos.right[frame] for frame in frames]),
+        owner=videos.classes.owner,
+        video_classes=len(videos.classes.names),
+        anchors=torch.tensor([place[anchor] for anchor in videos.neighbors]),
+        neighbors=padded([[place[frame] for frame in near] for near in videos.neighbors.values()]),
     )
+    source = _files(name, [f"{folder}/{frame}" for frame in frames])
+    return _with_count(name, source, answers, (f"neighbors have {owner} labels",))
 
 
 _OPENERS: Mapping[str, Callable[[str, Path, Sequence[str] | None], Shift]] = {
@@ -163,8 +213,8 @@ _OPENERS: Mapping[str, Callable[[str, Path, Sequence[str] | None], Shift]] = {
     "imagenet-v2-threshold0.7": _open_v2,
     "imagenet-v2-top-images": _open_v2,
     "objectnet": _open_objectnet,
-    "imagenet-vid-robust": _open_vid,
-    "ytbb-robust": _open_ytbb,
+    "imagenet-vid-robust": _open_videos,
+    "ytbb-robust": _open_videos,
 }
 
 
@@ -206,37 +256,11 @@ def _shift(
     """Open class folders; the correct ids of an image are those of its folder."""
     files = [file for folder in images.values() for file in folder]
     if not files:
-        raise FileNotFoundError(
-            f"no images of {name} in the folders of its classes: {expected(name)}"
-        )
+        where = "in the folders of its classes"
+        raise FileNotFoundError(f"no images of {name} {where}: {expected(name)}")
     right = padded([ids[folder] for folder, inside in images.items() for _ in inside])
     answers = GroundTruth(classes=classes, right=right, allowed=allowed)
     return _with_count(name, _files(name, files, border), answers, notes)
-
-
-def _videos(name: str, base: Path, videos: Videos, note: str) -> Shift:
-    frames = videos.frames()
-    if not frames:
-        raise ValueError(
-            f"the annotations of {name} beside {base} keep no anchor; download them again"
-        )
-    there = {f"{p.name}/{file}" for p in base.glob("*") if p.is_dir() for file in os.listdir(p)}
-    if missing := [frame for frame in frames if frame not in there]:
-        raise FileNotFoundError(
-            f"{len(missing)} of {len(frames)} frames of {name} are not in {base}, the first is "
-            f"{missing[0]}: {expected(name)}"
-        )
-    place = {frame: i for i, frame in enumerate(frames)}
-    answers = GroundTruth(
-        classes=IMAGENET,
-        right=padded([videos.right[frame] for frame in frames]),
-        owner=videos.classes.owner,
-        video_classes=len(videos.classes.names),
-        anchors=torch.tensor([place[anchor] for anchor in videos.neighbors]),
-        neighbors=padded([[place[frame] for frame in near] for near in videos.neighbors.values()]),
-    )
-    source = _files(name, [f"{base}/{frame}" for frame in frames])
-    return _with_count(name, source, answers, (note,))
 
 
 def _files(name: str, files: Sequence[str], border: int = 0) -> Source:
@@ -252,5 +276,4 @@ def _with_count(name: str, source: Source, answers: GroundTruth, notes: tuple[st
     whole = SHIFTS[name].images
     if whole and len(source) not in whole:
         notes += (f"{len(source)} images on disk, the published set has {whole[0]}",)
-    crop = SHIFTS[name].crop
-    return Shift(name=name, source=source, answers=answers, crop=crop, notes=notes)
+    return Shift(name, source, answers, SHIFTS[name].crop, notes)

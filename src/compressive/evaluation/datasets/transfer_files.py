@@ -17,6 +17,7 @@ from compressive.data.splits import per_class
 from compressive.data.torchvision_sets import open_torchvision
 from compressive.evaluation.datasets.layouts import whole
 
+_LabeledFile = tuple[str, int]  # path, class
 _PER_CLASS = 30  # training images per class of Caltech-101, as is usual
 
 
@@ -27,13 +28,6 @@ class Found(NamedTuple):
     val: Source | None
     test: Source
     notes: tuple[str, ...] = ()
-
-
-class _Listed(NamedTuple):
-    """A file and its class."""
-
-    path: str
-    label: int
 
 
 def read_dataset(name: str, root: Path, seed: int) -> Found:
@@ -55,7 +49,6 @@ def read_dataset(name: str, root: Path, seed: int) -> Found:
 
 
 def _by_torchvision(kind: str, root: Path, *, val: bool = False) -> Found:
-    """Read a data set with torchvision."""
     place = f"torchvision:{kind}@{root}"
     splits = ("train", "val", "test") if val else ("train", "test")
     found = {split: open_torchvision(place, split, download=False) for split in splits}
@@ -78,11 +71,11 @@ def _pet(root: Path) -> Found:
     """
     base, names = root / "oxford-iiit-pet", {}
 
-    def listed(split: str) -> list[_Listed]:
+    def listed(split: str) -> list[_LabeledFile]:
         rows = []
         for line in _read_lines(base / "annotations" / f"{split}.txt"):
             image, label, *_ = line.split()
-            rows.append(_Listed(f"{base}/images/{image}.jpg", int(label) - 1))
+            rows.append((f"{base}/images/{image}.jpg", int(label) - 1))
             names[int(label) - 1] = image.rpartition("_")[0].replace("_", " ")
         return rows
 
@@ -95,7 +88,7 @@ def _flowers(root: Path) -> Found:
     base = root / "flowers-102"
     labels, lists = _mat(base / "imagelabels.mat")["labels"], _mat(base / "setid.mat")
     parts = {
-        split: [_Listed(f"{base}/jpg/image_{i:05}.jpg", int(labels[i - 1]) - 1) for i in lists[key]]
+        split: [(f"{base}/jpg/image_{i:05}.jpg", int(labels[i - 1]) - 1) for i in lists[key]]
         for split, key in (("train", "trnid"), ("val", "valid"), ("test", "tstid"))
     }
     return _of_files("flowers", [str(i + 1) for i in range(int(labels.max()))], **parts)
@@ -109,7 +102,7 @@ def _cars(root: Path) -> Found:
     lists = {"train": devkit / "cars_train_annos.mat", "test": test}
     parts = {
         split: [
-            _Listed(f"{base}/cars_{split}/{row['fname']}", int(row["class"]) - 1)
+            (f"{base}/cars_{split}/{row['fname']}", int(row["class"]) - 1)
             for row in np.atleast_1d(_mat(file)["annotations"])
         ]
         for split, file in lists.items()
@@ -126,7 +119,7 @@ def _caltech101(root: Path, seed: int) -> Found:
     base = _first(root / name for name in ("caltech101", "caltech-101")) / "101_ObjectCategories"
     classes = sorted(entry.name for entry in os.scandir(base) if entry.is_dir())
     files = [
-        _Listed(f"{base}/{name}/{file}", label)
+        (f"{base}/{name}/{file}", label)
         for label, name in enumerate(classes)
         for file in sorted(os.listdir(base / name))
         if file.lower().endswith(".jpg")
@@ -134,7 +127,7 @@ def _caltech101(root: Path, seed: int) -> Found:
     if not files:
         raise FileNotFoundError(errno.ENOENT, "no images", f"{base}/CLASS/*.jpg")
     whole = _source("caltech101", classes, files)
-    parts = per_class(torch.tensor([row.label for row in files]), _PER_CLASS, seed=seed)
+    parts = per_class(torch.tensor([label for _, label in files]), _PER_CLASS, seed=seed)
     background = "BACKGROUND_Google"
     notes = (
         f"{_PER_CLASS} images of each class drawn with seed {seed} for training, the rest is test",
@@ -152,8 +145,7 @@ def _sun397(root: Path) -> Found:
     ids = {name: i for i, name in enumerate(classes)}
     parts = {
         split: [
-            _Listed(f"{base}{line}", ids[line.rpartition("/")[0]])
-            for line in _read_lines(lists / file)
+            (f"{base}{line}", ids[line.rpartition("/")[0]]) for line in _read_lines(lists / file)
         ]
         for split, file in (("train", "Training_01.txt"), ("test", "Testing_01.txt"))
     }
@@ -166,23 +158,24 @@ def _birdsnap(root: Path) -> Found:
     species = {row["id"]: row["common"] for row in _table(base / "species.txt")}
     ids = {key: i for i, key in enumerate(species)}
     held = set(_read_lines(base / "test_images.txt")[1:])
-    train: list[_Listed] = []
-    test: list[_Listed] = []
+    parts: dict[str, list[_LabeledFile]] = {"train": [], "test": []}
     for row in _table(base / "images.txt"):
-        part = test if row["path"] in held else train
-        part.append(_Listed(f"{base}/download/images/{row['path']}", ids[row["species_id"]]))
-    return _of_files("birdsnap", list(species.values()), train=train, test=test)
+        part = parts["test" if row["path"] in held else "train"]
+        part.append((f"{base}/download/images/{row['path']}", ids[row["species_id"]]))
+    return _of_files("birdsnap", list(species.values()), **parts)
 
 
-def _of_files(name: str, classes: Sequence[str], **parts: list[_Listed]) -> Found:
+def _of_files(name: str, classes: Sequence[str], **parts: list[_LabeledFile]) -> Found:
     """Return the splits of lists of files, without missing files."""
-    every = [row.path for rows in parts.values() for row in rows]
-    there = _present(every)
+    every = [path for rows in parts.values() for path, _ in rows]
+    # List whole folders: 50,000 single queries are slow on a network.
+    folders = filter(os.path.isdir, {os.path.dirname(path) for path in every})
+    there = {f"{folder}/{file}" for folder in folders for file in os.listdir(folder)}
     sources = {}
     for split, rows in parts.items():
-        present = [row for row in rows if row.path in there]
+        present = [(path, label) for path, label in rows if path in there]
         if not present:
-            lost = rows[0].path if rows else f"image listed for {split}"
+            lost = rows[0][0] if rows else f"image listed for {split}"
             raise FileNotFoundError(errno.ENOENT, f"no images of {split}", lost)
         sources[split] = _source(name, classes, present)
     missing = len(every) - sum(len(source) for source in sources.values())
@@ -190,13 +183,13 @@ def _of_files(name: str, classes: Sequence[str], **parts: list[_Listed]) -> Foun
     return Found(sources["train"], sources.get("val"), sources["test"], notes)
 
 
-def _source(name: str, classes: Sequence[str], rows: list[_Listed]) -> Source:
+def _source(name: str, classes: Sequence[str], rows: list[_LabeledFile]) -> Source:
     return ImageSource(
         name=name,
         count=len(rows),
-        read=lambda i: read_file(rows[i].path),
-        place=lambda i: rows[i].path,
-        labels=torch.tensor([row.label for row in rows]),
+        read=lambda i: read_file(rows[i][0]),
+        place=lambda i: rows[i][0],
+        labels=torch.tensor([label for _, label in rows]),
         classes=tuple(classes),
     )
 
@@ -205,17 +198,6 @@ def _first(paths: Iterable[Path]) -> Path:
     """Return the first path that exists, or the first one for the error message."""
     paths = list(paths)
     return next((path for path in paths if path.exists()), paths[0])
-
-
-def _present(paths: Iterable[str]) -> set[str]:
-    """List the files in the folders of these; 50,000 single queries are slow on a network."""
-    folders = {os.path.dirname(path) for path in paths}
-    return {
-        f"{folder}/{file}"
-        for folder in folders
-        if os.path.isdir(folder)
-        for file in os.listdir(folder)
-    }
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -229,7 +211,6 @@ def _table(path: Path) -> list[dict[str, str]]:
 
 
 def _mat(path: Path) -> dict[str, Any]:
-    """Read a Matlab file."""
     try:
         from scipy.io import loadmat
     except ImportError:

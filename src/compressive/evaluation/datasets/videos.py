@@ -1,7 +1,6 @@
 """Anchor frames and their neighbors in the two video robustness sets."""
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +14,10 @@ from compressive.evaluation.datasets.imagenet_labels import (
 WITHIN = 10  # frames on either side of an anchor
 
 # Marks in the reviews of YTBB-Robust of pairs that do not show the same object.
-_DIFFERENT = frozenset(
-    (
-        *("dissimilar", "problematic", "incorrect", "dont know", "deformation"),
-        *("background-change", "occlusion-increased", "blur-increase", "bad-anchor"),
-    )
-)
+_DIFFERENT = {
+    *("dissimilar", "problematic", "incorrect", "dont know", "deformation"),
+    *("background-change", "occlusion-increased", "blur-increase", "bad-anchor"),
+}
 # Usual folders of the annotations of YTBB-Robust, which are not in the archive of its frames.
 _KEPT = (".", "metadata", "misc", "ytbb-robust_metadata", "../ytbb-robust_metadata")
 
@@ -59,15 +56,18 @@ def read_ytbb(root: Path) -> Videos:
     """
     classes = ytbb_classes()
     ids = {name: i for i, name in enumerate(classes.names)}
-    first = _first_labels(_annotation(root, "ytbb_robustness_test_anchors_full.csv"))
+    table = _annotation(root, "ytbb_robustness_test_anchors_full.csv")
+    first = _first_labels(table)
     reviews = _marks(_annotation(root, "pmk_labels.json"))
     bad = {anchor for (anchor, _), marks in reviews.items() if "bad-anchor" in marks}
     neighbors: dict[str, list[str]] = {}
     right: dict[str, set[int]] = {}
     for (anchor,), marks in _marks(_annotation(root, "anchor_labels.json")).items():
         if "good" in marks and not marks & {"bad", "unsure"} and anchor not in bad:
+            if (folder := anchor.split("/")[0]) not in first:
+                raise ValueError(f"{table} has no row for the anchor {anchor}; download it again")
             neighbors[anchor] = []
-            right[anchor] = {ids[mark] for mark in marks & ids.keys()} | first(anchor)
+            right[anchor] = {ids[mark] for mark in marks & ids.keys()} | {first[folder]}
     for (anchor, near), marks in reviews.items():
         similar = "similar" in marks and not marks & _DIFFERENT
         if similar and anchor in neighbors and 0 < _distance(anchor, near) <= WITHIN:
@@ -96,20 +96,12 @@ def _marks(path: Path) -> dict[tuple[str, ...], set[str]]:
     }
 
 
-def _first_labels(path: Path) -> Callable[[str], set[int]]:
-    """Return the label of an anchor. The CSV file has 22 and 23 swapped."""
+def _first_labels(path: Path) -> dict[str, int]:
+    """Return the label of the anchor in each folder. The CSV file has 22 and 23 swapped."""
     exchanged = {22: 23, 23: 22}
     with path.open(newline="", encoding="utf-8") as file:
         rows = [(f"{r['ytid']}_{r['time_ms']}", int(r["label"])) for r in csv.DictReader(file)]
-    labels = {folder: exchanged.get(label, label) for folder, label in rows}
-
-    def label(anchor: str) -> set[int]:
-        folder = anchor.split("/")[0]
-        if folder not in labels:
-            raise ValueError(f"{path} has no row for the anchor {anchor}; download it again")
-        return {labels[folder]}
-
-    return label
+    return {folder: exchanged.get(label, label) for folder, label in rows}
 
 
 def _distance(anchor: str, frame: str) -> int:

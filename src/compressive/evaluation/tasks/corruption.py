@@ -1,39 +1,20 @@
 """Accuracy on corrupted test images, generated here, and the mean corruption error."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from compressive.augment.ops import normalize
-from compressive.corruptions.corrupt import EXTRAS, NAMES, corrupt, default_table
-from compressive.data.loaders import Batch
+from compressive.corruptions.corrupt import corrupt, default_table
+from compressive.corruptions.parameters import ALEXNET_ERROR, EXTRAS, NAMES
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.datasets.layouts import SEVERITIES
 from compressive.evaluation.features import forward
 from compressive.evaluation.tasks.linear import linear_classifier
 from compressive.metrics import hits
-
-# Top-1 errors of AlexNet, the mean of the five severities (robustness_metrics of google-research).
-ALEXNET_ERROR = {
-    "gaussian_noise": 0.886,
-    "shot_noise": 0.894,
-    "impulse_noise": 0.923,
-    "defocus_blur": 0.820,
-    "glass_blur": 0.826,
-    "motion_blur": 0.786,
-    "zoom_blur": 0.798,
-    "snow": 0.867,
-    "frost": 0.827,
-    "fog": 0.819,
-    "brightness": 0.565,
-    "contrast": 0.853,
-    "elastic_transform": 0.646,
-    "pixelate": 0.718,
-    "jpeg_compression": 0.607,
-}
 
 
 class CorruptionError(NamedTuple):
@@ -55,7 +36,9 @@ def run(context: EvalContext) -> None:
     cells = [(name, severity) for name in names for severity in SEVERITIES]
     found: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
     count, model = len(context.source("test")), context.model
-    for number, (batch, images) in enumerate(_test_crops(context)):
+    size = 2048 if model.size <= 64 and context.device.type != "cpu" else 256
+    for number, batch in enumerate(context.batches("test", size)):
+        images = context.crop.pixels(batch).mul(255).round().byte()
         for cell in cells:
             x = corrupt(images, *cell, index=batch.index, seed=context.seed, frost=frost)
             x = normalize(x / 255, mean=model.mean, std=model.std)
@@ -79,11 +62,9 @@ def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> Corruption
         if len(accuracy[name]) != 5 or not all(0 <= value <= 1 for value in accuracy[name]):
             values = list(accuracy[name])
             raise ValueError(f"accuracy[{name!r}] must be 5 numbers from 0 to 1, got {values}")
-    total = sum(
-        (1 - sum(accuracy[name]) / len(accuracy[name])) / ALEXNET_ERROR[name] for name in kept
-    )
-    left_out = tuple(name for name in ALEXNET_ERROR if name not in kept)
-    return CorruptionError(total / len(kept), left_out)
+    errors = {name: 1 - sum(accuracy[name]) / len(accuracy[name]) for name in kept}
+    total = sum(errors[name] / ALEXNET_ERROR[name] for name in kept)
+    return CorruptionError(total / len(kept), tuple(k for k in ALEXNET_ERROR if k not in kept))
 
 
 def _record_accuracies(
@@ -114,12 +95,3 @@ def _record_accuracies(
         by_kind = {k: [float(right[k, s].mean()) for s in SEVERITIES] for k in official}
         error = mean_corruption_error(by_kind).value
         add("corruptions", name, "mce", error, n=len(mean), protocol=of_mean)
-
-
-def _test_crops(
-    context: EvalContext,
-) -> Iterator[tuple[Batch, UInt8[Tensor, "batch 3 size size"]]]:
-    """Yield the central crops of test images as bytes."""
-    size = 2048 if context.model.size <= 64 and context.device.type != "cpu" else 256
-    for batch in context.batches("test", size):
-        yield batch, context.crop.pixels(batch).mul(255).round().byte()

@@ -13,7 +13,7 @@ from compressive.data.splits import few_labels, imagenet_list
 from compressive.evaluation import logistic
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.features import Features
-from compressive.evaluation.tasks.logistic import select_penalty
+from compressive.evaluation.tasks.logistic import CLASSIFIER, select_penalty
 from compressive.metrics import hits
 
 _DRAWS = 3
@@ -36,11 +36,10 @@ def run(context: EvalContext) -> None:
     fraction with less than one image per class is skipped.
     """
     labels = context.features("train").labels
+    classes = context.classes
     for share in (0.01, 0.1):
         if (count := int(share * len(labels) + 1e-6)) < len(labels.unique()):
-            context.skip(
-                f"few labels {share:.0%}: {count:,} labels for {context.classes:,} classes"
-            )
+            context.skip(f"few labels {share:.0%}: {count:,} labels for {classes:,} classes")
         else:
             _record_share(context, share)
 
@@ -61,8 +60,7 @@ def _record_share(context: EvalContext, share: float) -> None:
     each = [float(hit.double().mean()) for hit in right]
     warnings = [found.warning for found in fits if found.warning]
     protocol = context.protocol(
-        classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 "
-        "|W|^2, l2 by log-loss",
+        classifier=f"{CLASSIFIER}, l2 by log-loss",
         augmentation="none",
         labels=sizes,
         chosen={"l2": [found.penalty for found in fits]},
@@ -72,16 +70,10 @@ def _record_share(context: EvalContext, share: float) -> None:
         **({"deviation_over_draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
     )
     accuracies = {"top-1": right, **({"top-5": top_5} if context.classes > 5 else {})}
-    images = context.images("test", test.index)
+    images, task = context.images("test", test.index), f"few labels {share:.0%}"
     for metric, each_draw in accuracies.items():
-        context.results.add(
-            f"few labels {share:.0%}",
-            context.splits.name,
-            metric,
-            torch.stack(each_draw).double().mean(0),
-            protocol=protocol,
-            images=images,
-        )
+        mean, name = torch.stack(each_draw).double().mean(0), context.splits.name
+        context.results.add(task, name, metric, mean, protocol=protocol, images=images)
 
 
 def _subsets(

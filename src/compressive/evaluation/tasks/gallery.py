@@ -13,7 +13,6 @@ from compressive.augment.ops import render
 from compressive.augment.params import draw_pair
 from compressive.data.loaders import Batch
 from compressive.evaluation.context import EvalContext
-from compressive.evaluation.features import Features
 from compressive.evaluation.tasks.geometry import evaluation_views
 from compressive.evaluation.tasks.tsne import PERPLEXITY, STEPS, tsne
 from compressive.rng import image_keys
@@ -43,17 +42,18 @@ def write_gallery(
 ) -> Path:
     """Write some test images with their views and neighbors, and a map of up to `most` of them.
 
-    Images are uint8 with channels last, so that the file is readable without torch. Missing
-    labels are -1.
+    Images are uint8 with channels last, readable without torch. Missing labels are -1.
     """
     if min(rows, pairs, neighbors) < 1:
-        raise ValueError(
-            f"rows, pairs and neighbors must be 1 or more, got {rows}, {pairs}, {neighbors}"
-        )
+        got = f"{rows}, {pairs}, {neighbors}"
+        raise ValueError(f"rows, pairs and neighbors must be 1 or more, got {got}")
     train, test = context.features("train"), context.features("test")
     # Data sets are often sorted by class: evenly spaced images show many classes.
     chosen = evenly_spaced_indices(len(test.index), rows).to(context.device)
-    near = nearest_by_angle(test.feats[chosen], train.feats, min(neighbors, len(train.feats)))
+    # By angle; the norms of the queries do not change the order.
+    norms = torch.linalg.vector_norm(train.feats, dim=1).clamp(min=1e-12)
+    cosine = test.feats[chosen] @ train.feats.mT / norms
+    near = cosine.topk(min(neighbors, len(train.feats))).indices
     batches = list(context.batches_at("test", test.index[chosen].cpu()))
     tensors = {
         "views": torch.cat([_shown_views(context, batch, pairs) for batch in batches]),
@@ -62,29 +62,25 @@ def write_gallery(
         "query_label": test.labels[chosen],
         "neighbor_label": train.labels[near],
     }
-    about = {"classes": json.dumps(_class_names(context))}
-    some = _map_points(context, test, most)
-    if len(some.feats) >= 4:
+    sources = context.source("test"), context.source("train")
+    names = max((source.classes or () for source in sources), key=len)
+    numbers = (str(i) for i in range(len(names), context.classes))
+    about = {"classes": json.dumps([*names, *numbers])}
+    most = most if context.device.type != "cpu" else min(most, _POINTS_ON_CPU)
+    random = torch.Generator().manual_seed(context.seed)
+    drawn = torch.randperm(len(test.feats), generator=random)[:most].sort().values
+    if len(drawn) >= 4:
         context.progress("map", 0, 1)
-        tensors["map"] = tsne(F.normalize(some.feats, dim=1))
-        tensors["map_label"] = some.labels
+        tensors["map"] = tsne(F.normalize(test.feats[drawn.to(context.device)], dim=1))
+        tensors["map_label"] = test.labels[drawn.to(context.device)]
+        perplexity = min(PERPLEXITY, (len(drawn) - 1) / 3)
         about["map_method"] = (
-            f"t-SNE of normalized h, perplexity {min(PERPLEXITY, (len(some.feats) - 1) / 3):.3g}, "
-            f"{STEPS} steps from the two main axes, "
-            f"{len(some.feats):,} of {len(test.feats):,} test images"
+            f"t-SNE of normalized h, perplexity {perplexity:.3g}, {STEPS} steps from the two main "
+            f"axes, {len(drawn):,} of {len(test.feats):,} test images"
         )
     content = {name: value.cpu().contiguous() for name, value in tensors.items()}
     write_bytes(folder / FILE, serialize(content, about))
     return folder / FILE
-
-
-def nearest_by_angle(
-    queries: Float[Tensor, "rows feat"], feats: Float[Tensor, "count feat"], k: int
-) -> Int[Tensor, "rows k"]:
-    """Return the places of the k vectors at the smallest angles, the closest first."""
-    # The norms of the queries do not change the order.
-    cosine = queries @ feats.mT / torch.linalg.vector_norm(feats, dim=1).clamp(min=1e-12)
-    return cosine.topk(k).indices
 
 
 def _shown_views(
@@ -114,9 +110,8 @@ def _crops(
 ) -> UInt8[Tensor, "some side side 3"]:
     """Return central crops of a split; each image is read once, even if it occurs repeatedly."""
     places, again = index.cpu().unique(return_inverse=True)
-    found = [
-        _display_pixels(context.crop.pixels(batch)) for batch in context.batches_at(split, places)
-    ]
+    batches = context.batches_at(split, places)
+    found = [_display_pixels(context.crop.pixels(batch)) for batch in batches]
     return torch.cat(found)[again.to(context.device)]
 
 
@@ -125,20 +120,3 @@ def _display_pixels(images: Float[Tensor, "batch 3 h w"]) -> UInt8[Tensor, "batc
     if images.shape[-1] > _THUMBNAIL_SIDE:
         images = F.interpolate(images, (_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), mode="area")
     return images.clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1)
-
-
-def _class_names(context: EvalContext) -> list[str]:
-    """Return the names of the classes, or their numbers; empty without labels."""
-    test, train = context.source("test"), context.source("train")
-    named = max(test.classes or (), train.classes or (), key=len)
-    return [*named, *(str(i) for i in range(len(named), context.classes))]
-
-
-def _map_points(context: EvalContext, found: Features, most: int) -> Features:
-    """Draw the points of the map by the seed; keep their order."""
-    most = most if context.device.type != "cpu" else min(most, _POINTS_ON_CPU)
-    if len(found.feats) <= most:
-        return found
-    random = torch.Generator().manual_seed(context.seed)
-    drawn = torch.randperm(len(found.feats), generator=random)[:most].sort().values
-    return Features(*(part[drawn.to(context.device)] for part in found))

@@ -3,7 +3,6 @@
 from dataclasses import asdict, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -37,15 +36,18 @@ def run(context: EvalContext, *, uniformity_images: int = 10_000) -> None:
     for metric, (value, n, details) in metrics.items():
         protocol = context.protocol(**details)
         context.results.add("geometry", name, metric, float(value), n=n, protocol=protocol)
-    views = evaluation_views(context)
-    distances = torch.cat(
-        [_squared_distances(context, batch, views) for batch in context.batches("test")]
-    )
+    views, distances = evaluation_views(context), []
+    for batch in context.batches("test"):
+        pair = [context.renormalize(view) for view in augmented_pair(context, batch, views)]
+        h = [forward(context.model.network, view, context.dtype) for view in pair]
+        x, y = (F.normalize(each.double(), dim=1) for each in h)
+        distances.append((x - y).square().sum(1))
     augmentations = "the run's own" if context.model.config else "the paper's"
     details = {"augmentations": augmentations, "views": [asdict(view) for view in views]}
     protocol = context.protocol(on=on, alpha=2, **details)
     images = context.images("test", test.index)
-    context.results.add("geometry", name, "alignment", distances, protocol=protocol, images=images)
+    values = torch.cat(distances)
+    context.results.add("geometry", name, "alignment", values, protocol=protocol, images=images)
 
 
 def evaluation_views(context: EvalContext) -> tuple[View, View]:
@@ -53,16 +55,6 @@ def evaluation_views(context: EvalContext) -> tuple[View, View]:
     model = context.model
     settings = (model.config or Config()).views
     return view_pair(replace(settings, size=model.size, antialias=model.antialias))
-
-
-def _squared_distances(
-    context: EvalContext, batch: Batch, views: tuple[View, View]
-) -> Float[Tensor, " batch"]:
-    """Return squared distances between the normalized features of two views."""
-    pair = [context.renormalize(view) for view in augmented_pair(context, batch, views)]
-    feats = [forward(context.model.network, view, context.dtype) for view in pair]
-    x, y = (F.normalize(f.double(), dim=1) for f in feats)
-    return (x - y).square().sum(1)
 
 
 def augmented_pair(

@@ -3,7 +3,7 @@
 The networks run in evaluation mode and do not change.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -41,15 +41,6 @@ class Information(NamedTuple):
     bound: float | None  # log K of the batches, the largest value of `predictive`
     dropped: int  # number of images in batches with another K than the first
     protocol: dict[str, Any]
-
-
-class _Terms(NamedTuple):
-    """The fields of `Information` with one value per image."""
-
-    positive_cosine: Tensor
-    residual: Tensor | None
-    reducible_residual: Tensor | None
-    predictive: Tensor | None
 
 
 def run(context: EvalContext, *, batch_size: int = 256) -> None:
@@ -110,10 +101,9 @@ def measure_information(
                 dropped += len(batch.index)
                 continue
             index.append(batch.index)
-            made = [
-                _measure_batch(method, batch, pair, size, seed, i, precision) for i in range(draws)
-            ]
-            measured.append(_join_terms(lambda parts: torch.stack(parts).mean(0), made))
+            made = [_measure(method, batch, pair, size, seed, i, precision) for i in range(draws)]
+            mean = {name: torch.stack([each[name] for each in made]).mean(0) for name in made[0]}
+            measured.append(mean)
     if not index:
         raise ValueError("batches must hold one image or more, got none")
     bound = method.bound(length)
@@ -128,25 +118,18 @@ def measure_information(
         "seed": seed,
         "precision": str(precision).removeprefix("torch."),
     }
-    terms = _join_terms(lambda parts: torch.cat(parts).cpu(), measured)
-    place = torch.cat(index).cpu()
-    return Information(place, *terms, bound=bound, dropped=dropped, protocol=protocol)
-
-
-def _join_terms(join: Callable[[list[Tensor]], Tensor], found: list[_Terms]) -> _Terms:
-    """Join the terms of several batches or draws; None stays None."""
-
-    def joined(name: str) -> Tensor | None:
-        parts = [part for terms in found if (part := getattr(terms, name)) is not None]
-        return join(parts) if parts else None
-
-    positive_cosine = join([terms.positive_cosine for terms in found])
-    return _Terms(
-        positive_cosine, joined("residual"), joined("reducible_residual"), joined("predictive")
+    terms = {name: torch.cat([each[name] for each in measured]).cpu() for name in measured[0]}
+    return Information(
+        torch.cat(index).cpu(),
+        terms["positive_cosine"],
+        *(terms.get(name) for name in ("residual", "reducible_residual", "predictive")),
+        bound=bound,
+        dropped=dropped,
+        protocol=protocol,
     )
 
 
-def _measure_batch(
+def _measure(
     method: Method,
     batch: Batch,
     pair: tuple[View, View],
@@ -154,8 +137,11 @@ def _measure_batch(
     seed: int,
     draw: int,
     precision: torch.dtype,
-) -> _Terms:
-    """Measure one new pair of views; rows are those of X, then those of Y."""
+) -> dict[str, Tensor]:
+    """Measure the terms that the method has on one new pair of views.
+
+    Rows are those of X, then those of Y. A term is the mean of both directions.
+    """
     twice = torch.cat([batch.index, batch.index])
     view = 2 * draw + (torch.arange(len(twice), device=twice.device) >= len(batch.index)).long()
     keys = image_keys(twice, seed=seed, epoch=_VIEWS, view=view)
@@ -164,24 +150,18 @@ def _measure_batch(
     with autocast(images.device, precision):
         found = method.embeddings(images)
     r_x, r_y = found.r.chunk(2)
-    z, residual, reducible_residual = found.mu, None, None
+    z, terms = found.mu, {"positive_cosine": (r_x * r_y).sum(1)}
     if method.channel is not None and found.mu_b is not None:
         e = VonMisesFisher(found.mu, method.channel.kappa_e)
         b = VonMisesFisher(found.mu_b, method.channel.kappa_b)
         at = image_keys(twice, seed=seed, epoch=_Z, view=view)
         z = keyed_sample(e, at) if _is_sampled(method) else method.channel.sample(e)
-        terms = residual_terms(z, e, b, "analytic", reparameterized=False)
-        residual, reducible_residual = (
-            _mean_of_directions(terms.residual),
-            _mean_of_directions(terms.reducible),
-        )
-    predictive = None if found.target is None else method.predictive(z, found.target)
-    return _Terms((r_x * r_y).sum(1), residual, reducible_residual, predictive)
-
-
-def _mean_of_directions(directions: Tensor) -> Tensor:
-    """Return one value per image: the mean of both directions."""
-    return directions.view(2, -1).mean(0)
+        rates = residual_terms(z, e, b, "analytic", reparameterized=False)
+        terms["residual"] = rates.residual.view(2, -1).mean(0)
+        terms["reducible_residual"] = rates.reducible.view(2, -1).mean(0)
+    if found.target is not None and (predictive := method.predictive(z, found.target)) is not None:
+        terms["predictive"] = predictive
+    return terms
 
 
 def _is_sampled(method: Method) -> bool:
@@ -191,13 +171,12 @@ def _is_sampled(method: Method) -> bool:
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     """Assert that no weight and no batch-norm statistic changes."""
-    before = {name: value.clone() for name, value in _state(module)}
+
+    def state() -> list[tuple[str, Tensor]]:
+        return [*module.named_parameters(), *module.named_buffers()]
+
+    before = {name: value.clone() for name, value in state()}
     yield
-    for name, value in _state(module):
+    for name, value in state():
         same = torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True)
         assert same, f"{name} changed during an evaluation"
-
-
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()

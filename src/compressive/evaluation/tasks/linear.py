@@ -47,7 +47,9 @@ def run(context: EvalContext) -> None:
     The learning rate is chosen on the held-out part of train. Test is read once.
     """
     train, (fit, held) = context.features("train"), context.parts
-    epochs = context.options.epochs or _default_epochs(len(fit), context.device.type)
+    # 40 as in the paper; on a CPU at most 100,000 crops are used.
+    most = 40 if context.device.type != "cpu" else max(1, min(40, 100_000 // len(fit)))
+    epochs = context.options.epochs or most
     batch = 1024 if len(fit) >= 20_000 else min(256, len(fit))
     steps = max(1, epochs * len(fit) // batch)
     rates = LEARNING_RATES if context.classes == 1000 else WIDER
@@ -112,9 +114,12 @@ def train_heads(
     peaks = torch.tensor(learning_rates, device=device)
     for step, (feats, labels) in enumerate(batches):
         rates = 0.5 * peaks * (1 + math.cos(math.pi * step / steps))
-        for part, speed, gradient in zip(
-            heads, speeds, _gradients(heads, feats, labels), strict=True
-        ):
+        # The gradients of the mean cross-entropy in weights and biases.
+        error = heads.logits(feats).softmax(-1)
+        error -= F.one_hot(labels, classes)
+        error /= len(labels)
+        gradients = feats.T @ error, error.sum(1)
+        for part, speed, gradient in zip(heads, speeds, gradients, strict=True):
             speed.mul_(0.9).add_(gradient)
             part.sub_(rates.view(-1, *[1] * (part.ndim - 1)) * (gradient + 0.9 * speed))
     return heads
@@ -134,14 +139,6 @@ def choose(
     return max(range(len(loss)), key=lambda i: (accuracy[i], -loss[i])), accuracy
 
 
-def _gradients(heads: Heads, feats: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the mean cross-entropy in weights and biases."""
-    error = heads.logits(feats).softmax(-1)
-    error -= F.one_hot(labels, error.shape[-1])
-    error /= len(labels)
-    return feats.T @ error, error.sum(1)
-
-
 def _augmented_features(
     context: EvalContext, places: Int[Tensor, " fit"], batch: int, steps: int
 ) -> Iterator[tuple[Float[Tensor, "batch feat"], Int[Tensor, " batch"]]]:
@@ -158,8 +155,3 @@ def _augmented_features(
         if step % 10 == 0:
             context.progress("linear", step, steps)
         yield forward(model.network, x, context.dtype), found.label
-
-
-def _default_epochs(count: int, device: str) -> int:
-    """Return 40 as in the paper; on a CPU at most 100,000 crops are used."""
-    return 40 if device != "cpu" else max(1, min(40, 100_000 // count))

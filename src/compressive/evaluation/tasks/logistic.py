@@ -13,6 +13,7 @@ from compressive.metrics import nll, top_k_accuracy
 
 _MOST_VALUES = 2**29  # of the features: full-batch methods in float64 need too much memory for more
 
+CLASSIFIER = "multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2"
 Criterion = Literal["accuracy", "log-loss"]
 
 
@@ -26,14 +27,12 @@ def run(context: EvalContext, *, few_held_out: int = 1000) -> None:
     """
     train, (fit, held) = context.features("train"), context.parts
     if train.feats.numel() > _MOST_VALUES:
-        context.skip(
-            f"logistic regression on {len(train.feats):,} images, which is for smaller sets"
-        )
+        context.skip(f"logistic regression on {len(train.feats):,} images, made for smaller sets")
         return
     criterion: Criterion = "log-loss" if len(held) < few_held_out else "accuracy"
     found = select_penalty(train, fit, held, context.classes, criterion)
     protocol = context.protocol(
-        classifier="multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2",
+        classifier=CLASSIFIER,
         augmentation="none",
         chosen={"l2": found.penalty},
         **{"chosen_on": f"{len(held):,} training images by {criterion}, then fitted on all"},

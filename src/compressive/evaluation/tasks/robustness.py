@@ -12,17 +12,10 @@ from torch import Tensor
 from compressive.corruptions.parameters import NAMES
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.evaluation.context import EvalContext
-from compressive.evaluation.datasets.ground_truth import GroundTruth
+from compressive.evaluation.datasets import shifts
 from compressive.evaluation.datasets.imagenet_labels import imagenet_wnids
 from compressive.evaluation.datasets.layouts import SEVERITIES
-from compressive.evaluation.datasets.shifts import (
-    CELLS,
-    SHIFTS,
-    Shift,
-    corruptions_at,
-    open_cell,
-    open_shift,
-)
+from compressive.evaluation.datasets.shifts import CELLS, SHIFTS, GroundTruth, Shift
 from compressive.evaluation.tasks.corruption import mean_corruption_error
 from compressive.evaluation.tasks.linear import linear_classifier
 
@@ -59,7 +52,7 @@ def run(context: EvalContext) -> None:
             if name in CELLS:
                 _evaluate_corruptions(context, name, root, wnids)
             else:
-                evaluate_shift(context, open_shift(name, root, wnids))
+                evaluate_shift(context, shifts.open_shift(name, root, wnids))
         except (FileNotFoundError, ValueError) as problem:
             context.skip(str(problem))
 
@@ -67,12 +60,10 @@ def run(context: EvalContext) -> None:
 def evaluate_shift(context: EvalContext, shift: Shift) -> None:
     """Record every score of one shifted test set."""
     logits, protocol = _logits_and_protocol(context, shift)
-    images = DatasetFingerprint(shift.source).of()
+    images, add = DatasetFingerprint(shift.source).of(), context.results.add
     for score in scores(logits, shift.answers.to(context.device)):
-        details = {**protocol, "reading": score.protocol}
-        context.results.add(
-            "robustness", shift.name, score.metric, score.hits, protocol=details, images=images
-        )
+        details, hits = {**protocol, "reading": score.protocol}, score.hits
+        add("robustness", shift.name, score.metric, hits, protocol=details, images=images)
 
 
 def _evaluate_corruptions(
@@ -81,11 +72,11 @@ def _evaluate_corruptions(
     """Record every corruption of a data set from its files, and their mean."""
     right: dict[str, Float[Tensor, "severities images"]] = {}
     protocol, images, count = {}, "", 0
-    kinds, add = corruptions_at(name, root), context.results.add
+    kinds, add = shifts.corruptions_at(name, root), context.results.add
     for number, kind in enumerate(kinds):
         hits: list[Bool[Tensor, " images"]] = []
         for severity in SEVERITIES:
-            cell = open_cell(name, root, kind, severity, wnids)
+            cell = shifts.open_cell(name, root, kind, severity, wnids)
             logits, protocol = _logits_and_protocol(context, cell)
             protocol["notes"] = [note for note in cell.notes if not note.startswith(kind)]
             hits.append(scores(logits, cell.answers.to(context.device))[0].hits)
@@ -132,10 +123,8 @@ def has_classes_of(context: EvalContext, name: str) -> bool:
     if name.startswith("cifar10-"):
         return classes == _CIFAR10  # in this order: the labels in its files are numbers
     if name.startswith("cifar100-"):
-        in_order = list(classes) == sorted(classes)
-        return (
-            len(classes) == 100 and in_order and {"apple", "aquarium_fish", "worm"} <= set(classes)
-        )
+        is_cifar = len(classes) == 100 and {"apple", "aquarium_fish", "worm"} <= set(classes)
+        return is_cifar and list(classes) == sorted(classes)
     if name.startswith("tiny-"):
         return len(classes) == 200 and wnids
     return len(classes) == 1000 and (wnids or classes[0].startswith("tench"))

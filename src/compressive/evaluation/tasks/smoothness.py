@@ -9,16 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive.augment.ops import (
-    STD,
-    Images,
-    brightness,
-    center_crop,
-    contrast,
-    hue,
-    normalize,
-    saturation,
-)
+from compressive.augment import ops
+from compressive.augment.ops import STD, Images, center_crop, normalize
 from compressive.augment.params import Numbers
 from compressive.checks import autocast, check_one_of, check_positive, validates_inputs
 from compressive.data.loaders import Batch
@@ -46,14 +38,14 @@ class Perturbation(NamedTuple):
 
 
 PERTURBATIONS = (  # paper, table of augmentations: 0.4, 0.4, 0.2, 0.1
-    Perturbation("brightness+", brightness, 0.4),
-    Perturbation("brightness-", brightness, -0.4),
-    Perturbation("contrast+", contrast, 1.4),
-    Perturbation("contrast-", contrast, 0.6),
-    Perturbation("saturation+", saturation, 1.2),
-    Perturbation("saturation-", saturation, 0.8),
-    Perturbation("hue+", hue, 0.1),
-    Perturbation("hue-", hue, -0.1),
+    Perturbation("brightness+", ops.brightness, 0.4),
+    Perturbation("brightness-", ops.brightness, -0.4),
+    Perturbation("contrast+", ops.contrast, 1.4),
+    Perturbation("contrast-", ops.contrast, 0.6),
+    Perturbation("saturation+", ops.saturation, 1.2),
+    Perturbation("saturation-", ops.saturation, 0.8),
+    Perturbation("hue+", ops.hue, 0.1),
+    Perturbation("hue-", ops.hue, -0.1),
 )
 
 
@@ -118,32 +110,23 @@ def _record_local(
     if not len(local.value):
         context.skip(f"smoothness, {name}: it changes none of the images of {dataset}")
         return
-    bins = histogram(local.value)
-    shape = {"edges": bins.edges.tolist(), "density": bins.density.tolist()}
-    details = {
-        **protocol,
-        "unchanged_images": local.dropped,
-        "mean_in_normalized_units": float(local.normalized.mean()),
-        "histogram": {**shape, "share_beyond": bins.beyond},
-    }
+    edges, density, beyond = histogram(local.value)
+    shape = {"edges": edges.tolist(), "density": density.tolist(), "share_beyond": beyond}
+    mean = float(local.normalized.mean())
+    details = {"unchanged_images": local.dropped, "mean_in_normalized_units": mean}
+    details = {**protocol, **details, "histogram": shape}
     bound = {**protocol, "largest": local.bound**2}
-    add, task, images = (
-        context.results.add,
-        f"smoothness {name}",
-        context.images(split, local.index),
-    )
+    add, task = context.results.add, f"smoothness {name}"
+    images = context.images(split, local.index)
     add(task, dataset, "lipschitz", local.value, protocol=details, images=images)
     add(task, dataset, "lipschitz_squared_kl", local.squared, protocol=bound, images=images)
 
 
 def _random_images(context: EvalContext, split: str, most: int) -> Iterator[Batch]:
-    """Yield at most `most` images of a split, drawn by the seed."""
-    count = len(context.source(split))
-    chosen = torch.arange(count)
-    if count > most:
-        random = torch.Generator().manual_seed(context.seed)
-        chosen = torch.randperm(count, generator=random)[:most].sort().values
-    yield from context.batches_at(split, chosen)
+    """Return at most `most` images of a split, drawn by the seed."""
+    count, random = len(context.source(split)), torch.Generator().manual_seed(context.seed)
+    chosen = torch.randperm(count, generator=random)[:most].sort().values
+    return context.batches_at(split, chosen)
 
 
 def perturb(images: Images, perturbation: Perturbation) -> Images:
@@ -181,7 +164,10 @@ def measure_smoothness(
                 batch.images, size, height=batch.height, width=batch.width, antialias=antialias
             )
             e = VonMisesFisher(_directions(direction, x, precision), kappa)
-            at = _point(e, z, image_keys(batch.index, seed=seed, epoch=_Z_EPOCH, view=_VIEW))
+            at = e.mode if z == "mode" else e.mean
+            if z == "sample":
+                keys = image_keys(batch.index, seed=seed, epoch=_Z_EPOCH, view=_VIEW)
+                at = keyed_sample(e, keys)
             readings = []
             for perturbation in PERTURBATIONS:
                 changed = perturb(x, perturbation)
@@ -194,8 +180,19 @@ def measure_smoothness(
     place, values = torch.cat(index).cpu(), torch.cat(found, 2).cpu()
     pairs = zip(PERTURBATIONS, values, strict=True)
     local = {perturbation.name: _local_estimates(place, rows) for perturbation, rows in pairs}
-    protocol = {"kappa": kappa, "z": z, "seed": seed, **_definitions(size, antialias, precision)}
-    return Smoothness(local, protocol | {"images": len(place)})
+    protocol = {
+        **{"kappa": kappa, "z": z, "seed": seed},
+        "value": "kappa |z.(mu(x) - mu(x'))| / ||dx||",
+        "squared": "kappa A_n(kappa) (1 - mu(x).mu(x')) / ||dx||^2",
+        "norm": f"L2 over all {3 * size**2} values",
+        "unit": "pixels in [0, 1]; `normalized`: over the standard deviation of each channel",
+        "perturbations": {each.name: each.amount for each in PERTURBATIONS},
+        "crop": f"central square at {size} pixels, Keys bicubic a=-0.5, antialias={antialias}",
+        "dropped": f"images in which no value changes by more than {_ROUNDING:g}",
+        "precision": str(precision).removeprefix("torch."),
+        "images": len(place),
+    }
+    return Smoothness(local, protocol)
 
 
 @validates_inputs
@@ -213,19 +210,6 @@ def histogram(values: Float[Tensor, " count"], bins: int = 100) -> Histogram:
     return Histogram(edges, density, (values > edges[-1]).double().mean().item())
 
 
-def _definitions(size: int, antialias: bool, precision: torch.dtype) -> dict[str, Any]:
-    return {
-        "value": "kappa |z.(mu(x) - mu(x'))| / ||dx||",
-        "squared": "kappa A_n(kappa) (1 - mu(x).mu(x')) / ||dx||^2",
-        "norm": f"L2 over all {3 * size**2} values",
-        "unit": "pixels in [0, 1]; `normalized`: over the standard deviation of each channel",
-        "perturbations": {each.name: each.amount for each in PERTURBATIONS},
-        "crop": f"central square at {size} pixels, Keys bicubic a=-0.5, antialias={antialias}",
-        "dropped": f"images in which no value changes by more than {_ROUNDING:g}",
-        "precision": str(precision).removeprefix("torch."),
-    }
-
-
 def keyed_sample(e: VonMisesFisher, keys: Keys) -> Float[Tensor, "batch dim"]:
     """Draw a sample of e for each key, independent of the batch and the device."""
     u = uniforms(keys, 2 * ((e.dim + 1) // 2))
@@ -241,12 +225,6 @@ def _directions(
     with autocast(images.device, precision):
         mu = direction(normalize(images))
     return F.normalize(mu.double(), dim=1)
-
-
-def _point(e: VonMisesFisher, z: Place, keys: Keys) -> Float[Tensor, "batch dim"]:
-    if z == "sample":
-        return keyed_sample(e, keys)
-    return e.mode if z == "mode" else e.mean
 
 
 def _distances(
