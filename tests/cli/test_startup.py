@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import compressive.cli
-from compressive.config import Config
+from compressive.config import Config, override
+from compressive.evaluation.results import Results
 from compressive.rundir.folder import write_config
 
 HEAVY = ("torch", "torchvision", "timm", "scipy", "matplotlib", "pyarrow")
@@ -66,11 +67,15 @@ def invoke(lines: list[str], folder: Path) -> list[tuple[int, list[str]]]:
 
 
 def test_help_recipes_settings_report_and_watch_import_no_torch(tmp_path: Path) -> None:
-    write_config(tmp_path / "run", Config(), torch.device("cpu"))
-    lines = [*LIGHT, "report run", "watch run --once"]
+    for name, config in (("run", Config()), ("other", override(Config(), "bottleneck.beta=2"))):
+        write_config(tmp_path / name, config, torch.device("cpu"))
+        results = Results(name)
+        results.add("knn", "set", "top-1", torch.rand(30), protocol={}, images="same")
+        results.write(tmp_path / name / "evaluation")
+    lines = [*LIGHT, "report run other", "watch run --once"]
     for line, (code, heavy) in zip(lines, invoke(lines, tmp_path), strict=True):
         assert (code, heavy) == (0, []), line
-    assert (tmp_path / "report.html").is_file()
+    assert "undecided" in (tmp_path / "report.html").read_text()
 
 
 def test_wrong_recipes_settings_and_options_are_refused_before_torch_is_imported(

@@ -11,12 +11,14 @@ from scipy import stats
 from tiny import tiny
 from torch import Tensor
 
+from compressive import metrics
 from compressive.config import Config, override
 from compressive.evaluation.compare import (
     Difference,
     Experiment,
     compare,
     open_groups,
+    paired_bootstrap,
     short_names,
     t_quantile,
 )
@@ -79,6 +81,14 @@ def test_one_run_each_is_compared_image_by_image(tmp_path: Path) -> None:
     assert found.low == pytest.approx(float(np.quantile(naive, 0.025)), abs=0.2 * half)
     assert found.high == pytest.approx(float(np.quantile(naive, 0.975)), abs=0.2 * half)
     assert (found.over, found.verdict) == ("images", "better")
+
+
+@pytest.mark.parametrize("n", [1, 21, 10_000])
+def test_numpy_bootstrap_equals_the_torch_one(n: int) -> None:
+    """The draws are the same; only means are summed in another order."""
+    pairs = torch.randn(n, dtype=torch.float64)
+    ours, torchs = paired_bootstrap(pairs.numpy()), metrics.bootstrap_interval(pairs)
+    assert ours == pytest.approx((float(torchs.low), float(torchs.high)), rel=1e-12, abs=1e-15)
 
 
 def test_noise_is_not_called_a_gain(tmp_path: Path) -> None:

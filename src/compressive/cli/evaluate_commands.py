@@ -202,7 +202,6 @@ def report_command(
 
         verdicts, runs = None, _expand_sweeps(runs)
         if sum((_results_folder(run) / RESULTS).is_file() for run in runs) > 1:
-            # Only comparing needs torch, which takes seconds to import.
             from compressive.evaluation import tables
 
             verdicts = tables.verdicts(runs)

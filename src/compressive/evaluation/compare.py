@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch
+import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from compressive.config import flat
 from compressive.evaluation.results import Results, read
 from compressive.metric_info import HIGHER, LOWER
-from compressive.metrics import bootstrap_interval
 from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.records import Record
@@ -115,8 +113,7 @@ def _difference(key: str, first: Experiment, second: Experiment) -> Difference:
     if min(map(len, values)) >= 2 and (found := _over_seeds(*values)) is not None:
         (low, high), over = found, "seeds"
     elif (pairs := _paired(key, first, second, every)) is not None:
-        found = bootstrap_interval(pairs)
-        low, high, over = float(found.low), float(found.high), "images"
+        (low, high), over = paired_bootstrap(pairs), "images"
     verdict = _verdict(key.rpartition("/")[2], low, high)
     if pairs is not None and len(pairs) < _FEW_IMAGES:
         verdict = "too few images"
@@ -150,7 +147,7 @@ def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
 
 def _paired(
     key: str, first: Experiment, second: Experiment, records: Sequence[Record]
-) -> Float[Tensor, " n"] | None:
+) -> Float[np.ndarray, " n"] | None:
     """Return differences per image, if all runs have values of the same images."""
     images = {record.images for record in records}
     if len(images) > 1 or images == {""}:
@@ -160,8 +157,24 @@ def _paired(
         each = [run.values[key] for run in group.runs if key in run.values]
         if len(each) < len(group.runs) or len({len(values) for values in each}) != 1:
             return None
-        means.append(torch.stack(each).double().mean(0))
+        means.append(np.mean(each, axis=0, dtype=np.float64))
     return means[1] - means[0] if len(means[0]) == len(means[1]) else None
+
+
+def paired_bootstrap(pairs: Float[np.ndarray, " n"], draws: int = 1000) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a mean, as `metrics.bootstrap_interval` draws it.
+
+    NumPy instead of torch, which takes seconds to import, because `compressive report` compares.
+    """
+    random, n = np.random.RandomState(0), len(pairs)
+    rows = max(1, 2**20 // n)
+    means = []
+    for start in range(0, draws, rows):
+        size = (min(rows, draws - start), n)
+        chosen = random.randint(0, 2**32, size, dtype=np.uint32) % n
+        means.append(pairs[chosen].mean(1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
@@ -169,13 +182,12 @@ def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float,
 
     None if the variance is zero: equal values of few images do not prove that seeds do not matter.
     """
-    a, b = (torch.tensor(each, dtype=torch.float64) for each in (first, second))
-    parts = [float(each.var()) / len(each) for each in (a, b)]
+    parts = [float(np.var(each, ddof=1)) / len(each) for each in (first, second)]
     error = math.sqrt(sum(parts))
-    difference = float(b.mean() - a.mean())
+    difference = float(np.mean(second) - np.mean(first))
     if error == 0:
         return None
-    spread = sum(p * p / (len(e) - 1) for p, e in zip(parts, (a, b), strict=True))
+    spread = sum(p * p / (len(e) - 1) for p, e in zip(parts, (first, second), strict=True))
     reach = t_quantile(0.975, sum(parts) ** 2 / spread) * error
     return difference - reach, difference + reach
 
@@ -189,9 +201,9 @@ def t_quantile(p: float, freedom: float) -> float:
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
 
     def below(angle: float, pieces: int = 400) -> float:
-        x = torch.linspace(0, angle, pieces + 1, dtype=torch.float64)
-        height = x.cos().pow(freedom - 1)
-        weights = torch.full_like(x, 2.0)
+        x = np.linspace(0, angle, pieces + 1)
+        height = np.cos(x) ** (freedom - 1)
+        weights = np.full_like(x, 2.0)
         weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
         area = float((weights * height).sum()) * angle / pieces / 3
         return 0.5 + math.exp(log_scale) * area

@@ -4,14 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 from jaxtyping import Bool, Float
-from safetensors.torch import load_file
-from safetensors.torch import save as serialize
-from torch import Tensor
+from safetensors.numpy import load_file
+from safetensors.numpy import save as serialize
 
 from compressive.metric_info import ACCURACIES
-from compressive.metrics import bootstrap_interval
 from compressive.rundir.files import RESULTS, write_bytes
 from compressive.rundir.records import Record, ResultsFile, read_results
 
@@ -26,14 +25,14 @@ class Results(ResultsFile):
     command: str = ""
     set: str = ""  # name of the dataset that is evaluated
     of: str = ""  # fingerprint of its content
-    values: dict[str, Tensor] = field(default_factory=dict)  # key of a record: value per image
+    values: dict[str, np.ndarray] = field(default_factory=dict)  # key of a record: value per image
 
     def add(
         self,
         task: str,
         dataset: str,
         metric: str,
-        value: float | Float[Tensor, " n"] | Bool[Tensor, " n"],
+        value: float | Float[Any, " n"] | Bool[Any, " n"],  # a tensor; reading needs no torch
         *,
         protocol: dict[str, Any],
         n: int = 0,
@@ -41,7 +40,9 @@ class Results(ResultsFile):
     ) -> Record:
         """Add a number, or values per image; of the latter record the mean and its interval."""
         low = high = each = None
-        if isinstance(value, Tensor):
+        if not isinstance(value, float | int):
+            from compressive.metrics import bootstrap_interval
+
             each = value.detach().double().cpu()
             interval = bootstrap_interval(each, seed=self.seed)
             low, high, n = float(interval.low), float(interval.high), len(each)
@@ -66,7 +67,7 @@ class Results(ResultsFile):
         self.records = [other for other in self.records if other.key != record.key]
         self.values.pop(record.key, None)
         if each is not None:
-            self.values[record.key] = each.float()
+            self.values[record.key] = each.float().numpy()
         self.records.append(record)
         return record
 

@@ -10,14 +10,15 @@ import sys
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from compressive.config import Config, Data, Health, flat, from_dict
 from compressive.rundir.files import CONFIG, PARTIAL, write_text
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, UnsupportedFormat, check_format
+
+if TYPE_CHECKING:
+    import torch
 
 # Settings that do not change what is learned: a run may be resumed with other values of these.
 FREE = {"recipe", "data.source", "data.cache_on_device", "data.workers", "probe.every_epochs"}
@@ -48,7 +49,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     return True
 
 
-def write_config(folder: Path, config: Config, device: torch.device) -> None:
+def write_config(folder: Path, config: Config, device: "torch.device") -> None:
     """Write config.json: every setting, and under "about" time, command, device and versions."""
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
@@ -90,7 +91,9 @@ def command() -> str:
     return shlex.join(["compressive" if is_ours else sys.argv[0], *sys.argv[1:]])
 
 
-def _provenance(device: torch.device) -> dict[str, Any]:
+def _provenance(device: "torch.device") -> dict[str, Any]:
+    import torch  # only to write: readers need no torch, which takes seconds to import
+
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     return {
