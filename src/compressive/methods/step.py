@@ -27,6 +27,10 @@ class Step(NamedTuple):
     residual: Float[Tensor, ""] | None = None  # nats; compressed methods only
     reducible_residual: Float[Tensor, ""] | None = None  # the part above the floor at equal means
     predictive: Float[Tensor, ""] | None = None  # nats, log K - nll; InfoNCE methods only
+    effective_beta: Float[Tensor, ""] | None = None  # weight of the residual, if it is adaptive
+    effective_beta_p10: Float[Tensor, ""] | None = None  # its quantiles over images and directions
+    effective_beta_p50: Float[Tensor, ""] | None = None
+    effective_beta_p90: Float[Tensor, ""] | None = None
 
 
 class Embeddings(NamedTuple):
@@ -81,8 +85,13 @@ def make_step(
     nll: Sequence[Tensor],
     residuals: Sequence[ResidualTerms] = (),
     bound: float | None = None,
+    betas: Sequence[float | Tensor] = (),
 ) -> Step:
-    """Build a `Step` from per-image values, one sequence entry per view or direction."""
+    """Build a `Step` from per-image values, one sequence entry per view or direction.
+
+    `betas` are what `compress` was given. Only those of an adaptive beta, one per image, are
+    reported.
+    """
     mu_x, mu_y = (direction(each.detach()) for each in r)
     nll_mean = _mean(nll)
     return Step(
@@ -94,6 +103,7 @@ def make_step(
         residual=_mean([each.residual for each in residuals]) if residuals else None,
         reducible_residual=_mean([each.reducible for each in residuals]) if residuals else None,
         predictive=None if bound is None else bound - nll_mean,
+        **_effective_beta([each for each in betas if isinstance(each, Tensor) and each.dim()]),
     )
 
 
@@ -104,6 +114,16 @@ def direction(r: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
 
 def _mean(directions: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(directions)).detach().mean()
+
+
+def _effective_beta(betas: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the mean and quantiles of beta over images, without waiting for the device."""
+    if not betas:
+        return {}
+    ordered = torch.cat(tuple(betas)).detach().sort().values
+    last = len(ordered) - 1
+    quantiles = {f"effective_beta_p{q}": ordered[round(last * q / 100)] for q in (10, 50, 90)}
+    return {"effective_beta": ordered.mean(), **quantiles}
 
 
 def exchange(rows: Float[Tensor, "twice dim"]) -> Float[Tensor, "twice dim"]:
