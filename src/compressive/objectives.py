@@ -290,8 +290,7 @@ def compress(
     `nll` is the loss the method already had, one value per image, computed from the sample z;
     neither term knows where the other came from. `beta` is one number, or one per image.
     """
-    if not (isinstance(beta, Tensor) and beta.shape == nll.shape):
-        check_beta(beta)
+    check_beta(beta, images=len(nll))
     if nll.dim() != 1 or nll.shape != residual.shape:
         raise ValueError(
             "nll and residual must have one value per image each, "

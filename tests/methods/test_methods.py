@@ -350,6 +350,27 @@ def test_what_a_step_reports(name: str) -> None:
         torch.testing.assert_close(step.loss, expected)
 
 
+@pytest.mark.parametrize("weight", ["likelihood", "rank"])
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_what_an_adaptive_step_reports(name: str, weight: str) -> None:
+    """Mean and quantiles of beta p over images and directions; they add up to the loss."""
+    adaptive = ("bottleneck.schedule=adaptive", f"bottleneck.adaptive_weight={weight}")
+    method = tiny(name, *adaptive)
+    step = method(views(), torch.tensor(0.3, dtype=torch.float64))
+    reported = [getattr(step, field) for field in Step._fields if "beta" in field]
+    assert len(reported) == 4
+    assert not any(each.requires_grad for each in reported)
+    mean, low, middle, high = (each.item() for each in reported)
+    assert 0 < low < middle < high <= 0.3
+    assert low < mean < high
+    if weight == "rank":  # 1 / 6 to 6 / 6 in both directions
+        assert mean == pytest.approx(0.3 * 7 / 12)
+        assert (low, middle, high) == pytest.approx((0.3 / 6, 0.3 * 4 / 6, 0.3))
+    free = method(views(), 0.0)
+    assert free.effective_beta.item() == free.effective_beta_p90.item() == 0
+    assert tiny(name)(views(), 0.3).effective_beta is None
+
+
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
     """With the closed rate: KL[e||b] less KL at equal means, which is a number."""
@@ -467,8 +488,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.slow
 def test_methods_compile_into_one_graph() -> None:
-    """The two with the most parts, in a process of its own: run-time checks do not trace."""
-    names = ["c-byol", "c-moco-v3"]
+    """The two with the most parts, one with a beta per image; run-time checks do not trace."""
+    adaptive = "bottleneck.schedule=adaptive bottleneck.adaptive_weight=rank"
+    names = ["c-byol", f"c-moco-v3 {adaptive}"]
     script = Path(__file__).parents[1] / "compiled_methods.py"
     told = printed(script.read_text(), *names, name=str(script))
     assert told.splitlines() == [f"{name} compiles into one graph" for name in names]
