@@ -176,7 +176,7 @@ def terms(beta: float, kappa_e: float = KAPPA_E) -> tuple[Tensor, Tensor, float]
 
 def adaptive_loss(similarity: Tensor, beta: float, a: float) -> Tensor:
     nll = nll_of(similarity)
-    residual = 186 - KAPPA_B * a * similarity.diagonal()  # the floor, and what beta can change
+    residual = 185 - KAPPA_B * a * similarity.diagonal()  # the floor, and what beta can change
     return compress(nll, residual, image_beta(beta, nll, "likelihood"))
 
 
@@ -284,5 +284,5 @@ def test_the_floor_has_no_gradient_because_p_is_a_number() -> None:
     exact = gradient(lower, similarity)
     torch.testing.assert_close(gradient(loss, similarity), exact)
     p = torch.exp(-nll_of(similarity))
-    followed = gradient(nll_of(similarity) + p * (186 + residual.detach()), similarity)
+    followed = gradient(nll_of(similarity) + p * (185 + residual.detach()), similarity)
     assert followed.diagonal().min() > 0, "an attached p would push pairs apart"

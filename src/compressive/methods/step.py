@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from compressive.checks import promote_to_float32
+from compressive.distributed import mean_value
 from compressive.methods.bottleneck import Channel
 from compressive.objectives import ResidualTerms
 
@@ -17,6 +18,8 @@ class Step(NamedTuple):
     """The loss of a batch and statistics of it; only the loss has a gradient.
 
     Under torch.distributed the loss covers all processes, the rest only this process's images.
+    With an adaptive beta the value of the loss leaves out the floor of the residual. The floor has
+    no gradient, and with it the loss would rise as the betas do.
     """
 
     loss: Float[Tensor, ""]
@@ -94,6 +97,10 @@ def make_step(
     """
     mu_x, mu_y = (direction(each.detach()) for each in r)
     nll_mean = _mean(nll)
+    adaptive = [each for each in betas if isinstance(each, Tensor) and each.dim()]
+    if adaptive:
+        floors = torch.stack([each.residual - each.reducible for each in residuals]).detach()
+        loss = loss - mean_value((torch.stack(adaptive) * floors).sum(0).mean())
     return Step(
         loss=loss,
         feats=tuple(each.detach() for each in feats),
@@ -103,7 +110,7 @@ def make_step(
         residual=_mean([each.residual for each in residuals]) if residuals else None,
         reducible_residual=_mean([each.reducible for each in residuals]) if residuals else None,
         predictive=None if bound is None else bound - nll_mean,
-        **_effective_beta([each for each in betas if isinstance(each, Tensor) and each.dim()]),
+        **_effective_beta(adaptive),
     )
 
 
