@@ -48,7 +48,7 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     for name in names:
         torch._dynamo.reset()
-        method = tiny(name)
+        method = tiny(*name.split())
         compiled = torch.compile(method, fullgraph=True, dynamic=False, backend="aot_eager")
         for beta in (torch.tensor(1.0), torch.tensor(0.25)):  # one graph serves both
             both = [results(step, method, beta) for step in (compiled, method)]

@@ -101,6 +101,10 @@ METHODS = ("simclr", "c-simclr", "byol", "c-byol", "moco-v3", "c-moco-v3", "sims
 VARIANTS: dict[str, tuple[str, ...]] = {
     "linear beta": ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=1"),
     "cosine beta": ("method=c-simclr", "bottleneck.schedule=cosine"),
+    "adaptive beta": ("method=c-simclr", "bottleneck.schedule=adaptive"),
+    "adaptive beta, c-byol": (
+        *("method=c-byol", "bottleneck.schedule=adaptive", "bottleneck.adaptive_weight=rank"),
+    ),
     "target, c-simclr": ("method=c-simclr", "bottleneck.target_residual=0.5"),
     "target, c-byol": ("method=c-byol", "bottleneck.target_residual=0.5"),
     "accumulated, byol": ("method=byol", "train.grad_accum_steps=2"),

@@ -111,6 +111,7 @@ def test_settings_missing_in_a_file_are_defaults_and_integers_become_floats() ->
             "bottleneck.target_residual=2",
         ),
         ("network.variant=official", "network.stem=cifar", "network.variant=timm"),
+        ("bottleneck.schedule=adaptive", "bottleneck.target_residual=2"),
     ],
 )
 def test_the_order_of_changes_does_not_matter(changes: tuple[str, ...]) -> None:
@@ -150,8 +151,10 @@ def test_the_order_of_changes_does_not_matter(changes: tuple[str, ...]) -> None:
         ("views.strength=0.5", "views.strength views.policy=simclr 0.5"),
         (
             "bottleneck.target_residual=2 bottleneck.schedule=cosine",
-            "bottleneck.target_residual bottleneck.schedule constant 'cosine'",
+            "bottleneck.target_residual bottleneck.schedule constant adaptive 'cosine'",
         ),
+        ("bottleneck.schedule=late", "bottleneck.schedule constant adaptive 'late'"),
+        ("bottleneck.adaptive_weight=all", "bottleneck.adaptive_weight likelihood rank 'all'"),
         ("bottleneck.target_residual=2 method=byol", "bottleneck.target_residual 2 byol c-byol"),
         ("bottleneck.target_residual=2 method=dcl", "bottleneck.target_residual 2 dcl"),
         (

@@ -442,7 +442,15 @@ BAD = [
     (lambda a: compress(a[:, 0], a[:3, 0], 1.0), r"nll and residual .* shapes \(4,\) and \(3,\)"),
     (lambda a: compress(a, a, 1.0), r"nll and residual .* shapes \(4, 8\)"),
     (lambda a: compress(a[:, 0], a[:, 0], -1.0), "beta must be .* got -1.0"),
-    (lambda a: compress(a[:, 0], a[:, 0], a[:, :1]), r"beta must be one number, .* \(4, 1\)"),
+    (
+        lambda a: compress(a[:, 0], a[:, 0], a[:, :1]),
+        r"beta must be one number, or one for each of 4 images, got .* \(4, 1\)",
+    ),
+    (lambda a: csimclr_loss(a, a, beta=a[:, 0]), r"beta must be one number, got .* \(4,\)"),
+    (
+        lambda a: csimclr_loss(a, a, adaptive_weight="all"),  # pyright: ignore
+        "adaptive_weight must be one of likelihood, rank, got 'all'",
+    ),
     (lambda a: csimclr_loss(a, a, kappa_e=torch.tensor(5.0)), "kappa_e must be a number here"),  # pyright: ignore
     (lambda a: info_nce(a, a, torch.tensor(5.0)), "kappa must be a number here, got a tensor"),  # pyright: ignore
     (lambda a: cbyol_loss(a, a, a.to("meta"), a.to("meta"), z=a), "y_hat must be on the device"),

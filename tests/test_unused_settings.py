@@ -21,6 +21,7 @@ OTHER = {  # values that differ from `tiny`
     "bottleneck.backward_view": "other",
     "bottleneck.beta": "0.3",
     "bottleneck.schedule": "cosine",
+    "bottleneck.adaptive_weight": "rank",
     "bottleneck.warmup_epochs": "3",
     "bottleneck.residual_estimator": "analytic",
     "decoder.kappa_d": "7",
@@ -77,10 +78,12 @@ OF_COMPRESSION = {
         "bottleneck.residual_estimator",
     ),
     "bottleneck.warmup_epochs",
+    "bottleneck.adaptive_weight",
 }
 OF_TARGET = {"target.ema_decay", "target.independent"}
 NEGATIVES, DECODER = "decoder.same_view_negatives", "decoder.kappa_d"
-B, B_SEES, RISE = "bottleneck.kappa_b", "bottleneck.backward_view", "bottleneck.warmup_epochs"
+B, B_SEES = "bottleneck.kappa_b", "bottleneck.backward_view"
+OF_SCHEDULES = {"bottleneck.warmup_epochs", "bottleneck.adaptive_weight"}
 
 
 @pytest.mark.slow
@@ -90,13 +93,13 @@ def test_each_method_reads_its_own_settings() -> None:
     found = {method: mine & unused_settings(tiny(f"method={method}")).keys() for method in METHODS}
     assert found == {
         "simclr": OF_COMPRESSION | OF_TARGET | {B_SEES, DECODER},
-        "c-simclr": OF_TARGET | {B_SEES, DECODER, RISE},
+        "c-simclr": OF_TARGET | OF_SCHEDULES | {B_SEES, DECODER},
         "byol": OF_COMPRESSION | {B, B_SEES, NEGATIVES},
-        "c-byol": {RISE, NEGATIVES},
+        "c-byol": OF_SCHEDULES | {NEGATIVES},
         "moco-v3": OF_COMPRESSION | {B_SEES, DECODER, NEGATIVES},
-        "c-moco-v3": {B_SEES, DECODER, NEGATIVES, RISE},
+        "c-moco-v3": OF_SCHEDULES | {B_SEES, DECODER, NEGATIVES},
         "simsiam": OF_COMPRESSION | OF_TARGET | {B, B_SEES, NEGATIVES},
-        "c-simsiam": OF_TARGET | {NEGATIVES, RISE},
+        "c-simsiam": OF_TARGET | OF_SCHEDULES | {NEGATIVES},
         "dcl": OF_COMPRESSION | OF_TARGET | {B_SEES, DECODER},
         "vicreg": OF_COMPRESSION | OF_TARGET | {B, B_SEES, DECODER, NEGATIVES},
     }
@@ -136,6 +139,15 @@ def test_the_linear_schedule_of_beta_reads_its_warm_up(tmp_path: Path) -> None:
     assert "bottleneck.warmup_epochs" not in unused_settings(tiny(*rising))
     longer = weights(tmp_path / "b", *rising, "bottleneck.warmup_epochs=3")
     assert not same(weights(tmp_path / "a", *rising), longer)
+
+
+@pytest.mark.slow
+def test_the_adaptive_schedule_of_beta_reads_its_weight(tmp_path: Path) -> None:
+    adaptive, rank = "bottleneck.schedule=adaptive", "bottleneck.adaptive_weight=rank"
+    assert "bottleneck.adaptive_weight" not in unused_settings(tiny(adaptive))
+    likely = weights(tmp_path / "a", adaptive)
+    assert not same(likely, weights(tmp_path / "b", adaptive, rank))
+    assert not same(likely, weights(tmp_path / "c"))
 
 
 @pytest.mark.slow

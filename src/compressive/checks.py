@@ -103,12 +103,18 @@ def check_nonnegative(**named: float | Tensor) -> None:
             raise ValueError(f"{name} must be a finite number of 0 or more, got {value}")
 
 
-def check_beta(beta: float | Tensor) -> None:
-    """beta: a number, or a 0-dim tensor that a schedule fills on the device."""
+def check_beta(beta: float | Tensor, *, images: int | None = None) -> None:
+    """beta: a number, or a 0-dim tensor that a schedule fills on the device.
+
+    `images` also allows one beta for each of so many images.
+    """
     if not isinstance(beta, Tensor):
         check_nonnegative(beta=beta)
-    elif beta.dim():
-        raise ValueError(f"beta must be one number, got a tensor of shape {tuple(beta.shape)}")
+    elif beta.dim() and beta.shape != (images,):
+        each = "" if images is None else f", or one for each of {images} images"
+        raise ValueError(
+            f"beta must be one number{each}, got a tensor of shape {tuple(beta.shape)}"
+        )
 
 
 def check_positive(**named: float | Tensor) -> None:

@@ -61,6 +61,11 @@ def _constant_beta(config: "Config") -> str:
     return "" if is_linear else "bottleneck.schedule is not linear"
 
 
+def _same_beta(config: "Config") -> str:
+    is_adaptive = config.bottleneck.schedule == "adaptive"
+    return "" if is_adaptive else "bottleneck.schedule is not adaptive"
+
+
 def _no_temperature(config: "Config") -> str:
     is_read = is_compressed(config) or method_info(config).temperature
     return "" if is_read else _has_no(config, "temperature")
@@ -190,10 +195,16 @@ class Bottleneck(_Section):
         low=0,
         unused=_not_compressed,
     )
-    schedule: Literal["constant", "linear", "cosine"] = setting(
+    schedule: Literal["constant", "linear", "cosine", "adaptive"] = setting(
         "constant",
-        "schedule of beta; linear and cosine increase it from 0",
+        "schedule of beta; linear and cosine increase it from 0, adaptive multiplies it for each "
+        "image by how well z predicts the other view",
         unused=_not_compressed,
+    )
+    adaptive_weight: Literal["likelihood", "rank"] = setting(
+        "likelihood",
+        "factor of the adaptive schedule: likelihood of the other view, or rank in the batch",
+        unused=lambda c: _not_compressed(c) or _same_beta(c),
     )
     warmup_epochs: float = setting(
         0.0,
@@ -223,10 +234,10 @@ class Bottleneck(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target_residual is not None and self.schedule != "constant":
+        if self.target_residual is not None and self.schedule in ("linear", "cosine"):
             raise ValueError(
-                "bottleneck.schedule must be constant with bottleneck.target_residual, which "
-                f"adjusts beta, got {self.schedule!r}"
+                "bottleneck.schedule must be constant or adaptive with "
+                f"bottleneck.target_residual, which adjusts beta, got {self.schedule!r}"
             )
 
 

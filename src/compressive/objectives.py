@@ -37,7 +37,9 @@ from compressive.distributions.vmf import VonMisesFisher
 from compressive.info_nce import candidate_nll, info_nce, log_candidates
 
 __all__ = [
+    "ADAPTIVE_WEIGHTS",
     "RESIDUAL_ESTIMATORS",
+    "AdaptiveWeight",
     "BYOLLoss",
     "CBYOLLoss",
     "CSimCLRLoss",
@@ -50,6 +52,7 @@ __all__ = [
     "compress",
     "csimclr_loss",
     "expected_residual_information",
+    "image_beta",
     "info_nce",
     "residual_information",
     "residual_terms",
@@ -58,6 +61,8 @@ __all__ = [
 
 ResidualEstimator = Literal["sampled", "analytic"]
 RESIDUAL_ESTIMATORS = get_args(ResidualEstimator)
+AdaptiveWeight = Literal["likelihood", "rank"]
+ADAPTIVE_WEIGHTS = get_args(AdaptiveWeight)
 
 
 class SimCLRLoss(NamedTuple):
@@ -87,6 +92,8 @@ class CSimCLRLoss(NamedTuple):
     reducible_residual: Float[
         Tensor, " batch"
     ]  # the part of the residual above its floor at equal means
+    beta_x: float | Tensor  # weight of residual_x; one value per image if it is adaptive
+    beta_y: float | Tensor
 
 
 class BYOLLoss(NamedTuple):
@@ -108,6 +115,7 @@ class CBYOLLoss(NamedTuple):
     entropy_e: Float[Tensor, " batch"]
     entropy_b: Float[Tensor, " batch"]
     reducible_residual: Float[Tensor, " batch"]
+    beta: float | Tensor  # weight of the residual; one value per image if it is adaptive
 
 
 @validates_inputs
@@ -146,6 +154,7 @@ def csimclr_loss(
     z_y: Float[Tensor, "batch dim"] | None = None,
     own_view_negatives: bool = True,
     residual_estimator: ResidualEstimator = "sampled",
+    adaptive_weight: AdaptiveWeight | None = None,
 ) -> CSimCLRLoss:
     """C-SimCLR: beta [I(X;Z|Y) + I(Y;Z|X)] - [I(Y;Z) + I(X;Z)], each as a variational bound.
 
@@ -153,7 +162,8 @@ def csimclr_loss(
     constant 2 log K. `z_x`, `z_y` default to samples of e(z|x), e(z|y).
     `residual_estimator="analytic"` replaces the sampled log ratio by its expectation over z, a KL
     divergence: the same loss on average with about a third of the gradient noise (0.36 at
-    kappa_e = 1024).
+    kappa_e = 1024). `adaptive_weight` gives each image and direction its own beta: see
+    `image_beta`.
     """
     r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
     check_nonnegative(kappa_e=kappa_e, kappa_b=kappa_b)
@@ -169,7 +179,9 @@ def csimclr_loss(
         nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
         x = residual_terms(z_x, e_x, b_y, residual_estimator, drawn_x)
         y = residual_terms(z_y, e_y, b_x, residual_estimator, drawn_y)
-        total = compress(nll_x, x.residual, beta) + compress(nll_y, y.residual, beta)
+        beta_x = image_beta(beta, nll_x, adaptive_weight)
+        beta_y = image_beta(beta, nll_y, adaptive_weight)
+        total = compress(nll_x, x.residual, beta_x) + compress(nll_y, y.residual, beta_y)
         return CSimCLRLoss(
             loss=mean_value(total.mean() - 2 * bound),
             nll_x=nll_x,
@@ -182,6 +194,8 @@ def csimclr_loss(
             entropy_e=x.entropy,
             entropy_b=x.entropy + x.residual,
             reducible_residual=x.reducible,
+            beta_x=beta_x,
+            beta_y=beta_y,
         )
 
 
@@ -217,12 +231,14 @@ def cbyol_loss(
     beta: float | Float[Tensor, ""] = 1.0,
     weight: float = 2.0,
     residual_estimator: ResidualEstimator = "sampled",
+    adaptive_weight: AdaptiveWeight | None = None,
 ) -> CBYOLLoss:
     """C-BYOL, one direction: BYOL's loss of y_hat = l(z) plus beta I(X;Z|Y).
 
     `mu_e` and `mu_b` are the directions of e(z|x) and of b(z|y) = vMF(m(target(x)), kappa_b),
     both of the same view; `y_prime` is the target of the other view; `z` is a sample of
-    e(z|x). weight = kappa_d / 2.
+    e(z|x). weight = kappa_d / 2. `adaptive_weight` gives each image its own beta: see
+    `image_beta`.
     """
     mu_e, mu_b = check_same_shape_2d(mu_e=mu_e, mu_b=mu_b)
     y_hat, y_prime = check_same_shape_2d(y_hat=y_hat, y_prime=y_prime)
@@ -239,8 +255,9 @@ def cbyol_loss(
         nll, (residual, entropy_e, reducible) = cbyol_terms(
             e, b, z, y_hat, y_prime, weight=weight, residual_estimator=residual_estimator
         )
+        beta = image_beta(beta, nll, adaptive_weight)
         loss = mean_value(compress(nll, residual, beta).mean())
-        return CBYOLLoss(loss, nll, residual, entropy_e, entropy_e + residual, reducible)
+        return CBYOLLoss(loss, nll, residual, entropy_e, entropy_e + residual, reducible, beta)
 
 
 def cbyol_terms(
@@ -266,20 +283,47 @@ def cbyol_terms(
 def compress(
     nll: Float[Tensor, " batch"],
     residual: Float[Tensor, " batch"],
-    beta: float | Float[Tensor, ""],
+    beta: float | Float[Tensor, ""] | Float[Tensor, " batch"],
 ) -> Float[Tensor, " batch"]:
     """Charge beta per nat that z keeps of its own view and of no other: nll + beta * I(X;Z|Y).
 
     `nll` is the loss the method already had, one value per image, computed from the sample z;
-    neither term knows where the other came from.
+    neither term knows where the other came from. `beta` is one number, or one per image.
     """
-    check_beta(beta)
+    check_beta(beta, images=len(nll))
     if nll.dim() != 1 or nll.shape != residual.shape:
         raise ValueError(
             "nll and residual must have one value per image each, "
             f"got shapes {tuple(nll.shape)} and {tuple(residual.shape)}"
         )
     return nll + beta * residual
+
+
+@validates_inputs
+def image_beta(
+    beta: float | Float[Tensor, ""],
+    nll: Float[Tensor, " batch"],
+    adaptive_weight: AdaptiveWeight | None,
+) -> float | Tensor:
+    """Return beta p, one value per image: compress what z already predicts. None returns beta.
+
+    p says how well z predicts the other view. It lies between 0 and 1 and has no gradient.
+
+    - "likelihood": p = exp(-nll). With InfoNCE it is the probability of the own pair; with a vMF
+      decoder, whose nll is 0 at its mode, the density relative to the mode.
+    - "rank": the fraction of the images of all processes whose nll is not smaller. The mean of p is
+      about 1/2, whatever the scale of nll.
+    """
+    check_beta(beta)
+    if adaptive_weight is None:
+        return beta
+    check_one_of(ADAPTIVE_WEIGHTS, adaptive_weight=adaptive_weight)
+    nll = nll.detach()
+    if adaptive_weight == "likelihood":
+        return beta * torch.exp(-nll)
+    ordered = gather(nll.unsqueeze(1)).flatten().sort().values
+    smaller = torch.searchsorted(ordered, nll).to(nll.dtype)
+    return beta * (1 - smaller / len(ordered))
 
 
 def residual_information(

@@ -86,6 +86,14 @@ def test_what_is_not_there_yet_is_not_shown(tmp_path: Path) -> None:
     assert "step 0 " in text_of(run)
 
 
+def test_an_adaptive_beta_is_shown_with_its_quantiles(tmp_path: Path) -> None:
+    betas = {"effective_beta": 0.4, "effective_beta_p10": 0.1, "effective_beta_p90": 0.9}
+    text = text_of(made(tmp_path / "a", [{"step": 1, "loss": 1.0, "beta": 1.0, **betas}]))
+    for name, value in betas.items():
+        assert f"{name} {value}" in text
+    assert "effective_beta_p50" not in text
+
+
 def test_what_was_not_finite_leaves_no_hole_in_a_curve(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": None, "health": "nan: loss"}]
     text = text_of(made(tmp_path / "a", lines))

@@ -235,7 +235,9 @@ def test_free_compression_with_nothing_to_decode_is_the_plain_bootstrap(plain: s
     assert_same(gradient(priced.loss, method), gradient(step.loss, method))
 
 
-def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float, sees: str) -> Tensor:
+def cbyol_by_hand(
+    method: Any, both: Tensor, rate: Any, beta: float, sees: str, adaptive: Any
+) -> Tensor:
     """The paper's pieces, one direction after the other, around `objectives.cbyol_loss`."""
     online, slow = nn.Sequential(method.encoder, method.projection), method.target
     total = torch.zeros((), dtype=torch.float64)
@@ -248,38 +250,48 @@ def cbyol_by_hand(method: Any, both: Tensor, rate: Any, beta: float, sees: str) 
         z = VonMisesFisher(mu_e, 50.0).rsample()
         y_hat = z @ method.decoder.weight.T
         pieces = {"z": z, "kappa_e": 50.0, "kappa_b": 4.0, "beta": beta, "weight": 1.5}
-        total = (
-            total + cbyol_loss(mu_e, mu_b, y_hat, y_prime, **pieces, residual_estimator=rate).loss
-        )
+        how = {"residual_estimator": rate, "adaptive_weight": adaptive}
+        found = cbyol_loss(mu_e, mu_b, y_hat, y_prime, **pieces, **how)
+        total = total + found.loss
+        if adaptive:
+            floor = (found.residual - found.reducible_residual).detach()
+            total = total - (found.beta * floor).mean()
     return total
 
 
+def schedule(adaptive: str) -> tuple[str, ...]:
+    """Return the settings of an adaptive weight, none for ""."""
+    settings = ("bottleneck.schedule=adaptive", f"bottleneck.adaptive_weight={adaptive}")
+    return settings if adaptive else ()
+
+
+@pytest.mark.parametrize("adaptive", ["", "likelihood", "rank"])
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
 @pytest.mark.parametrize("sees", ["own", "other"])
 @pytest.mark.parametrize("name", ["c-byol", "c-simsiam"])
-def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str) -> None:
+def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str, adaptive: str) -> None:
     """Also in its gradient, although log e(z|x) is kept out of the graph there."""
     kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", "decoder.kappa_d=3")
-    method = tiny(
-        name, *kappas, f"bottleneck.residual_estimator={rate}", f"bottleneck.backward_view={sees}"
-    )
+    more = (f"bottleneck.residual_estimator={rate}", f"bottleneck.backward_view={sees}")
+    method = tiny(name, *kappas, *more, *schedule(adaptive))
     torch.manual_seed(5)
     step = method(views(), 0.7)
     torch.manual_seed(5)
-    by_hand = cbyol_by_hand(method, torch.stack(views()), rate, 0.7, sees)
+    by_hand = cbyol_by_hand(method, torch.stack(views()), rate, 0.7, sees, adaptive or None)
     assert step.loss.item() == pytest.approx(by_hand.item(), rel=1e-13)
     assert_same(gradient(step.loss, method), gradient(by_hand, method), 1e-11)
 
 
+@pytest.mark.parametrize("adaptive", ["", "likelihood"])
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
-def test_compressed_moco_is_a_naive_loop(rate: str) -> None:
+def test_compressed_moco_is_a_naive_loop(rate: str, adaptive: str) -> None:
     """Among the targets of the other view only, and b(z|y) at the target of the other view."""
     kappas = (
         "bottleneck.kappa_e=50",
         "bottleneck.kappa_b=4",
         f"bottleneck.residual_estimator={rate}",
     )
-    method = tiny("c-moco-v3", *kappas)
+    method = tiny("c-moco-v3", *kappas, *schedule(adaptive))
     x, y = views()
     torch.manual_seed(5)
     step = method((x, y), 0.7)
@@ -298,8 +310,10 @@ def test_compressed_moco_is_a_naive_loop(rate: str) -> None:
             if rate == "analytic":
                 residual = torch.distributions.kl_divergence(e, b)
             nll = -(shares[i] / shares.sum()).log()
-            total = total + (nll - math.log(BATCH) + 0.7 * residual) / BATCH
-    assert step.loss.item() == pytest.approx(total.item(), rel=1e-12)
+            beta = 0.7 * float((-nll.detach()).exp()) if adaptive else 0.7
+            total = total + (nll - math.log(BATCH) + beta * residual) / BATCH
+    if not adaptive:  # whose value leaves out the floor
+        assert step.loss.item() == pytest.approx(total.item(), rel=1e-12)
     assert_same(gradient(step.loss, method), gradient(total, method), 1e-11)
 
 
@@ -348,6 +362,31 @@ def test_what_a_step_reports(name: str) -> None:
         expected = expected + 2 * 0.3 * step.residual
     if name != "vicreg":  # whose other terms have no value per image
         torch.testing.assert_close(step.loss, expected)
+
+
+@pytest.mark.parametrize("weight", ["likelihood", "rank"])
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_what_an_adaptive_step_reports(name: str, weight: str) -> None:
+    """Mean and quantiles of beta p over images and directions; the loss leaves out the floor."""
+    method = tiny(name, *schedule(weight))
+    step = method(views(), torch.tensor(0.3, dtype=torch.float64))
+    reported = [getattr(step, field) for field in Step._fields if "beta" in field]
+    assert len(reported) == 4
+    assert not any(each.requires_grad for each in reported)
+    mean, low, middle, high = (each.item() for each in reported)
+    assert 0 < low < middle < high <= 0.3
+    assert low < mean < high
+    if weight == "rank":  # 1 / 6 to 6 / 6 in both directions
+        assert mean == pytest.approx(0.3 * 7 / 12)
+        assert (low, middle, high) == pytest.approx((0.3 / 6, 0.3 * 4 / 6, 0.3))
+    torch.manual_seed(5)
+    step = method(views(), 0.3)
+    torch.manual_seed(5)
+    free = method(views(), 0.0)
+    # A mean of p times the reducible part, of which Step has only the mean.
+    assert 0 < (step.loss - free.loss).item() < 2 * 0.3 * BATCH * step.reducible_residual.item()
+    assert free.effective_beta.item() == free.effective_beta_p90.item() == 0
+    assert tiny(name)(views(), 0.3).effective_beta is None
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
@@ -467,8 +506,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.slow
 def test_methods_compile_into_one_graph() -> None:
-    """The two with the most parts, in a process of its own: run-time checks do not trace."""
-    names = ["c-byol", "c-moco-v3"]
+    """The two with the most parts, one with a beta per image; run-time checks do not trace."""
+    adaptive = "bottleneck.schedule=adaptive bottleneck.adaptive_weight=rank"
+    names = ["c-byol", f"c-moco-v3 {adaptive}"]
     script = Path(__file__).parents[1] / "compiled_methods.py"
     told = printed(script.read_text(), *names, name=str(script))
     assert told.splitlines() == [f"{name} compiles into one graph" for name in names]

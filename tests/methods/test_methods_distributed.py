@@ -17,6 +17,12 @@ from compressive.distributions.vmf import VonMisesFisher
 from compressive.sync_batchnorm import synchronize
 
 BATCH = 8
+ADAPTIVE = [
+    f"{name} bottleneck.schedule=adaptive bottleneck.adaptive_weight={weight}"
+    for name in METHODS
+    if name.startswith("c-")
+    for weight in ("likelihood", "rank")
+]
 APART = "byol without synchronized norms"
 
 
@@ -36,25 +42,30 @@ def outcome(name: str, mine: slice, parallel: bool) -> dict[str, Any]:
     """Loss, gradients and state after one step on a part of the batch."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)[:, mine]
-    method = tiny(name.partition(" ")[0]).double()
+    method = tiny(*(word for word in name.split() if "=" in word or word in METHODS)).double()
     if method.channel is not None:
         method.channel = method.channel._replace(sample=NoiseOfImages(mine))
     step: Any = method
     if parallel:
         step = method if name == APART else synchronize(method)
         step = DistributedDataParallel(step)
-    loss = step((x, y), 0.5).loss
-    loss.backward()
+    found = step((x, y), 0.5)
+    found.loss.backward()
     method.update_target(0.9)
     grads = {key: p.grad for key, p in method.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), "grads": grads, "state": dict(method.state_dict())}
+    return {
+        "loss": found.loss.detach(),
+        "grads": grads,
+        "state": dict(method.state_dict()),
+        "beta": found.effective_beta,
+    }
 
 
 def worker(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
     mine = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
-    found = {name: outcome(name, mine, parallel=True) for name in (*METHODS, APART)}
+    found = {name: outcome(name, mine, parallel=True) for name in (*METHODS, *ADAPTIVE, APART)}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -66,10 +77,14 @@ def test_processes_make_the_step_of_one(ranks: int, tmp_path: Path) -> None:
     """Negatives from all, norms over all, gradients averaged by DistributedDataParallel."""
     together(worker, (ranks, str(tmp_path)), ranks)
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
-    for name in METHODS:
+    for name in (*METHODS, *ADAPTIVE):
         alone = outcome(name, slice(BATCH), parallel=False)
+        beta = alone.pop("beta")
+        betas = [found[name].pop("beta") for found in each]  # of the images of each process
         for found in each:
             torch.testing.assert_close(found[name], alone, rtol=1e-10, atol=1e-10)
+        if name in ADAPTIVE:
+            torch.testing.assert_close(torch.stack(betas).mean(), beta, rtol=1e-10, atol=0)
     apart = each[0][APART]["grads"]["encoder.0.weight"]
     joined = each[0]["byol"]["grads"]["encoder.0.weight"]
     assert float((apart - joined).norm()) > 0.01 * float(joined.norm()), "the norms matter"

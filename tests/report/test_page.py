@@ -580,6 +580,17 @@ def test_the_report_needs_no_torch(tmp_path: Path) -> None:
     assert out.is_file()
 
 
+def test_an_adaptive_beta_has_curves(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert "Adaptive beta" not in report(tmp_path, run).text
+    names = ("effective_beta", *(f"effective_beta_p{q}" for q in (10, 50, 90)))
+    lines = [dict.fromkeys(names, step / 10) | {"step": step} for step in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text(metrics_text(lines))
+    text = report(tmp_path, run).text
+    for title in ("mean over images", "10 % of images", "median over images", "90 % of images"):
+        assert f"Adaptive beta, {title}" in text
+
+
 def test_the_plane_has_nats_on_both_axes(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "run"))
     lines = [line for line in journal(30, 0.0) if "predictive" in line]

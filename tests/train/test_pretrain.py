@@ -603,6 +603,32 @@ def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> No
     run.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "rises"),
+    [
+        (["method=c-simclr"], False),
+        (["method=c-byol", "train.grad_accum_steps=2"], False),
+        (["method=c-byol", "bottleneck.target_residual=0.01"], True),
+    ],
+    ids=["contrastive", "accumulated", "steered"],
+)
+def test_an_adaptive_run_writes_its_effective_beta(
+    changes: list[str], rises: bool, tmp_path: Path
+) -> None:
+    """Beta is scheduled or steered as ever; what images pay lies between 0 and beta."""
+    pretrain(
+        tiny(*changes, "bottleneck.schedule=adaptive", "train.steps=3"), tmp_path, display=silent()
+    )
+    lines = [line for line in journal(tmp_path) if "loss" in line]
+    for line in lines:
+        low, middle, high = (line[f"effective_beta_p{q}"] for q in (10, 50, 90))
+        assert 0 < low <= middle <= high <= line["beta"] * (1 + 1e-6)
+        assert 0 < line["effective_beta"] < line["beta"]
+    betas = [line["beta"] for line in lines]
+    assert betas[0] == 1
+    assert (betas[0] < betas[1] < betas[2]) if rises else (betas[0] == betas[1] == betas[2])
+
+
 def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -775,6 +801,7 @@ def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
         "beta",
     ):
         assert isinstance(first[name], float), name
+    assert not any("effective" in name for name in first)
     assert {
         "lr",
         "health",

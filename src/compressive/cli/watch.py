@@ -28,7 +28,8 @@ _CURVES = (
     ("residual", "residual", "{:.1f} nats"),
     ("predictive", "predictive", "{:.2f} nats"),
 )
-_READINGS = "positive_cosine", "nll", "reducible_residual", "beta"
+_READINGS = "positive_cosine", "nll", "reducible_residual", "beta", "effective_beta"
+_READINGS += "effective_beta_p10", "effective_beta_p50", "effective_beta_p90"
 _READINGS += "embedding_std", "participation_ratio", "lr"
 
 

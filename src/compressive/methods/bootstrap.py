@@ -14,7 +14,13 @@ from compressive.methods.bottleneck import Channel, Sample, channel_settings
 from compressive.methods.parts import build_online, build_predictor, build_target
 from compressive.methods.step import Embeddings, Method, Step, direction, exchange, make_step
 from compressive.networks import Ema, linear
-from compressive.objectives import ResidualEstimator, byol_loss, cbyol_terms, compress
+from compressive.objectives import (
+    AdaptiveWeight,
+    ResidualEstimator,
+    byol_loss,
+    cbyol_terms,
+    compress,
+)
 
 BackwardView = Literal["own", "other"]
 
@@ -29,7 +35,7 @@ class Bootstrap(Method):
     `kappa_e` compresses: z is drawn around the direction of the prediction, `decoder` (l) predicts
     y' from it, and `backward_encoder` (m) predicts the mean of b(z|y) from the target of the same
     view, or with `backward_view="other"` from that of the other view, as in C-SimCLR. `sample`
-    draws z.
+    draws z. `adaptive_weight` gives each image its own beta.
     """
 
     projection: nn.Module
@@ -55,6 +61,7 @@ class Bootstrap(Method):
         backward_view: BackwardView = "own",
         residual_estimator: ResidualEstimator = "sampled",
         sample: Sample = VonMisesFisher.rsample,
+        adaptive_weight: AdaptiveWeight | None = None,
     ) -> None:
         super().__init__()
         if len({part is None for part in (kappa_e, decoder, backward_encoder)}) > 1:
@@ -67,7 +74,7 @@ class Bootstrap(Method):
         self.encoder, self.projection, self.predictor = encoder, projection, predictor
         self.target, self.decoder, self.backward_encoder = target, decoder, backward_encoder
         self.weight, self.backward_view = kappa_d / 2, backward_view
-        self.channel = Channel.of(kappa_e, kappa_b, residual_estimator, sample)
+        self.channel = Channel.of(kappa_e, kappa_b, residual_estimator, sample, adaptive_weight)
 
     def forward(
         self,
@@ -108,11 +115,12 @@ class Bootstrap(Method):
                 )
             )
         (nll_x, residual_x), (nll_y, residual_y) = terms
-        total = compress(nll_x, residual_x.residual, beta)
-        total = total + compress(nll_y, residual_y.residual, beta)
-        return make_step(
-            mean_value(total.mean()), feats, r, (nll_x, nll_y), (residual_x, residual_y)
-        )
+        betas = self.channel.image_beta(beta, nll_x), self.channel.image_beta(beta, nll_y)
+        total = compress(nll_x, residual_x.residual, betas[0])
+        total = total + compress(nll_y, residual_y.residual, betas[1])
+        residuals = residual_x, residual_y
+        loss = mean_value(total.mean())
+        return make_step(loss, feats, r, (nll_x, nll_y), residuals, betas=betas)
 
     def update_target(self, decay: float) -> None:
         """Move the target, if there is one."""

@@ -10,9 +10,12 @@ from compressive.checks import check_nonnegative, check_one_of
 from compressive.config import Config, is_compressed
 from compressive.distributions.vmf import VonMisesFisher
 from compressive.objectives import (
+    ADAPTIVE_WEIGHTS,
     RESIDUAL_ESTIMATORS,
+    AdaptiveWeight,
     ResidualEstimator,
     ResidualTerms,
+    image_beta,
     residual_terms,
 )
 
@@ -22,13 +25,14 @@ Sample = Callable[[VonMisesFisher], Tensor]
 class Channel(NamedTuple):
     """The encoder e(z|x) = vMF(mu_e, kappa_e) and the backward encoder b(z|y) = vMF(mu_b, kappa_b).
 
-    `sample` draws z from e.
+    `sample` draws z from e. `adaptive_weight` gives each image its own beta.
     """
 
     kappa_e: float
     kappa_b: float = 10.0
     residual_estimator: ResidualEstimator = "sampled"
     sample: Sample = VonMisesFisher.rsample
+    adaptive_weight: AdaptiveWeight | None = None
 
     @classmethod
     def of(
@@ -37,11 +41,16 @@ class Channel(NamedTuple):
         kappa_b: float,
         residual_estimator: ResidualEstimator,
         sample: Sample,
+        adaptive_weight: AdaptiveWeight | None,
     ) -> "Channel | None":
         """Check the arguments of a method; return None if it is not compressed."""
         check_nonnegative(kappa_e=kappa_e or 0.0, kappa_b=kappa_b)
         check_one_of(RESIDUAL_ESTIMATORS, residual_estimator=residual_estimator)
-        return None if kappa_e is None else cls(kappa_e, kappa_b, residual_estimator, sample)
+        if adaptive_weight is not None:
+            check_one_of(ADAPTIVE_WEIGHTS, adaptive_weight=adaptive_weight)
+        if kappa_e is None:
+            return None
+        return cls(kappa_e, kappa_b, residual_estimator, sample, adaptive_weight)
 
     @property
     def is_reparameterized(self) -> bool:
@@ -64,6 +73,12 @@ class Channel(NamedTuple):
         b = self.backward(mu_b)
         return residual_terms(z, e, b, self.residual_estimator, self.is_reparameterized)
 
+    def image_beta(
+        self, beta: float | Float[Tensor, ""], nll: Float[Tensor, " batch"]
+    ) -> float | Tensor:
+        """Return the weight of the residual, one value per image if it is adaptive."""
+        return image_beta(beta, nll, self.adaptive_weight)
+
 
 def channel_settings(config: Config) -> dict[str, Any]:
     """Return the keyword arguments of a compressed method; empty if it is not compressed."""
@@ -75,6 +90,7 @@ def channel_settings(config: Config) -> dict[str, Any]:
         "kappa_e": settings.kappa_e,
         "residual_estimator": settings.residual_estimator if settings.stochastic else "analytic",
         "sample": VonMisesFisher.rsample if settings.stochastic else _at_mode,
+        "adaptive_weight": settings.adaptive_weight if settings.schedule == "adaptive" else None,
     }
 
 

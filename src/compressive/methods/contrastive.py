@@ -16,6 +16,7 @@ from compressive.methods.parts import build_online, build_predictor, build_targe
 from compressive.methods.step import Embeddings, Method, Step, direction, exchange, make_step
 from compressive.networks import Ema
 from compressive.objectives import (
+    AdaptiveWeight,
     ResidualEstimator,
     ResidualTerms,
     compress,
@@ -34,6 +35,7 @@ class Contrastive(Method):
 
     `kappa_e` compresses: z is drawn from vMF(direction, kappa_e), and beta weights the nats of z
     that vMF(direction of the other view, kappa_b) cannot predict. `sample` draws z.
+    `adaptive_weight` gives each image its own beta.
     """
 
     projection: nn.Module
@@ -54,6 +56,7 @@ class Contrastive(Method):
         own_view_negatives: bool = True,
         residual_estimator: ResidualEstimator = "sampled",
         sample: Sample = VonMisesFisher.rsample,
+        adaptive_weight: AdaptiveWeight | None = None,
     ) -> None:
         super().__init__()
         if (predictor is None) != (target is None):
@@ -62,7 +65,7 @@ class Contrastive(Method):
         self.encoder, self.projection = encoder, projection
         self.predictor, self.target = predictor, target
         self.kappa_b, self.own_view_negatives = kappa_b, own_view_negatives
-        self.channel = Channel.of(kappa_e, kappa_b, residual_estimator, sample)
+        self.channel = Channel.of(kappa_e, kappa_b, residual_estimator, sample, adaptive_weight)
 
     def forward(
         self,
@@ -99,13 +102,15 @@ class Contrastive(Method):
             z_y=z_y,
             own_view_negatives=own,
             residual_estimator=channel.residual_estimator,
+            adaptive_weight=channel.adaptive_weight,
         )
         # The reducible residual is the same in both directions, because cos(x, y) is.
         residuals = [
             ResidualTerms(each, found.entropy_e, found.reducible_residual)
             for each in (found.residual_x, found.residual_y)
         ]
-        return make_step(found.loss, feats, r, (found.nll_x, found.nll_y), residuals, found.bound)
+        nll, betas = (found.nll_x, found.nll_y), (found.beta_x, found.beta_y)
+        return make_step(found.loss, feats, r, nll, residuals, found.bound, betas)
 
     def _moco_step(self, x: Tensor, y: Tensor, beta: float | Tensor) -> Step:
         assert self.predictor is not None
@@ -118,12 +123,13 @@ class Contrastive(Method):
         nll_y, residual_y = self._one_direction(mu_y, k_x, k_y)
         nll = nll_x, nll_y
         bound = log_candidates(len(x), self.own_view_negatives)
-        if residual_x is None or residual_y is None:
+        if self.channel is None or residual_x is None or residual_y is None:
             return make_step(mean_value((nll_x + nll_y).mean()), feats, r, nll, bound=bound)
-        total = compress(nll_x, residual_x.residual, beta)
-        total = total + compress(nll_y, residual_y.residual, beta)
+        betas = self.channel.image_beta(beta, nll_x), self.channel.image_beta(beta, nll_y)
+        total = compress(nll_x, residual_x.residual, betas[0])
+        total = total + compress(nll_y, residual_y.residual, betas[1])
         loss = mean_value(total.mean() - 2 * bound)
-        return make_step(loss, feats, r, nll, (residual_x, residual_y), bound)
+        return make_step(loss, feats, r, nll, (residual_x, residual_y), bound, betas)
 
     def _one_direction(
         self, mu: Tensor, other: Tensor, own: Tensor

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from compressive.checks import promote_to_float32
+from compressive.distributed import mean_value
 from compressive.methods.bottleneck import Channel
 from compressive.objectives import ResidualTerms
 
@@ -17,6 +18,8 @@ class Step(NamedTuple):
     """The loss of a batch and statistics of it; only the loss has a gradient.
 
     Under torch.distributed the loss covers all processes, the rest only this process's images.
+    With an adaptive beta the value of the loss leaves out the floor of the residual. The floor has
+    no gradient, and with it the loss would rise as the betas do.
     """
 
     loss: Float[Tensor, ""]
@@ -27,6 +30,10 @@ class Step(NamedTuple):
     residual: Float[Tensor, ""] | None = None  # nats; compressed methods only
     reducible_residual: Float[Tensor, ""] | None = None  # the part above the floor at equal means
     predictive: Float[Tensor, ""] | None = None  # nats, log K - nll; InfoNCE methods only
+    effective_beta: Float[Tensor, ""] | None = None  # weight of the residual, if it is adaptive
+    effective_beta_p10: Float[Tensor, ""] | None = None  # its quantiles over images and directions
+    effective_beta_p50: Float[Tensor, ""] | None = None
+    effective_beta_p90: Float[Tensor, ""] | None = None
 
 
 class Embeddings(NamedTuple):
@@ -81,10 +88,19 @@ def make_step(
     nll: Sequence[Tensor],
     residuals: Sequence[ResidualTerms] = (),
     bound: float | None = None,
+    betas: Sequence[float | Tensor] = (),
 ) -> Step:
-    """Build a `Step` from per-image values, one sequence entry per view or direction."""
+    """Build a `Step` from per-image values, one sequence entry per view or direction.
+
+    `betas` are what `compress` was given. Only those of an adaptive beta, one per image, are
+    reported.
+    """
     mu_x, mu_y = (direction(each.detach()) for each in r)
     nll_mean = _mean(nll)
+    adaptive = [each for each in betas if isinstance(each, Tensor) and each.dim()]
+    if adaptive:
+        floors = torch.stack([each.residual - each.reducible for each in residuals]).detach()
+        loss = loss - mean_value((torch.stack(adaptive) * floors).sum(0).mean())
     return Step(
         loss=loss,
         feats=tuple(each.detach() for each in feats),
@@ -94,6 +110,7 @@ def make_step(
         residual=_mean([each.residual for each in residuals]) if residuals else None,
         reducible_residual=_mean([each.reducible for each in residuals]) if residuals else None,
         predictive=None if bound is None else bound - nll_mean,
+        **_effective_beta(adaptive),
     )
 
 
@@ -104,6 +121,16 @@ def direction(r: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
 
 def _mean(directions: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(directions)).detach().mean()
+
+
+def _effective_beta(betas: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the mean and quantiles of beta over images, without waiting for the device."""
+    if not betas:
+        return {}
+    ordered = torch.cat(tuple(betas)).detach().sort().values
+    last = len(ordered) - 1
+    quantiles = {f"effective_beta_p{q}": ordered[round(last * q / 100)] for q in (10, 50, 90)}
+    return {"effective_beta": ordered.mean(), **quantiles}
 
 
 def exchange(rows: Float[Tensor, "twice dim"]) -> Float[Tensor, "twice dim"]:

@@ -88,6 +88,7 @@ _ALWAYS: SettingSources = {
     "network.head_layers": (2, "paper, sec. A.2"),
     "network.head_last_norm": (False, "paper, sec. A.2"),
     "bottleneck.schedule": ("constant", "paper, row 26"),
+    "bottleneck.adaptive_weight": ("likelihood", "ours: only for bottleneck.schedule=adaptive"),
     "bottleneck.target_residual": (None, "ours: off"),
     "bottleneck.stochastic": (True, "paper, secs. 2.2 and 2.3"),
     "bottleneck.backward_view": ("own", "paper, sec. 2.4, and official code: row 7"),

@@ -21,6 +21,10 @@ from compressive.rundir.records import ComparisonText, Record
 _TRAINING_CURVES = {  # key in metrics.jsonl: title, axis label
     "loss": ("Loss", "loss"),
     "nll": ("Loss without the compression term", "nll (nats)"),
+    "effective_beta": ("Adaptive beta, mean over images", "beta of an image"),
+    "effective_beta_p10": ("Adaptive beta, 10 % of images are below", "beta of an image"),
+    "effective_beta_p50": ("Adaptive beta, median over images", "beta of an image"),
+    "effective_beta_p90": ("Adaptive beta, 90 % of images are below", "beta of an image"),
     "lr": ("Learning rate", "learning rate"),
     "images_per_second": ("Speed", "images per second"),
     "probe_accuracy": ("Linear probe, held-out images", "accuracy"),

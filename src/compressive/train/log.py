@@ -14,7 +14,10 @@ from compressive.train.online_eval import evenly_spaced_indices, online_accuracy
 from compressive.train.run import Run
 from compressive.train.step import view_maker
 
-_STEP_METRICS = ("loss", "positive_cosine", "nll", "residual", "reducible_residual", "predictive")
+_STEP_METRICS = (
+    *("loss", "positive_cosine", "nll", "residual", "reducible_residual", "predictive"),
+    *(name for name in Step._fields if name.startswith("effective_beta")),
+)
 
 
 def add_metrics(run: Run, step: Step, probe_loss: Tensor) -> None:
