@@ -239,6 +239,7 @@ def test_what_comes_with_the_package_sees() -> None:
     assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.86, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_name_is_found(run: Path) -> None:
     assert weights.names() == (NAME,)

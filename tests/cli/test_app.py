@@ -211,6 +211,7 @@ def test_the_automatic_warm_up_is_a_tenth_of_the_given_epochs(tmp_path: Path) ->
     assert (config.train.epochs, config.optim.warmup_epochs) == (20, 2)
 
 
+@pytest.mark.slow
 def test_options_are_short_for_settings(tmp_path: Path) -> None:
     config = tiny("method=simclr")
     given = ["--recipe", "simclr/quickstart", *words(config)]
@@ -228,6 +229,7 @@ def test_options_are_short_for_settings(tmp_path: Path) -> None:
     assert re.search(r"kNN [\d.]+%, linear probe [\d.]+%", result.stdout)
 
 
+@pytest.mark.slow
 def test_without_out_the_folder_is_named_after_recipe_data_and_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +319,7 @@ def test_a_tilde_that_the_shell_leaves_is_expanded(
     assert not (tmp_path / "~").exists()
 
 
+@pytest.mark.slow
 def test_automatic_settings_depend_on_split_and_limit(tmp_path: Path) -> None:
     """The batch size gives at least two steps per epoch."""
     photos(tmp_path / "photos/val", 40)
@@ -440,6 +443,7 @@ def test_a_run_that_stopped_after_a_failure_names_its_last_checkpoint(
     assert re.search("step 7 of 24.* a .*step 4;.*resume", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = tiny()

@@ -42,6 +42,7 @@ def made(folder: Path, lines: list[dict[str, Any]], end: str = "") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_shows_the_numbers_of_a_finished_run(run: Path) -> None:
     lines = journal(run)
     read = {name: value for line in lines for name, value in line.items()}

@@ -606,6 +606,7 @@ def test_drops_above_white_wrap_around_as_in_the_official_code() -> None:
 # The door.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_every_corruption_changes_images_at_every_severity_of_every_table(name: str) -> None:
     images = pictures(3, 32)

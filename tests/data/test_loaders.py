@@ -360,6 +360,7 @@ def test_threads_end_however_the_consumer_ends(ending: str) -> None:
     assert len(source.tried) < 30
 
 
+@pytest.mark.slow
 def test_a_loader_closed_elsewhere_tells_the_consumer_who_waits() -> None:
     source = Slow([(4, 4)] * 100)
     loader = Streaming(source, side=4, device="cpu", workers=1)

@@ -723,6 +723,7 @@ def test_a_torchvision_set_must_exist_and_have_classes(tmp_path: Path) -> None:
         open_source(f"torchvision:CocoDetection@{tmp_path}")
 
 
+@pytest.mark.slow
 def test_the_built_in_pictures_are_a_source() -> None:
     source, test = open_source("builtin"), open_source("builtin", "test")
     images, labels = pictures(len(source), split="train")

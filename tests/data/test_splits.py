@@ -25,6 +25,7 @@ def by_class(labels: Tensor, index: Tensor, classes: int) -> list[int]:
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(lambda c: max(c) > 1)
 
 
+@pytest.mark.slow
 @given(COUNTS, st.floats(0.01, 0.99), st.integers(0, 3), st.data())
 @settings(deadline=None, max_examples=60)
 def test_every_class_of_two_or_more_is_on_both_sides(
@@ -55,6 +56,7 @@ def test_held_out_images_are_in_proportion_to_the_classes() -> None:
         assert abs(held - 400 * count / sum(counts)) < 1
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_drawn_by_the_seed() -> None:
     labels = labels_of([100, 50])
     first, again, other = (stratified(labels, 30, seed=seed).held for seed in (1, 1, 2))

@@ -70,6 +70,7 @@ def test_every_twelve_in_a_row_hold_each_class_once_in_random_order() -> None:
     np.testing.assert_allclose(np.argsort(rounds, 1).mean(0), 5.5, atol=1.6)
 
 
+@pytest.mark.slow
 def test_no_picture_is_in_two_splits_or_of_two_seeds() -> None:
     sets = [pictures(1200, seed=seed, split=split).images for seed in (0, 1) for split in SPLITS]
     images = np.concatenate(sets).reshape(4800, -1)
@@ -82,6 +83,7 @@ def test_no_picture_is_in_two_splits_or_of_two_seeds() -> None:
     assert max(abs(np.triu(some @ some.T, 1)).max() for some in same_place) < 0.8
 
 
+@pytest.mark.slow
 def test_colors_and_places_of_light_say_nothing_about_the_class(pixels: Pixels) -> None:
     """A class differs from all pictures by chance alone: t values of its means, over 500 each.
 
@@ -96,6 +98,7 @@ def test_colors_and_places_of_light_say_nothing_about_the_class(pixels: Pixels) 
             assert abs(t).max() < 4.5, CLASSES[label]
 
 
+@pytest.mark.slow
 def test_a_linear_probe_on_pixels_stays_far_under_40_percent(pixels: Pixels) -> None:
     """The penalty is chosen on a sixth of train. 9.5 % was measured, and chance is 8.3 %."""
     cut, (x, y) = 5000, pixels[:2]
@@ -108,12 +111,14 @@ def test_a_linear_probe_on_pixels_stays_far_under_40_percent(pixels: Pixels) -> 
     assert probe(best, TRAIN).score(pixels.test, pixels.test_labels) < 0.2
 
 
+@pytest.mark.slow
 def test_the_nearest_picture_in_pixels_seldom_has_the_class(pixels: Pixels) -> None:
     """One neighbor among 6,000: 18 % was measured, on all of the test pictures."""
     nearest = KNeighborsClassifier(1).fit(pixels.train, pixels.train_labels)
     assert nearest.score(pixels.test[:1200], pixels.test_labels[:1200]) < 0.25
 
 
+@pytest.mark.slow
 def test_the_pattern_can_be_seen() -> None:
     """A classifier of shift-invariant statistics reads it: it is there, for all the nuisances.
 

@@ -42,6 +42,7 @@ def test_float64_equals_mpmath(row: dict) -> None:
         assert error <= (1e-13 if name == "logC" else 1e-12), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", POINTS)
 def test_gradients_equal_mpmath(row: dict) -> None:
     """First and second derivatives of log C and the first of A and 1 - A, by autograd."""
@@ -57,6 +58,7 @@ def test_gradients_equal_mpmath(row: dict) -> None:
     assert relative_error(-down.item(), row["dA_str"]) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", POINTS)
 def test_float32_is_float64_rounded_once(row: dict) -> None:
     """Half a unit in the last place of float32 is 6e-8, far inside 3e-6 and 5e-7."""
@@ -73,6 +75,7 @@ def test_float32_is_float64_rounded_once(row: dict) -> None:
     assert (slope.double() - reference).abs() <= 6e-8 * reference.abs()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.integers(2, 400), st.floats(-3, 3))
 def test_everything_between_the_points_of_the_table(n: int, log10_kappa: float) -> None:

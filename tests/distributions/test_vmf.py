@@ -181,6 +181,7 @@ def test_gradient_in_a_float32_kappa_is_float64s() -> None:
     torch.testing.assert_close(slopes[0], slopes[1], rtol=2e-6, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "kappa"), [(2, 1.0), (3, 10.0), (16, 0.0), (16, 50.0), (256, 1024.0)]
 )

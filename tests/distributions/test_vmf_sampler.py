@@ -122,6 +122,7 @@ def fit(n: int, kappa: float) -> vmf_sampler.Transport | None:
     return vmf_sampler.transport(n, kappa, log_height)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", DIMENSIONS)
 def test_polynomials_are_right_where_they_are_offered(n: int) -> None:
     """1 - cos(theta) to 1.2e-10 relative between the points of the fit (promised: 1e-10 at them),

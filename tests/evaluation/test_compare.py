@@ -133,6 +133,7 @@ def test_runs_on_other_images_are_not_paired(tmp_path: Path) -> None:
     assert (found.low, found.verdict) == (None, "measured differently")
 
 
+@pytest.mark.slow
 def test_seeds_on_other_images_get_no_verdict(tmp_path: Path) -> None:
     runs = [
         written(
@@ -169,6 +170,7 @@ def test_numbers_that_were_measured_differently_get_no_verdict(tmp_path: Path) -
     assert compared(*runs).verdict == "measured differently"
 
 
+@pytest.mark.slow
 def test_seeds_that_agree_exactly_prove_nothing(tmp_path: Path) -> None:
     """Two values each without spread: judged by images instead."""
     runs = [
@@ -325,6 +327,7 @@ def test_a_report_of_two_experiments_has_verdicts(tmp_path: Path) -> None:
     assert found.note.endswith("; 95 % intervals over images; each line is judged alone")
 
 
+@pytest.mark.slow
 def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
     a, b, c = (
         evaluated(tmp_path / str(beta), 0.5, f"bottleneck.beta={beta}") for beta in (0, 1, 2)

@@ -44,6 +44,7 @@ def expected(run: Path, paths: list[str]) -> np.ndarray:
         return torch.cat([encoder(encoder.preprocess(path)) for path in paths]).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])
 def test_the_file_has_what_the_encoder_says_of_each_image(
     run: Path, images: Path, tmp_path: Path, suffix: str

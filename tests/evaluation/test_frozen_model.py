@@ -34,6 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_run_has_its_encoder_and_the_heads_behind_it(run: Path) -> None:
     model = open_model(str(run), CPU)
     assert model.method is not None
@@ -45,6 +46,7 @@ def test_a_run_has_its_encoder_and_the_heads_behind_it(run: Path) -> None:
     assert not any(p.requires_grad for p in model.method.parameters())
 
 
+@pytest.mark.slow
 def test_heads_of_other_weights_are_not_offered_until_the_run_has_gone_on(
     run: Path, tmp_path: Path
 ) -> None:
@@ -74,6 +76,7 @@ def test_our_file_of_weights_is_the_same_encoder(run: Path) -> None:
     assert model.method is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_torchvisions_weights_give_torchvisions_features(tmp_path: Path, suffix: str) -> None:
     torch.manual_seed(0)
@@ -102,6 +105,7 @@ def test_weights_inside_a_training_scripts_file_are_found(tmp_path: Path) -> Non
     assert torch.equal(found.network.state_dict()["conv1.weight"], state["module.conv1.weight"])
 
 
+@pytest.mark.slow
 def test_a_named_network_takes_its_own_weights_only(tmp_path: Path) -> None:
     network = timm.create_model("test_vit", num_classes=0)
     torch.save(network.state_dict(), tmp_path / "a.pth")
@@ -173,6 +177,7 @@ def test_weights_of_others_see_antialiased_crops(tmp_path: Path) -> None:
     assert model.crop().protocol()["resize"].endswith(", antialiased")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("antialias", [False, True])
 def test_a_run_is_judged_with_the_antialiasing_that_it_was_trained_with(
     tmp_path: Path, antialias: bool

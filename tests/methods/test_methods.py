@@ -265,6 +265,7 @@ def schedule(adaptive: str) -> tuple[str, ...]:
     return settings if adaptive else ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", ["", "likelihood", "rank"])
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
 @pytest.mark.parametrize("sees", ["own", "other"])

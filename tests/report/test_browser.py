@@ -189,6 +189,7 @@ def test_all_is_there_and_nothing_is_cut_covered_or_asked_for(
         assert (light < 60) if dark else (light > 200)
 
 
+@pytest.mark.slow
 def test_the_look_can_fail(tmp_path: Path) -> None:
     page = """<!doctype html><meta name="viewport" content="width=device-width">
 <section id="a"><h2 style="display: none">hidden</h2></section>

@@ -338,6 +338,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"seed{i}" / "run") for i in range(2)]
     page = report(tmp_path, *runs, write_run(tmp_path / "other"))
@@ -448,6 +449,7 @@ def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:
         assert "rich-run" in legends[name]
 
 
+@pytest.mark.slow
 def test_what_the_mean_of_corruptions_is_of_and_what_judged_is_said(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in ("a", "b")]
     for run, rate in zip(runs, (3.2, 0.4), strict=True):
@@ -499,6 +501,7 @@ def test_numbers_keep_their_zeros_their_sign_and_their_unit(
     assert number_cell(Record(**record("linear", "set", metric, value))).text == printed
 
 
+@pytest.mark.slow
 def test_no_number_is_broken_or_has_a_hyphen_for_a_minus(tmp_path: Path) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.01)
     page = report(tmp_path, a, b)

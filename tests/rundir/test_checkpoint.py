@@ -62,6 +62,7 @@ STATES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(STATES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 def test_any_state_comes_back_equal(tmp_path: Path, state: dict[str, Any]) -> None:

@@ -411,6 +411,7 @@ def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
     assert (found[0] - found[1]).norm() > 1e-3 * found[0].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "total"),
     [
@@ -603,6 +604,7 @@ def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> No
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "rises"),
     [

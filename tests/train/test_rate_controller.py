@@ -265,6 +265,7 @@ def process_nats() -> Tensor:
     return torch.rand(30, 2, generator=torch.Generator().manual_seed(3)) * 4
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_all_processes_steer_by_their_common_mean(tmp_path: Path) -> None:
     """To the rounding of a float32 mean, taken apart and put together again."""

@@ -13,6 +13,7 @@ from compressive.evaluation.tasks import corruption
 from compressive.evaluation.tasks.corruption import ALEXNET_ERROR, mean_corruption_error
 
 
+@pytest.mark.slow
 def test_corruptions_are_seen_in_the_networks_colors_and_averaged_over_types(
     tmp_path: Path,
 ) -> None:

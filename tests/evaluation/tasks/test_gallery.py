@@ -74,6 +74,7 @@ def shown(
     return read(path)
 
 
+@pytest.mark.slow
 def test_the_file_holds_what_the_report_expects(shown: tuple[Arrays, dict[str, str]]) -> None:
     arrays, about = shown
     assert {name: (value.dtype.name, value.shape) for name, value in arrays.items()} == {
@@ -142,6 +143,7 @@ def test_neighbors_are_the_nearest_by_a_naive_loop(
             assert arrays["neighbor_label"][row, rank] == labels[best]
 
 
+@pytest.mark.slow
 def test_points_of_a_map_carry_their_own_labels_and_are_few_if_asked(tmp_path: Path) -> None:
     """Mean colors tell the three classes surely, so neighbors on the map are of one class."""
     paint(tmp_path / "train", seed=0, each=4)

@@ -111,6 +111,7 @@ def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> Non
     assert found.index.tolist() == list(range(COUNT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sees"), [(name, "own") for name in METHODS] + [(c, "other") for c in BOOTSTRAPS]
 )
@@ -139,6 +140,7 @@ def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
     assert (found.bound is None) == (name not in INFO_NCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["c-simclr", "c-moco-v3", "c-byol", "c-simsiam"])
 def test_the_residual_is_the_expectation_over_z(name: str) -> None:
     """What a step has at residual_estimator=analytic, though the method samples in training."""

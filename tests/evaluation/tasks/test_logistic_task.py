@@ -16,6 +16,7 @@ from compressive.evaluation.logistic import PENALTIES
 from compressive.evaluation.tasks import knn, logistic
 
 
+@pytest.mark.slow
 def test_an_image_without_a_label_is_neither_right_nor_wrong(tmp_path: Path) -> None:
     """The same figures as where it is not there at all."""
     every, some = tmp_path / "every", tmp_path / "some"
@@ -44,6 +45,7 @@ def test_an_image_without_a_label_is_neither_right_nor_wrong(tmp_path: Path) -> 
     assert not any("of test" in note for note in held_out.notes), "no test image is in it"
 
 
+@pytest.mark.slow
 def test_of_few_held_out_images_the_log_loss_chooses_the_penalty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
