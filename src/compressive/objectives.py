@@ -32,7 +32,7 @@ from compressive.checks import (
     full_precision,
     validates_inputs,
 )
-from compressive.distributed import gather, mean_value, world_size
+from compressive.distributed import gather, mean_value, rank, world_size
 from compressive.distributions.vmf import VonMisesFisher
 from compressive.info_nce import candidate_nll, info_nce, log_candidates
 
@@ -51,6 +51,7 @@ __all__ = [
     "cbyol_terms",
     "compress",
     "csimclr_loss",
+    "distributed_rsample",
     "expected_residual_information",
     "image_beta",
     "info_nce",
@@ -174,8 +175,8 @@ def csimclr_loss(
         e_x, e_y = _vmf(mu_x, kappa_e), _vmf(mu_y, kappa_e)
         b_x, b_y = _vmf(mu_x, kappa_b), _vmf(mu_y, kappa_b)
         drawn_x, drawn_y = z_x is None, z_y is None
-        z_x = e_x.rsample() if z_x is None else check_unit_rows("r_x", r_x, "z_x", z_x)
-        z_y = e_y.rsample() if z_y is None else check_unit_rows("r_y", r_y, "z_y", z_y)
+        z_x = distributed_rsample(e_x) if z_x is None else check_unit_rows("r_x", r_x, "z_x", z_x)
+        z_y = distributed_rsample(e_y) if z_y is None else check_unit_rows("r_y", r_y, "z_y", z_y)
         nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
         x = residual_terms(z_x, e_x, b_y, residual_estimator, drawn_x)
         y = residual_terms(z_y, e_y, b_x, residual_estimator, drawn_y)
@@ -340,6 +341,19 @@ def residual_information(
 def expected_residual_information(e: VonMisesFisher, b: VonMisesFisher) -> Float[Tensor, "*batch"]:
     """KL[e(z|x) || b(z|y)]: residual_information averaged over z, in closed form."""
     return kl_divergence(e, b)
+
+
+def distributed_rsample(e: VonMisesFisher) -> Float[Tensor, "batch dim"]:
+    """Draw z from e. An image has the same noise whatever the number of processes.
+
+    Every process draws the noise of all images and takes its rows. This needs the same seed in all
+    processes, as the training loop sets it.
+    """
+    if world_size() == 1:
+        return e.rsample()
+    mu = e.mean_direction
+    noise = torch.randn(world_size() * len(mu), e.dim, dtype=mu.dtype, device=mu.device)
+    return e.from_noise(noise.chunk(world_size())[rank()].clone())
 
 
 def _both_ways(

@@ -288,7 +288,7 @@ def test_gradient_in_mu_of_the_mean(n: int, kappa: float) -> None:
     noise = torch.randn(draws, n, dtype=torch.float64)
     # one gradient per draw: the spread says how close the mean must come
     copies = r.detach().expand(draws, n).clone().requires_grad_()
-    z = VonMisesFisher(F.normalize(copies, dim=-1), kappa)._from_noise(noise)
+    z = VonMisesFisher(F.normalize(copies, dim=-1), kappa).from_noise(noise)
     (each,) = torch.autograd.grad((z * a).sum(), copies)
     (exact,) = torch.autograd.grad(ratio(n, kappa) * (F.normalize(r, dim=-1) * a).sum(), r)
     error = (each.mean(0) - exact).abs() / (each.std(0) / math.sqrt(draws) + 1e-15)

@@ -189,23 +189,22 @@ class VonMisesFisher(Distribution):
         """Draw directions, differentiably; one normal per coordinate is all the randomness."""
         shape = self._extended_shape(torch.Size(sample_shape))
         mu = self.mean_direction
-        noise = torch.randn(shape, dtype=mu.dtype, device=mu.device)
-        with full_precision(mu):
-            return self._from_noise(noise)
+        return self.from_noise(torch.randn(shape, dtype=mu.dtype, device=mu.device))
 
-    def _from_noise(self, noise: Tensor) -> Tensor:
-        """The sample that a vector of standard normals stands for; the vector is used up."""
+    def from_noise(self, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the samples of `rsample` for given standard normals; overwrites `noise`."""
         mu = self.mean_direction.expand(noise.shape)
-        with torch.no_grad():
-            tangent = noise.addcmul_((noise * mu).sum(-1, keepdim=True), mu, value=-1)
-            r = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
-        angle, cosine, scale = self._turn(r)
-        with torch.no_grad():
-            z = tangent.mul_(scale).addcmul_(cosine, mu)
-        if mu.requires_grad or (angle is not None and angle.requires_grad):
-            z = _Moving.apply(z, mu, angle, cosine)
-            assert isinstance(z, Tensor)
-        return z
+        with full_precision(mu):
+            with torch.no_grad():
+                tangent = noise.addcmul_((noise * mu).sum(-1, keepdim=True), mu, value=-1)
+                r = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
+            angle, cosine, scale = self._turn(r)
+            with torch.no_grad():
+                z = tangent.mul_(scale).addcmul_(cosine, mu)
+            if mu.requires_grad or (angle is not None and angle.requires_grad):
+                z = _Moving.apply(z, mu, angle, cosine)
+                assert isinstance(z, Tensor)
+            return z
 
     def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """For a tangent of length r: the angle where kappa learns, cos(theta), sin(theta) / r."""

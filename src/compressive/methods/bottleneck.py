@@ -15,6 +15,7 @@ from compressive.objectives import (
     AdaptiveWeight,
     ResidualEstimator,
     ResidualTerms,
+    distributed_rsample,
     image_beta,
     residual_terms,
 )
@@ -60,7 +61,7 @@ class Channel(NamedTuple):
     def draw(self, mu_e: Float[Tensor, "batch dim"]) -> tuple[Tensor, VonMisesFisher]:
         """Draw z from e(z|x); return it with e."""
         e = VonMisesFisher(mu_e, self.kappa_e, validate_args=False)
-        return self.sample(e), e
+        return distributed_rsample(e) if self.is_reparameterized else self.sample(e), e
 
     def backward(self, mu_b: Float[Tensor, "batch dim"]) -> VonMisesFisher:
         """Return b(z|y)."""

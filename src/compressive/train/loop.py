@@ -154,8 +154,8 @@ def finish(run: Run) -> Outcome:
 
 
 def seed_step(seed: int, attempt: int, step: int) -> None:
-    """Seed torch for one step of one attempt in this process."""
-    key = f"{seed}/{attempt}/{step}/{rank()}".encode()
+    """Seed torch for one step of one attempt, alike in all processes: see `distributed_rsample`."""
+    key = f"{seed}/{attempt}/{step}/0".encode()
     torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1)
 
 

@@ -215,7 +215,7 @@ def keyed_sample(e: VonMisesFisher, keys: Keys) -> Float[Tensor, "batch dim"]:
     u = uniforms(keys, 2 * ((e.dim + 1) // 2))
     near, far = (1 - u).log().mul(-2).sqrt().chunk(2, 1)[0], 2 * math.pi * u.chunk(2, 1)[1]
     noise = torch.cat([near * far.cos(), near * far.sin()], 1)[:, : e.dim]  # Box and Muller 1958
-    return e._from_noise(noise.to(e.mean_direction.dtype))
+    return e.from_noise(noise.to(e.mean_direction.dtype))
 
 
 def _directions(
