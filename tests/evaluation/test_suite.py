@@ -165,7 +165,7 @@ def test_results_are_not_written_into_an_image_folder(run: Path, tmp_path: Path)
 def test_held_out_evaluation_skips_benchmarks(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CIFAR-10-C holds CIFAR-10 test images; ImageNet's label subset covers all of train."""
+    """CIFAR-10-C holds CIFAR-10 test images; ImageNet's few-label list draws on all of train."""
     requested: list[Path | None] = []
     subsets = few_label._subsets
 

@@ -250,7 +250,7 @@ def test_tsne_gradient_matches_autograd() -> None:
 
 @pytest.mark.slow
 def test_tsne_is_as_good_as_sklearn() -> None:
-    """Average two maps: single maps may reach worse minima, up to 8 % in scikit-learn itself."""
+    """Sum over two maps: one may reach a worse minimum, and scikit-learn varies by 8 % by start."""
     ours, theirs = [], []
     for begin in (0, 500):
         x = digits(begin, begin + 250)
