@@ -70,10 +70,10 @@ def test_single_runs_are_compared_by_paired_bootstrap(tmp_path: Path) -> None:
         for name, value, beta in (("a", a, 0.1), ("b", b, 1.0))
     ]
     found = compare_runs(*runs)
-    apart = b.double() - a.double()
+    delta = b.double() - a.double()
     rng = np.random.default_rng(0)
-    naive = [float(apart[rng.integers(0, 2000, 2000)].mean()) for _ in range(4000)]
-    assert found.difference == pytest.approx(float(apart.mean()))
+    naive = [float(delta[rng.integers(0, 2000, 2000)].mean()) for _ in range(4000)]
+    assert found.difference == pytest.approx(float(delta.mean()))
     assert found.low is not None
     assert found.high is not None
     # The ends of a 1000-draw bootstrap have a standard error of about 4 % of the half width.
@@ -323,11 +323,11 @@ def test_two_experiments_have_verdicts(tmp_path: Path) -> None:
     assert found is not None
     assert (found.first, found.second) == ("a", "b")
     # Single corruptions have no row; the report plots them.
-    ((figure, first, second, apart, verdict),) = found.lines
+    ((figure, first, second, delta, verdict),) = found.lines
     shares = [float(hits(share).double().mean()) for share in (0.3, 0.7)]
     assert (figure, verdict) == ("linear", "better")
     assert [first, second] == [f"{100 * share:.1f}" for share in shares]
-    assert apart.startswith(f"{100 * (shares[1] - shares[0]):.1f} [")
+    assert delta.startswith(f"{100 * (shares[1] - shares[0]):.1f} [")
     assert found.note.startswith("on set; ")
     assert "95 % intervals over images" in found.note
 

@@ -171,9 +171,9 @@ def test_two_classes_match_sklearn_at_half_the_penalty() -> None:
 
 def test_class_without_examples_is_never_predicted() -> None:
     feats, labels = rectified(120, 10, 3)
-    apart = torch.tensor([1, 4, 5])[labels]
+    sparse_labels = torch.tensor([1, 4, 5])[labels]
     dense = fit(feats, labels, classes=3, penalties=(1e-4, 1.0))
-    gaps = fit(feats, apart, classes=7, penalties=(1e-4, 1.0))
+    gaps = fit(feats, sparse_labels, classes=7, penalties=(1e-4, 1.0))
     torch.testing.assert_close(gaps.loss, dense.loss, rtol=0, atol=0)
     chances = gaps.logits(1e4 * feats, 0).softmax(1)
     assert chances[:, [0, 2, 3, 6]].max() == 0

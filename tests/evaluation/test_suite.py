@@ -418,15 +418,15 @@ def test_records_store_the_augmentations_they_depend_on(run: Path, tmp_path: Pat
     settings = json.loads((other / "config.json").read_text())
     settings["views"]["crop_scale_min"] = 0.9
     (other / "config.json").write_text(json.dumps(settings))
-    for place, least in ((run, 0.08), (other, 0.9)):
-        out = tmp_path / str(least)
+    for place, crop_scale_min in ((run, 0.08), (other, 0.9)):
+        out = tmp_path / str(crop_scale_min)
         tasks = ["geometry", "information"]
         evaluate(str(place), tasks=tasks, device="cpu", out=out, display=silent())
         of_views = [r for r in read(out).records if "views" in r.protocol]
         assert {r.metric for r in of_views} == {
             *("alignment", "positive_cosine", "residual", "reducible_residual", "predictive")
         }
-        expected = [asdict(view) for view in paper_views(least)]
+        expected = [asdict(view) for view in paper_views(crop_scale_min)]
         assert all(r.protocol["views"] == expected for r in of_views)
 
 

@@ -127,11 +127,11 @@ def records_text(name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("gone", "message", "absent"),
+    ("missing", "message", "absent"),
     [
-        ("config.json", "config.json: not there", {"paper"}),
+        ("config.json", "config.json: ", {"paper"}),
         ("metrics.jsonl", "no training curves", {"curves", "plane"}),
-        ("encoder.safetensors", "encoder.safetensors: not there", set()),
+        ("encoder.safetensors", "encoder.safetensors: ", set()),
         ("evaluation/gallery.safetensors", "no views", {"views", "neighbors", "maps"}),
         (
             "evaluation/results.json",
@@ -141,11 +141,11 @@ def records_text(name: str) -> str:
     ],
 )
 def test_missing_file_is_reported_and_its_sections_are_absent(
-    tmp_path: Path, gone: str, message: str, absent: set[str]
+    tmp_path: Path, missing: str, message: str, absent: set[str]
 ) -> None:
     run = write_run(tmp_path / "run")
     assert message not in report(tmp_path, run).text
-    (run / gone).unlink()
+    (run / missing).unlink()
     page = report(tmp_path, run)
     assert message in page.text
     assert set(SECTIONS) - set(page.sections) == absent | COMPARISONS

@@ -208,7 +208,7 @@ def test_failed_run_stops_no_other_and_finished_runs_are_skipped(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "sweep"
 
-    def again(networks: str, tasks: str = "knn") -> tuple[SweepResult, list[str]]:
+    def run_sweep(networks: str, tasks: str = "knn") -> tuple[SweepResult, list[str]]:
         display = Written()
         summary = sweep(
             str(sorted_photos()),
@@ -223,12 +223,12 @@ def test_failed_run_stops_no_other_and_finished_runs_are_skipped(
         return summary, display.said
 
     good, bad = "nametest_resnet-seed0", "nameno_such_network-seed0"
-    summary, said = again("no_such_network,test_resnet")
+    summary, messages = run_sweep("no_such_network,test_resnet")
     assert not summary.interrupted
     assert content(out)["runs"] == {good: "done", bad: "failed"}
     assert last(out / good)["step"] == 2
     assert summary.failed == [out / "logs" / f"{bad}.log"]
-    (text,) = [text for text in said if "failed," in text]
+    (text,) = [text for text in messages if "failed," in text]
     assert re.search("pretrain .* 2: .*'no_such_network'", text)
     assert [(row.setting, row.done, row.of) for row in summary.rows] == [
         ("name no_such_network", 0, 1),
@@ -247,15 +247,15 @@ def test_failed_run_stops_no_other_and_finished_runs_are_skipped(
     assert content(out)["table"][1]["figures"]["kNN"] == {"mean": neighbors, "std": None, "n": 1}
 
     before = times(out / good)
-    summary, said = again("test_resnet")
-    assert len(said) == 1
-    assert re.search(f"1 of 1: {good} .*done", said[0])
+    summary, messages = run_sweep("test_resnet")
+    assert len(messages) == 1
+    assert re.search(f"1 of 1: {good} .*done", messages[0])
     assert times(out / good) == before
     assert summary.rows[0].figures == found
     assert not summary.failed
 
     with pytest.raises(ValueError, match="tasks 'knn', not 'logistic'"):
-        again("test_resnet", tasks="logistic")
+        run_sweep("test_resnet", tasks="logistic")
 
 
 # Replaces `python -m compressive`. Training waits for a signal in the first run and finishes in the

@@ -120,10 +120,10 @@ def test_view_pairs_use_the_augmentations_of_the_run(
         return 255 * (colors * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406])
 
     for first in (0, 2):
-        theirs = views[:, 1 + first : 3 + first]
+        found = views[:, 1 + first : 3 + first]
         # Rounding by half a gray level, plus float32 error.
-        np.testing.assert_allclose(theirs, augmented(context.model.config, first), atol=0.51)
-        assert np.abs(theirs - augmented(Config(), first)).mean() > 10
+        np.testing.assert_allclose(found, augmented(context.model.config, first), atol=0.51)
+        assert np.abs(found - augmented(Config(), first)).mean() > 10
     assert np.abs(views[:, 1:3] - views[:, 3:5]).mean() > 5, "the pairs do not differ"
 
 
@@ -150,8 +150,8 @@ def test_map_points_keep_their_labels_and_can_be_limited(tmp_path: Path) -> None
     paint(tmp_path / "test", seed=1, each=20)
     arrays, about = read(write_gallery(context_of(tmp_path), tmp_path / "out", most=40))
     assert "40 of 60" in about["map_method"]
-    apart = cdist(arrays["map"], arrays["map"]) + np.diag([np.inf] * 40)
-    assert (arrays["map_label"][apart.argmin(1)] == arrays["map_label"]).all()
+    distances = cdist(arrays["map"], arrays["map"]) + np.diag([np.inf] * 40)
+    assert (arrays["map_label"][distances.argmin(1)] == arrays["map_label"]).all()
     assert set(arrays["map_label"].tolist()) == {0, 1, 2}
     few, about = read(write_gallery(context_of(tmp_path), tmp_path / "few", most=3))
     assert "map" not in few
@@ -182,8 +182,8 @@ def test_unreadable_image_does_not_shift_others(tmp_path: Path) -> None:
     for row, place in enumerate((0, 1, 3, 4, 5)):
         np.testing.assert_array_equal(arrays["query"][row], read_pixels(splits.test, place))
     assert arrays["query_label"].tolist() == [0, 0, 1, 2, 2]
-    there = {read_pixels(splits.train, i).tobytes() for i in range(12) if i != 1}
-    assert {image.tobytes() for image in arrays["neighbors"][0]} == there
+    readable = {read_pixels(splits.train, i).tobytes() for i in range(12) if i != 1}
+    assert {image.tobytes() for image in arrays["neighbors"][0]} == readable
 
 
 def test_large_images_are_downscaled_by_averaging(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_tsne_is_as_good_as_sklearn() -> None:
 def divergence(p: NDArray[np.floating], y: NDArray[np.floating]) -> float:
     q = 1 / (1 + cdist(y, y, "sqeuclidean"))
     np.fill_diagonal(q, 0)
-    there = p > 1e-200
-    return float((p[there] * np.log(p[there] / (q / q.sum())[there])).sum())
+    positive = p > 1e-200
+    return float((p[positive] * np.log(p[positive] / (q / q.sum())[positive])).sum())
 
 
 def test_tsne_is_deterministic() -> None:

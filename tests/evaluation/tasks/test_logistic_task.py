@@ -22,9 +22,9 @@ def test_unlabeled_images_are_dropped(tmp_path: Path) -> None:
     every, some = tmp_path / "every", tmp_path / "some"
     every.mkdir()
     some.mkdir()
-    for split, words in (("train", [*"ab", None] * 15), ("test", [None, *"ab"] * 4)):
+    for split, labels in (("train", [*"ab", None] * 15), ("test", [None, *"ab"] * 4)):
         file = f"{split}-0.parquet"
-        shard(every / file, words, tmp_path / "pictures")
+        shard(every / file, labels, tmp_path / "pictures")
         pq.write_table(pq.read_table(every / file).drop_null(), some / file)
     found = []
     for name in (every, some):

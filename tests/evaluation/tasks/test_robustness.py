@@ -33,10 +33,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 COUNT = 6
 
 
-NOTES = [
-    "published files, no JPEG, not resized",
-    f"{COUNT} images on disk, the published set has 10000",
-]
+def assert_notes(notes: list[str]) -> None:
+    """Assert that the notes describe the files and compare their number with the published set."""
+    files, count = notes
+    assert files.startswith("published files")
+    assert count.startswith(f"{COUNT} images")
+    assert count.endswith("10000")
 
 
 @pytest.fixture
@@ -179,12 +181,12 @@ def write_cifar_c(root: Path, kinds: list[str]) -> dict[str, np.ndarray]:
     np.save(root / "labels.npy", np.tile(labels, 5))
     right = {}
     for kind in kinds:
-        shown = np.where(
+        classes = np.where(
             random.random((5, COUNT)) < 0.6, labels, random.integers(0, 10, (5, COUNT))
         )
-        pixels = LEVELS[shown].reshape(-1, 1, 1, 1)
+        pixels = LEVELS[classes].reshape(-1, 1, 1, 1)
         np.save(root / f"{kind}.npy", np.broadcast_to(pixels, (5 * COUNT, 32, 32, 3)))
-        right[kind] = shown == labels
+        right[kind] = classes == labels
     return right
 
 
@@ -197,7 +199,7 @@ def test_cifar10_c_accuracy_is_the_mean_over_cells(context: EvalContext, tmp_pat
         one = found[f"cifar10-c {kind}"]
         assert one.value == pytest.approx(hits.mean(), abs=1e-12)
         assert one.protocol["by_severity"] == pytest.approx(hits.mean(1).tolist(), abs=1e-12)
-        assert one.protocol["notes"] == NOTES
+        assert_notes(one.protocol["notes"])
         assert one.n == COUNT
     both = found["cifar10-c"]  # speckle noise is not one of the 15
     each = np.concatenate([right["snow"], right["fog"]]).mean(0)
@@ -206,7 +208,7 @@ def test_cifar10_c_accuracy_is_the_mean_over_cells(context: EvalContext, tmp_pat
     assert both.high is not None
     assert both.low <= both.value <= both.high
     assert both.images
-    assert both.protocol["notes"] == NOTES
+    assert_notes(both.protocol["notes"])
     assert len(both.protocol["left_out"]) == 13
     assert any(
         text.startswith("no cifar10.1") or "cifar10" in text for text in context.results.skipped

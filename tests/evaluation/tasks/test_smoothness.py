@@ -188,9 +188,9 @@ def test_estimate_is_symmetric() -> None:
     """102 gray levels are 0.4, so brightness+ inverts brightness- when no pixel is clipped."""
     dark = (random_images().double() * 0.6).to(torch.uint8)
     assert dark.max() <= 153
-    there, back = measure(dark).local["brightness+"], measure(dark + 102).local["brightness-"]
-    np.testing.assert_allclose(there.value, back.value, rtol=1e-5)
-    np.testing.assert_allclose(there.squared, back.squared, rtol=1e-5)
+    brighter, darker = measure(dark).local["brightness+"], measure(dark + 102).local["brightness-"]
+    np.testing.assert_allclose(brighter.value, darker.value, rtol=1e-5)
+    np.testing.assert_allclose(brighter.squared, darker.squared, rtol=1e-5)
 
 
 def test_small_changes_are_not_lost_in_rounding() -> None:
@@ -313,10 +313,10 @@ def test_histogram_matches_numpy() -> None:
     edges, density, beyond = histogram(torch.from_numpy(values))
     top = np.percentile(values, 99.5)
     assert len(edges) == 101
-    theirs, their_edges = np.histogram(values, 100, (0, top), density=True)
-    np.testing.assert_allclose(edges, their_edges, rtol=1e-12)
+    reference, reference_edges = np.histogram(values, 100, (0, top), density=True)
+    np.testing.assert_allclose(edges, reference_edges, rtol=1e-12)
     assert beyond == pytest.approx((values > top).mean(), rel=1e-12)
-    np.testing.assert_allclose(density, theirs * (1 - beyond), rtol=1e-9)
+    np.testing.assert_allclose(density, reference * (1 - beyond), rtol=1e-9)
     assert (density * edges.diff()).sum().item() + beyond == pytest.approx(1, rel=1e-9)
     assert beyond == pytest.approx(0.005, abs=1 / 5000)
 
