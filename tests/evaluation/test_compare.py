@@ -1,4 +1,4 @@
-"""Differences of runs have the intervals of scipy and of a naive bootstrap; noise is no gain."""
+"""Differences between runs match scipy and a naive bootstrap; noise gets no verdict."""
 
 import io
 from pathlib import Path
@@ -35,7 +35,7 @@ from compressive.rundir.folder import write_config
 KEY = "linear/set/top-1"
 
 
-def written(folder: Path, hits: Tensor, config: Config, metric: str = "top-1") -> str:
+def write_run(folder: Path, hits: Tensor, config: Config, metric: str = "top-1") -> str:
     write_config(folder, config, torch.device("cpu"))
     results = Results(str(folder))
 
@@ -48,7 +48,7 @@ def hits(share: float, n: int = 2000, seed: int = 0) -> Tensor:
     return torch.rand(n, generator=torch.Generator().manual_seed(seed)) < share
 
 
-def compared(*places: str) -> Difference:
+def compare_runs(*places: str) -> Difference:
     first, second = open_groups(places)
     (found,) = compare(first, second)
     return found
@@ -56,27 +56,27 @@ def compared(*places: str) -> Difference:
 
 @pytest.mark.parametrize("freedom", [1, 1.5, 2, 7.3, 200])
 @pytest.mark.parametrize("p", [0.9, 0.975, 0.995])
-def test_students_quantile_is_scipys(p: float, freedom: float) -> None:
-    # The intervals are of accuracies with four digits at most; Simpson's rule gives nine.
+def test_t_quantile_matches_scipy(p: float, freedom: float) -> None:
+    # Accuracies have at most four digits; Simpson's rule gives nine.
     assert t_quantile(p, freedom) == pytest.approx(stats.t.ppf(p, freedom), rel=1e-7)
 
 
-def test_one_run_each_is_compared_image_by_image(tmp_path: Path) -> None:
-    """Two classifiers that agree on most images: their difference is surer than either number."""
+def test_single_runs_are_compared_by_paired_bootstrap(tmp_path: Path) -> None:
+    """The classifiers agree on most images, so the difference is more certain than either value."""
     a = hits(0.7)
     b = torch.where(hits(0.02, seed=1), True, a)
     runs = [
-        written(tmp_path / name, value, tiny(f"bottleneck.beta={beta}"))
+        write_run(tmp_path / name, value, tiny(f"bottleneck.beta={beta}"))
         for name, value, beta in (("a", a, 0.1), ("b", b, 1.0))
     ]
-    found = compared(*runs)
-    apart = b.double() - a.double()
+    found = compare_runs(*runs)
+    delta = b.double() - a.double()
     rng = np.random.default_rng(0)
-    naive = [float(apart[rng.integers(0, 2000, 2000)].mean()) for _ in range(4000)]
-    assert found.difference == pytest.approx(float(apart.mean()))
+    naive = [float(delta[rng.integers(0, 2000, 2000)].mean()) for _ in range(4000)]
+    assert found.difference == pytest.approx(float(delta.mean()))
     assert found.low is not None
     assert found.high is not None
-    # Ends of a bootstrap of 1000 draws have a standard error of about 4 % of the half width.
+    # The ends of a 1000-draw bootstrap have a standard error of about 4 % of the half width.
     half = (np.quantile(naive, 0.975) - np.quantile(naive, 0.025)) / 2
     assert found.low == pytest.approx(float(np.quantile(naive, 0.025)), abs=0.2 * half)
     assert found.high == pytest.approx(float(np.quantile(naive, 0.975)), abs=0.2 * half)
@@ -84,31 +84,33 @@ def test_one_run_each_is_compared_image_by_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 21, 10_000])
-def test_numpy_bootstrap_equals_the_torch_one(n: int) -> None:
-    """The draws are the same; only means are summed in another order."""
+def test_numpy_bootstrap_matches_torch(n: int) -> None:
+    """Both use the same draws and differ only in summation order."""
     pairs = torch.randn(n, dtype=torch.float64)
     ours, torchs = paired_bootstrap(pairs.numpy()), metrics.bootstrap_interval(pairs)
     assert ours == pytest.approx((float(torchs.low), float(torchs.high)), rel=1e-12, abs=1e-15)
 
 
-def test_noise_is_not_called_a_gain(tmp_path: Path) -> None:
+def test_noise_is_undecided(tmp_path: Path) -> None:
     runs = [
-        written(tmp_path / str(seed), hits(0.7, seed=seed), tiny(f"bottleneck.beta={seed}"))
+        write_run(tmp_path / str(seed), hits(0.7, seed=seed), tiny(f"bottleneck.beta={seed}"))
         for seed in (1, 2)
     ]
-    assert compared(*runs).verdict == "undecided"
+    assert compare_runs(*runs).verdict == "undecided"
 
 
 @pytest.mark.parametrize(("metric", "verdict"), [("nll", "worse"), ("RankMe", "higher")])
-def test_more_is_not_always_better(tmp_path: Path, metric: str, verdict: str) -> None:
+def test_verdict_depends_on_the_direction_of_the_metric(
+    tmp_path: Path, metric: str, verdict: str
+) -> None:
     runs = [
-        written(tmp_path / str(i), hits(share), tiny(f"bottleneck.beta={i}"), metric)
+        write_run(tmp_path / str(i), hits(share), tiny(f"bottleneck.beta={i}"), metric)
         for i, share in enumerate((0.3, 0.7))
     ]
-    assert compared(*runs).verdict == verdict
+    assert compare_runs(*runs).verdict == verdict
 
 
-def test_several_seeds_have_welchs_interval(tmp_path: Path) -> None:
+def test_several_seeds_use_the_welch_interval(tmp_path: Path) -> None:
     shares = {0.1: (0.70, 0.72, 0.74), 1.0: (0.78, 0.80)}
     runs, means = [], []
     for beta, of_seeds in shares.items():
@@ -116,27 +118,28 @@ def test_several_seeds_have_welchs_interval(tmp_path: Path) -> None:
         means.append([float(value.double().mean()) for value in values])
         for seed, value in enumerate(values):
             config = override(tiny(f"bottleneck.beta={beta}"), f"seed={seed}")
-            runs.append(written(tmp_path / f"{beta}-{seed}", value, config))
-    found = compared(*runs)
+            runs.append(write_run(tmp_path / f"{beta}-{seed}", value, config))
+    found = compare_runs(*runs)
     welch = stats.ttest_ind(means[1], means[0], equal_var=False).confidence_interval()
     assert (found.low, found.high) == pytest.approx((welch.low, welch.high), rel=1e-6)
     assert found.over == "seeds"
 
 
-def test_runs_on_other_images_are_not_paired(tmp_path: Path) -> None:
+def test_runs_on_different_images_are_not_compared(tmp_path: Path) -> None:
     runs = [
-        written(tmp_path / str(i), hits(0.5 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+        write_run(tmp_path / str(i), hits(0.5 + i / 4), tiny(f"bottleneck.beta={i}"))
+        for i in (0, 1)
     ]
     other = (tmp_path / "1" / "results.json").read_text().replace('"the same"', '"others"')
     (tmp_path / "1" / "results.json").write_text(other)
-    found = compared(*runs)
+    found = compare_runs(*runs)
     assert (found.low, found.verdict) == (None, "measured differently")
 
 
 @pytest.mark.slow
-def test_seeds_on_other_images_get_no_verdict(tmp_path: Path) -> None:
+def test_seeds_on_different_images_get_no_verdict(tmp_path: Path) -> None:
     runs = [
-        written(
+        write_run(
             tmp_path / f"{beta}-{seed}",
             hits(share, seed=seed),
             tiny(f"bottleneck.beta={beta}", f"seed={seed}"),
@@ -144,37 +147,38 @@ def test_seeds_on_other_images_get_no_verdict(tmp_path: Path) -> None:
         for beta, share in ((0.1, 0.3), (1.0, 0.7))
         for seed in (0, 1, 2)
     ]
-    assert compared(*runs).verdict == "better"
+    assert compare_runs(*runs).verdict == "better"
     path = tmp_path / "1.0-2" / "results.json"
     path.write_text(path.read_text().replace('"the same"', '"others"'))
-    assert compared(*runs).verdict == "measured differently"
+    assert compare_runs(*runs).verdict == "measured differently"
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(19, "too few images"), (20, "better")])
-def test_a_handful_of_images_proves_nothing(tmp_path: Path, n: int, verdict: str) -> None:
-    """Of six images three in favor are a bootstrap's [17, 83] and a sign test's p of 1/4."""
+def test_fewer_than_20_images_get_no_verdict(tmp_path: Path, n: int, verdict: str) -> None:
+    """For 3 of 6 images in favor, a bootstrap gives [17, 83] but a sign test only p = 1/4."""
     a, b = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
     runs = [
-        written(tmp_path / str(i), value, tiny(f"bottleneck.beta={i}"))
+        write_run(tmp_path / str(i), value, tiny(f"bottleneck.beta={i}"))
         for i, value in enumerate((a, b))
     ]
-    assert compared(*runs).verdict == verdict
+    assert compare_runs(*runs).verdict == verdict
 
 
-def test_numbers_that_were_measured_differently_get_no_verdict(tmp_path: Path) -> None:
+def test_different_epochs_get_no_verdict(tmp_path: Path) -> None:
     runs = [
-        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+        write_run(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}"))
+        for i in (0, 1)
     ]
     path = tmp_path / "1" / "results.json"
     path.write_text(path.read_text().replace('"protocol": {}', '"protocol": {"epochs": 1}'))
-    assert compared(*runs).verdict == "measured differently"
+    assert compare_runs(*runs).verdict == "measured differently"
 
 
 @pytest.mark.slow
-def test_seeds_that_agree_exactly_prove_nothing(tmp_path: Path) -> None:
-    """Two values each without spread: judged by images instead."""
+def test_seeds_without_spread_are_compared_by_images(tmp_path: Path) -> None:
+    """Both seeds have the same value, so the interval is over images."""
     runs = [
-        written(
+        write_run(
             tmp_path / f"{beta}-{seed}",
             hits(share),
             tiny(f"bottleneck.beta={beta}", f"seed={seed}"),
@@ -182,18 +186,18 @@ def test_seeds_that_agree_exactly_prove_nothing(tmp_path: Path) -> None:
         for beta, share in ((0.1, 0.5), (1.0, 0.51))
         for seed in (0, 1)
     ]
-    assert compared(*runs).over == "images"
+    assert compare_runs(*runs).over == "images"
 
 
-def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
-    run = written(tmp_path / "a", hits(0.5), tiny())
+def test_duplicate_run_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", hits(0.5), tiny())
     with pytest.raises(ValueError, match="given twice"):
         open_groups([run, run])
 
 
-def test_runs_on_other_data_are_another_experiment(tmp_path: Path) -> None:
+def test_runs_on_different_data_are_separate_experiments(tmp_path: Path) -> None:
     runs = [
-        written(tmp_path / name, hits(0.5), tiny(f"data.source={name}", f"seed={seed}"))
+        write_run(tmp_path / name, hits(0.5), tiny(f"data.source={name}", f"seed={seed}"))
         for seed, name in enumerate(("a", "b"))
     ]
     assert len(open_groups(runs)) == 2
@@ -203,7 +207,7 @@ A, B = Experiment("a", ()), Experiment("b", ())
 
 
 def lines(*found: Difference) -> list[str]:
-    """The rows of the table for a page."""
+    """Return the rows of the Markdown table."""
     return differences_markdown(A, B, found).split("\n\n")[0].splitlines()[2:]
 
 
@@ -230,14 +234,14 @@ def difference(key: str, a: float, b: float, half: float | None, over: str = "se
         ("geometry/set/alignment", 0.0, 0.0, 0.0, "0 | 0 | 0 [0, 0]"),
     ],
 )
-def test_figures_have_the_digits_that_they_are_sure_of(
+def test_values_are_rounded_to_significant_digits(
     key: str, a: float, b: float, half: float | None, row: str
 ) -> None:
     (line,) = lines(difference(key, a, b, half))
     assert row in line
 
 
-def test_a_figure_is_named_by_what_tells_it_apart() -> None:
+def test_row_names_omit_what_all_rows_share() -> None:
     keys = ["linear/set/top-1", "linear/set/nll", "kNN 20/set/top-1", "linear/set/mean per class"]
     keys += ["corruption/set-C fog/top-1", "smoothness hue+/set test/lipschitz"]
     keys += [
@@ -251,18 +255,18 @@ def test_a_figure_is_named_by_what_tells_it_apart() -> None:
     ]
 
 
-def test_datasets_are_named_where_there_are_several() -> None:
+def test_row_names_include_the_dataset_if_there_are_several() -> None:
     keys = ["linear/cifar10/top-1", "linear/cifar100/top-1", "linear/a/b/top-1"]
     names = [row.split(" | ")[0] for row in lines(*(difference(k, 0.1, 0.2, 0.01) for k in keys))]
     assert names == ["| linear, cifar10", "| linear, cifar100", "| linear, a/b"]
 
 
-def test_what_is_beside_is_shown_where_there_is_nothing_else() -> None:
+def test_secondary_metric_is_shown_if_it_is_the_only_one() -> None:
     (row,) = lines(difference("linear/set/mean per class", 0.1, 0.2, None))
     assert row == "| linear | 10.0 | 20.0 | 10.0 | better |"
 
 
-def test_a_line_says_what_its_interval_is_over_where_that_differs() -> None:
+def test_rows_name_their_interval_kind_if_kinds_differ() -> None:
     found = [
         difference("linear/set/top-1", 0.1, 0.2, 0.01),
         difference("kNN 20/set/top-1", 0.1, 0.2, 0.01, "images"),
@@ -271,11 +275,11 @@ def test_a_line_says_what_its_interval_is_over_where_that_differs() -> None:
         "better (seeds) |",
         "better (images) |",
     ]
-    assert "intervals over images or seeds;" in differences_markdown(A, B, found)
+    assert "images or seeds" in differences_markdown(A, B, found)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_no_digit_is_lost_in_a_narrow_terminal(width: int) -> None:
+def test_narrow_terminal_shows_all_digits(width: int) -> None:
     found = [difference("linear/set/nll", 0.35048, 0.30451, 0.0127)]
     console = Console(width=width, file=io.StringIO())
     with console.capture() as shown:
@@ -298,12 +302,12 @@ def test_no_digit_is_lost_in_a_narrow_terminal(width: int) -> None:
         (["a", "a/evaluation"], ["a", "a/evaluation"]),
     ],
 )
-def test_names_are_what_tells_runs_apart(places: list[str], names: list[str]) -> None:
+def test_short_names_are_distinct(places: list[str], names: list[str]) -> None:
     assert short_names(places) == names
 
 
-def evaluated(run: Path, share: float, *settings: str) -> Path:
-    """The folder of a run with results that a report finds."""
+def evaluate_run(run: Path, share: float, *settings: str) -> Path:
+    """Write a run with results where a report finds them; return its folder."""
     write_config(run, tiny(*settings), torch.device("cpu"))
     results = Results(str(run))
     for task, dataset in (("linear", "set"), ("corruption", "set-C fog")):
@@ -312,27 +316,28 @@ def evaluated(run: Path, share: float, *settings: str) -> Path:
     return run
 
 
-def test_a_report_of_two_experiments_has_verdicts(tmp_path: Path) -> None:
-    a = evaluated(tmp_path / "a", 0.3, "bottleneck.beta=0")
-    b = evaluated(tmp_path / "b", 0.7, "bottleneck.beta=1")
+def test_two_experiments_have_verdicts(tmp_path: Path) -> None:
+    a = evaluate_run(tmp_path / "a", 0.3, "bottleneck.beta=0")
+    b = evaluate_run(tmp_path / "b", 0.7, "bottleneck.beta=1")
     found = verdicts([a, b])
     assert found is not None
     assert (found.first, found.second) == ("a", "b")
-    ((figure, first, second, apart, verdict),) = found.lines  # single corruptions are drawn
+    # Single corruptions have no row; the report plots them.
+    ((figure, first, second, delta, verdict),) = found.lines
     shares = [float(hits(share).double().mean()) for share in (0.3, 0.7)]
     assert (figure, verdict) == ("linear", "better")
     assert [first, second] == [f"{100 * share:.1f}" for share in shares]
-    assert apart.startswith(f"{100 * (shares[1] - shares[0]):.1f} [")
+    assert delta.startswith(f"{100 * (shares[1] - shares[0]):.1f} [")
     assert found.note.startswith("on set; ")
-    assert found.note.endswith("; 95 % intervals over images; each line is judged alone")
+    assert "95 % intervals over images" in found.note
 
 
 @pytest.mark.slow
-def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
+def test_other_than_two_experiments_have_no_verdicts(tmp_path: Path) -> None:
     a, b, c = (
-        evaluated(tmp_path / str(beta), 0.5, f"bottleneck.beta={beta}") for beta in (0, 1, 2)
+        evaluate_run(tmp_path / str(beta), 0.5, f"bottleneck.beta={beta}") for beta in (0, 1, 2)
     )
-    same = evaluated(tmp_path / "seed", 0.6, "bottleneck.beta=0", "seed=1")
+    same = evaluate_run(tmp_path / "seed", 0.6, "bottleneck.beta=0", "seed=1")
     assert verdicts([a]) is None
     assert verdicts([a, same]) is None  # one experiment
     assert verdicts([a, b, c]) is None
@@ -353,32 +358,34 @@ def test_a_report_of_anything_else_has_none(tmp_path: Path) -> None:
         "learned_from",
     ],
 )
-def test_numbers_of_another_protocol_get_no_verdict(tmp_path: Path, name: str) -> None:
+def test_different_protocols_get_no_verdict(tmp_path: Path, name: str) -> None:
     runs = [
-        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+        write_run(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}"))
+        for i in (0, 1)
     ]
-    assert compared(*runs).verdict == "better"
+    assert compare_runs(*runs).verdict == "better"
     for i, run in enumerate(runs):
         path = Path(run) / "results.json"
         path.write_text(
             path.read_text().replace('"protocol": {}', f'"protocol": {{"{name}": {i}}}')
         )
-    assert compared(*runs).verdict == "measured differently"
+    assert compare_runs(*runs).verdict == "measured differently"
 
 
-def test_results_that_do_not_say_what_a_head_learned_from_are_compared(tmp_path: Path) -> None:
-    """Older ones; whose they are is not known, so that nothing speaks against it."""
+def test_results_without_learned_from_can_be_compared(tmp_path: Path) -> None:
+    """Older results lack `learned_from`; nothing shows that they differ."""
     runs = [
-        written(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}")) for i in (0, 1)
+        write_run(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}"))
+        for i in (0, 1)
     ]
     path = Path(runs[1]) / "results.json"
     path.write_text(
         path.read_text().replace('"protocol": {}', '"protocol": {"learned from": "these"}')
     )
-    assert compared(*runs).verdict == "better"
+    assert compare_runs(*runs).verdict == "better"
 
 
-def test_notes_of_an_earlier_command_are_not_those_of_this_one() -> None:
+def test_notes_come_only_from_the_last_command() -> None:
     results = Results("a", command="compressive evaluate a --data b")
     results.add("kNN 20", "b", "top-1", 0.5, protocol={"notes": ["b"]}, n=10)
     results.command = "compressive evaluate a"
@@ -386,7 +393,7 @@ def test_notes_of_an_earlier_command_are_not_those_of_this_one() -> None:
     assert notes(results) == ["a"]
 
 
-def test_a_brier_score_is_printed_times_100_as_the_caption_says(tmp_path: Path) -> None:
+def test_brier_score_is_printed_times_100(tmp_path: Path) -> None:
     results = Results("a")
     results.add("linear", "set", "brier", 0.312, protocol={}, n=10)
     results.add("linear", "set", "ece", 0.043, protocol={}, n=10)
@@ -397,7 +404,7 @@ def test_a_brier_score_is_printed_times_100_as_the_caption_says(tmp_path: Path) 
     assert "4.3" in text
     scores = torch.tensor([0.1, 0.5]).repeat(50)
     runs = [
-        written(tmp_path / str(i), scores + i / 4, tiny(f"bottleneck.beta={i}"), "brier")
+        write_run(tmp_path / str(i), scores + i / 4, tiny(f"bottleneck.beta={i}"), "brier")
         for i in (0, 1)
     ]
     first, second = open_groups(runs)

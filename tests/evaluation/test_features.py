@@ -1,4 +1,4 @@
-"""Features are extracted once, in the order of the set, and nothing in the network moves."""
+"""Features are extracted once, in dataset order, and the network does not change."""
 
 from pathlib import Path
 
@@ -44,19 +44,19 @@ def photos(broken: int = -1) -> Source:
     )
 
 
-def test_features_are_those_of_the_network_image_by_image() -> None:
+def test_features_match_the_network_image_by_image() -> None:
     source, net = photos(), network()
     found = extracted(source, net)
     with torch.no_grad():
         alone = [net(normalize(center_crop(source.image(i)[None], 16))) for i in range(40)]
-    # Batches of 1 and of 7 are summed in another order.
+    # Batch sizes 1 and 7 sum in another order.
     torch.testing.assert_close(found.feats, torch.cat(alone), rtol=1e-4, atol=1e-5)
     assert source.labels is not None
     assert torch.equal(found.labels, source.labels)
     assert torch.equal(found.index, torch.arange(40))
 
 
-def test_an_image_that_cannot_be_read_is_left_out() -> None:
+def test_unreadable_image_is_dropped() -> None:
     net = network()
     whole, found = extracted(photos(), net), extracted(photos(broken=12), net)
     others = torch.arange(40) != 12
@@ -64,8 +64,8 @@ def test_an_image_that_cannot_be_read_is_left_out() -> None:
     torch.testing.assert_close(found.feats, whole.feats[others], rtol=1e-4, atol=1e-5)
 
 
-def test_a_network_that_changes_is_refused() -> None:
-    class Restless(nn.Module):
+def test_network_that_changes_during_evaluation_is_refused() -> None:
+    class Stateful(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("seen", torch.zeros(()))
@@ -74,27 +74,27 @@ def test_a_network_that_changes_is_refused() -> None:
             self.seen += 1
             return x.flatten(1)
 
-    with pytest.raises(RuntimeError, match="changed while it was evaluated"):
-        extracted(photos(), Restless().eval())
+    with pytest.raises(RuntimeError, match="changed"):
+        extracted(photos(), Stateful().eval())
 
 
-def test_the_cache_answers_for_the_same_and_only_the_same(tmp_path: Path) -> None:
-    made: list[int] = []
+def test_cache_is_used_only_for_the_same_key(tmp_path: Path) -> None:
+    calls: list[int] = []
 
     def make() -> Features:
-        made.append(1)
-        return Features(torch.full((2, 3), 1.0 * len(made)), torch.arange(2), torch.arange(2))
+        calls.append(1)
+        return Features(torch.full((2, 3), 1.0 * len(calls)), torch.arange(2), torch.arange(2))
 
     first = cached(tmp_path, {"weights": "a", "crop": (16, 0.875)}, make)
     again = cached(tmp_path, {"crop": (16, 0.875), "weights": "a"}, make)
     other = cached(tmp_path, {"weights": "b", "crop": (16, 0.875)}, make)
     assert torch.equal(first.feats, again.feats)
     assert not torch.equal(first.feats, other.feats)
-    assert len(made) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("what", ["weight", "statistic"])
-def test_the_name_of_a_network_changes_with_its_last_bit(what: str) -> None:
+def test_network_fingerprint_depends_on_every_bit(what: str) -> None:
     net = network()
     before = network_fingerprint(net)
     assert network_fingerprint(network()) == before
@@ -119,8 +119,8 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> None:
-    """40 images do not divide by 3."""
+def test_every_process_gets_all_features(tmp_path: Path) -> None:
+    """40 images are not divisible by 3 processes."""
     together(worker, (str(tmp_path),), 3)
     alone = extracted(photos(), network())
     for rank in range(3):
@@ -130,16 +130,16 @@ def test_processes_share_the_work_and_all_have_the_result(tmp_path: Path) -> Non
         assert torch.equal(found.labels, alone.labels)
 
 
-def test_a_crop_is_recorded_with_its_share_and_kernel() -> None:
-    for share, antialias, words in ((0.875, False, "not antialiased"), (1.0, True, "antialiased")):
+def test_crop_protocol_records_share_and_kernel() -> None:
+    for share, antialias, kernel in ((0.875, False, "not antialiased"), (1.0, True, "antialiased")):
         assert Crop(224, share, antialias, MEAN, STD).protocol() == {
             "size": 224,
             "crop": f"central square, {share:g}",
-            "resize": f"bicubic, a = -0.5, {words}",
+            "resize": f"bicubic, a = -0.5, {kernel}",
         }
 
 
-def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+def test_damaged_cache_file_is_rebuilt(tmp_path: Path) -> None:
     def make() -> Features:
         return Features(torch.ones(2, 3), torch.arange(2), torch.arange(2))
 

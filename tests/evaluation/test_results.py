@@ -1,4 +1,4 @@
-"""A number is written with where it comes from, and read back."""
+"""Results are written with their provenance and read back."""
 
 import json
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from compressive.metrics import bootstrap_interval
 from compressive.rundir.versions import UnsupportedFormat
 
 
-def some() -> Results:
+def example_results() -> Results:
     results = Results("runs/a", seed=3, command="compressive evaluate runs/a")
     hits = torch.arange(40) % 4 > 0
     results.add("linear", "set", "top-1", hits, protocol={"epochs": 2})
@@ -24,18 +24,18 @@ def some() -> Results:
     return results
 
 
-def test_the_mean_of_values_has_the_bootstrap_interval() -> None:
-    record = some().records[0]
+def test_mean_has_a_bootstrap_confidence_interval() -> None:
+    record = example_results().records[0]
     low, high = bootstrap_interval(torch.arange(40) % 4 > 0, seed=3)
     assert (record.value, record.n) == (0.75, 40)
-    # The values are float64 here, a bool's interval float32.
+    # The record uses float64; the interval of a bool tensor is float32.
     assert (record.low, record.high) == pytest.approx((float(low), float(high)), abs=1e-6)
-    assert some().records[1].low is None
+    assert example_results().records[1].low is None
 
 
-def test_no_accuracy_is_beyond_all_or_nothing() -> None:
-    """Of values that are weighted by their classes' sizes a resampled mean can be above 1."""
-    weighted = torch.tensor([3.0, 0.5, 0.5, 0.5, 0.5, 0.5])  # 1 of 1 and 5 of 5, but resampled
+def test_accuracy_interval_is_clipped_at_1() -> None:
+    """Resampled means of class-weighted values can exceed 1."""
+    weighted = torch.tensor([3.0, 0.5, 0.5, 0.5, 0.5, 0.5])  # 1 of 1 and 5 of 5 correct
     record = Results("a").add("linear", "set", "mean per class", weighted, protocol={})
     assert float(bootstrap_interval(weighted.double()).high) > 1
     assert record.high == 1
@@ -44,18 +44,18 @@ def test_no_accuracy_is_beyond_all_or_nothing() -> None:
     assert other.high > 1
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = some().write(tmp_path / "out")
+def test_results_round_trip(tmp_path: Path) -> None:
+    path = example_results().write(tmp_path / "out")
     found = read(path.parent)
-    assert found.records == some().records
+    assert found.records == example_results().records
     assert found.skipped == ["frost"]
     assert found.about == {"weights": "abc"}
     np.testing.assert_array_equal(found.values["linear/set/top-1"], np.arange(40) % 4 > 0)
-    assert read(path).records == found.records, "the file will do as well as its folder"
+    assert read(path).records == found.records, "reading the file differs from reading its folder"
     assert json.loads(path.read_text())["records"][0]["command"] == "compressive evaluate runs/a"
 
 
-def test_a_missing_file_says_what_makes_it(tmp_path: Path) -> None:
+def test_missing_file_names_the_evaluate_command(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="compressive evaluate"):
         read(tmp_path)
 
@@ -65,26 +65,26 @@ def test_a_missing_file_says_what_makes_it(tmp_path: Path) -> None:
     [
         *("{", "\xff", "3", '{"format_version": 2}', results_text([{"run": 1}])),
         results_text(["b"]),
-        results_text([asdict(some().records[0]) | {"value": "x"}]),
-        results_text([asdict(some().records[0]) | {"protocol": 3}]),
-        results_text([asdict(some().records[0]) | {"unknown": 3}]),
+        results_text([asdict(example_results().records[0]) | {"value": "x"}]),
+        results_text([asdict(example_results().records[0]) | {"protocol": 3}]),
+        results_text([asdict(example_results().records[0]) | {"unknown": 3}]),
     ],
 )
-def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
+def test_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="is damaged"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])
-def test_another_format_is_refused_by_its_number(version: int | None, tmp_path: Path) -> None:
+def test_unsupported_format_version_is_refused(version: int | None, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(results_text([], format_version=version))
     with pytest.raises(UnsupportedFormat, match=rf"results\.json.*format {version or 1}\b"):
         read(tmp_path)
 
 
-def test_what_was_measured_before_stays_until_it_is_measured_anew() -> None:
-    old, new = some(), Results("runs/a", seed=3)
+def test_earlier_records_are_kept_until_replaced() -> None:
+    old, new = example_results(), Results("runs/a", seed=3)
     new.about = {"weights": "abc"}
     new.begin_with(old)
     new.add("linear", "set", "ece", 0.5, n=40, protocol={})
@@ -96,7 +96,7 @@ def test_what_was_measured_before_stays_until_it_is_measured_anew() -> None:
     assert other.records == []
 
 
-def test_a_set_whose_name_begins_alike_is_another_set() -> None:
+def test_dataset_names_with_a_common_prefix_are_distinct() -> None:
     old = Results("runs/a")
     old.about, old.set, old.of = {"weights": "w"}, "cifar100", "x"
     for dataset in ("cifar100", "cifar100 test", "cifar100-C fog"):

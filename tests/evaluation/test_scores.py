@@ -1,4 +1,4 @@
-"""Values per image whose means are the metrics."""
+"""Per-image values have the metrics as their means."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ LOGITS = torch.randn(200, 7, generator=torch.Generator().manual_seed(0)) * 2
 LABELS = torch.randint(6, (200,), generator=torch.Generator().manual_seed(1))  # class 6 is absent
 
 
-def test_every_mean_is_the_metric() -> None:
+def test_means_match_the_metrics() -> None:
     results = Results("a")
     add_scores(results, "linear", "set", LOGITS, LABELS, {}, seen=LABELS)
     expected = {
@@ -26,13 +26,13 @@ def test_every_mean_is_the_metric() -> None:
     found = {record.metric: record.value for record in results.records}
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        # float32 there, float64 here
+        # the reference uses float32, the record float64
         assert found[name] == pytest.approx(float(value), rel=1e-5), name
     assert all(record.n == 200 for record in results.records)
 
 
-def test_a_class_that_nobody_has_learned_is_wrong_in_the_top_5_too() -> None:
-    """Of eight classes four are known: the fifth guess is any of the others."""
+def test_unseen_class_is_never_in_the_top_5() -> None:
+    """Only four of eight classes are known, so the fifth prediction is arbitrary."""
     logits = torch.cat([LOGITS[:, :4], torch.full((200, 4), -1e30)], 1)
     labels, results = torch.arange(200) % 8, Results("a")
     add_scores(results, "linear", "set", logits, labels, {}, seen=torch.arange(4))
@@ -40,26 +40,26 @@ def test_a_class_that_nobody_has_learned_is_wrong_in_the_top_5_too() -> None:
     assert top_5 == 0.5
 
 
-def test_recall_is_counted_class_by_class() -> None:
+def test_recall_matches_a_count_per_class() -> None:
     right = hits(LOGITS, LABELS)
     found = recall(right, LABELS, ["a", "b", "c", "d", "e", "f", "g"])
     assert list(found) == ["a", "b", "c", "d", "e", "f"]
     for i, name in enumerate(found):
-        mine = [bool(h) for h, label in zip(right, LABELS, strict=True) if label == i]
-        assert found[name] == pytest.approx(sum(mine) / len(mine))
+        of_class = [bool(h) for h, label in zip(right, LABELS, strict=True) if label == i]
+        assert found[name] == pytest.approx(sum(of_class) / len(of_class))
 
 
-def test_the_gaps_of_the_reliability_diagram_are_the_calibration_error() -> None:
+def test_reliability_gaps_sum_to_the_ece() -> None:
     p = LOGITS.double().softmax(1)
     bins = reliability(p, hits(LOGITS, LABELS))
     assert sum(count for _, _, count in bins) == 200
     gap = sum(count * abs(mean - accuracy) for mean, accuracy, count in bins) / 200
-    # float32 there, float64 here
+    # the reference uses float32, the record float64
     assert gap == pytest.approx(float(metrics.ece(LOGITS, LABELS)), rel=1e-5)
 
 
-def test_a_confidence_of_exactly_one_is_binned_alike_in_diagram_and_error() -> None:
-    """It is sure and wrong; the other, in the bin below, is right: in one bin they would cancel."""
+def test_confidence_of_1_uses_the_same_bin_in_diagram_and_ece() -> None:
+    """One prediction is certain and wrong, the other correct; in one bin they would cancel."""
     logits = torch.tensor([[800.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
     labels = torch.tensor([1, 0])
     bins = reliability(logits.softmax(1), hits(logits, labels))
@@ -68,8 +68,8 @@ def test_a_confidence_of_exactly_one_is_binned_alike_in_diagram_and_error() -> N
     assert gap == pytest.approx(float(metrics.ece(logits, labels)), abs=1e-12)
 
 
-def test_an_image_of_an_unseen_class_is_wrong_and_not_in_nll() -> None:
-    """Whatever the classifier says of it, so that two classifiers are judged by the same images."""
+def test_unseen_class_counts_as_wrong_and_is_excluded_from_nll() -> None:
+    """This holds for any prediction, so that two classifiers are scored on the same images."""
     results = Results("a")
     seen = torch.tensor([0, 1, 2, 4, 5])
     protocol = {"classifier": "any"}
@@ -83,10 +83,10 @@ def test_an_image_of_an_unseen_class_is_wrong_and_not_in_nll() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(990, 10), (200, 20, 5, 2), (50, 50, 50)])
-def test_the_interval_of_the_mean_over_classes_is_that_of_draws_within_each(
+def test_per_class_interval_matches_stratified_resampling(
     sizes: tuple[int, ...],
 ) -> None:
-    """The reference draws images of each class anew; 4,000 draws of both agree to a few percent."""
+    """The reference resamples within each class. With 4,000 draws both agree to a few percent."""
     draw = torch.Generator().manual_seed(0)
     labels = torch.cat([torch.full((n,), c) for c, n in enumerate(sizes)])
     hits = torch.rand(len(labels), generator=draw) < 0.8
@@ -105,7 +105,7 @@ def test_the_interval_of_the_mean_over_classes_is_that_of_draws_within_each(
     assert record.high - record.low == pytest.approx(clipped, rel=0.12)
 
 
-def test_all_right_is_all_right_in_every_draw() -> None:
+def test_perfect_accuracy_has_a_zero_width_interval() -> None:
     labels = torch.tensor([0] * 99 + [1])
     record = Results("a").add(
         "a", "b", "mean per class", per_class_values(torch.ones(100).bool(), labels), protocol={}

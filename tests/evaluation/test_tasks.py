@@ -1,4 +1,4 @@
-"""The list of tasks is complete, is readable without torch, and declares every metric."""
+"""The task registry is complete, imports without torch, and declares every metric."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from compressive.evaluation import tasks
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks
 
 
-def test_suites_hold_these_tasks_in_this_order() -> None:
+def test_suites_contain_these_tasks_in_order() -> None:
     quick = ("logistic", "knn", "few-label", "geometry")
     standard = ("linear", *quick, "corruptions", "smoothness", "information", "gallery")
     assert select_tasks("quick") == quick
@@ -18,13 +18,13 @@ def test_suites_hold_these_tasks_in_this_order() -> None:
     assert select_tasks("paper") == (*standard, "transfer", "robustness") == tuple(TASKS)
 
 
-def test_every_task_file_is_listed_and_has_a_function() -> None:
+def test_every_task_module_is_registered_and_callable() -> None:
     files = {path.stem for path in Path(tasks.__file__).parent.glob("*.py")}
     assert files - {"__init__", "tsne"} == {task.module for task in TASKS.values()}
     assert all(callable(task.load()) for task in TASKS.values())
 
 
-def test_selected_tasks_run_in_the_order_of_the_list_and_own_tasks_run_last() -> None:
+def test_tasks_run_in_registry_order_with_custom_tasks_last() -> None:
     assert select_tasks("quick", ["knn", "own", "linear"], ["own"]) == ("linear", "knn", "own")
     assert select_tasks("quick", (), ["own"])[-1] == "own"
     with pytest.raises(ValueError, match=r"suite .*quick, standard, paper, got 'all'"):
@@ -33,7 +33,7 @@ def test_selected_tasks_run_in_the_order_of_the_list_and_own_tasks_run_last() ->
         select_tasks("quick", ["liner"])
 
 
-def test_the_list_needs_no_torch() -> None:
+def test_task_registry_does_not_import_torch() -> None:
     code = "import sys, compressive.evaluation.tasks, compressive.metric_info; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

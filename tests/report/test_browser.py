@@ -1,4 +1,4 @@
-"""The report in a real browser: all there, nothing cut or covered, nothing asked of the network."""
+"""The report in a real browser: all sections visible, no clipped or overlapping text."""
 
 import json
 import os
@@ -30,8 +30,8 @@ pytestmark = [
     ),
 ]
 
-# Goes to the end of a copy of a page. A box is what is left of a line of text within all that
-# cuts it off; words of a drawing are asked for as elements, which knows how they are turned.
+# Appended to a copy of the page. A box is the visible part of a line of text after clipping by its
+# ancestors. Text in drawings is measured by element, which accounts for rotation.
 MEASURE = """
 <script>
 addEventListener("load", () => {
@@ -88,7 +88,7 @@ addEventListener("load", () => {
 });
 </script>
 """
-# A window cannot be as narrow as a phone; a frame in it can.
+# A window cannot be as narrow as a phone, but a frame inside it can.
 FRAMES = """<!doctype html><pre></pre>
 <script>
 const found = [];
@@ -100,8 +100,8 @@ addEventListener("message", (event) => {
 """
 
 
-def looked_at(page: str, folder: Path, *, dark: bool = False) -> list[dict[str, Any]]:
-    """What a browser finds in a page, at each width, the widest first."""
+def render(page: str, folder: Path, *, dark: bool = False) -> list[dict[str, Any]]:
+    """Return the browser's layout measurements at each width, widest first."""
     folder.mkdir()
     (folder / "page.html").write_text(page + MEASURE, encoding="utf-8")
     frame = '<iframe src="page.html" style="width: {}px; height: 900px; border: 0"></iframe>\n'
@@ -111,7 +111,7 @@ def looked_at(page: str, folder: Path, *, dark: bool = False) -> list[dict[str, 
         [
             *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
             *("--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run"),
-            "--host-resolver-rules=MAP * ~NOTFOUND",  # what is asked for is not sent
+            "--host-resolver-rules=MAP * ~NOTFOUND",  # requests are not sent
             f"--user-data-dir={folder / 'profile'}",
             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
             *("--window-size=1400,1000", "--virtual-time-budget=10000", "--dump-dom"),
@@ -129,14 +129,14 @@ def looked_at(page: str, folder: Path, *, dark: bool = False) -> list[dict[str, 
     return found
 
 
-def asked(found: dict[str, Any]) -> list[str]:
-    """Addresses on the network that were asked for."""
+def network_requests(found: dict[str, Any]) -> list[str]:
+    """Return the network addresses that the page requested."""
     return [address for address in found["requests"] if not address.startswith(("file:", "data:"))]
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Every section, long names, and classes whose places on the map are the same."""
+    """Return a report with every section, long names and overlapping classes on the map."""
     folder = tmp_path_factory.mktemp("runs")
     runs = [write_run(folder / f"beta{i / 100}-seed0", i / 100) for i in range(3)]
     runs.append(write_run(folder / "beta1-and-a-name-that-goes-on-for-a-while-seed0", 1.0))
@@ -159,22 +159,22 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.rmtree(runs[3] / "evaluation")
     (runs[3] / "encoder.safetensors").unlink()
     with (runs[3] / "metrics.jsonl").open("a") as file:
-        ill = "collapse: directions spread 0.08 of uniform, rank 4.2 of 256; lower bottleneck.beta"
+        note = "collapse: directions spread 0.08 of uniform, rank 4.2 of 256; lower bottleneck.beta"
         file.write(
-            json.dumps({"step": 31, "loss": 1e4, "reducible_residual": 90.0, "health": ill}) + "\n"
+            json.dumps({"step": 31, "loss": 1e4, "reducible_residual": 90.0, "health": note}) + "\n"
         )
     line = ("smoothness saturation+, train", "0.350", "0.305", "-0.046 [-0.059, -0.033]", "better")
-    judged = ComparisonText("beta0.0-seed0", "beta0.01-seed0", [line, line], "on set")
-    path = write_report(runs, folder / "report.html", verdicts=judged)
+    verdicts = ComparisonText("beta0.0-seed0", "beta0.01-seed0", [line, line], "on set")
+    path = write_report(runs, folder / "report.html", verdicts=verdicts)
     return path.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_all_is_there_and_nothing_is_cut_covered_or_asked_for(
+def test_page_renders_without_clipping_overlap_or_requests(
     page: str, tmp_path: Path, dark: bool
 ) -> None:
-    for found in looked_at(page, tmp_path / "look", dark=dark):
+    for found in render(page, tmp_path / "browser", dark=dark):
         sections = [section for section, _ in found["sections"]]
         assert sections.pop(sections.index("figures") - 1) == "verdicts"
         assert sections == SECTIONS
@@ -183,14 +183,14 @@ def test_all_is_there_and_nothing_is_cut_covered_or_asked_for(
         assert found["over"] <= 0
         assert found["cut"] == []
         assert found["covered"] == []
-        assert asked(found) == []
+        assert network_requests(found) == []
         assert found["dark"] == dark
         light = sum(int(part) for part in re.findall(r"\d+", found["ground"])) / 3
         assert (light < 60) if dark else (light > 200)
 
 
 @pytest.mark.slow
-def test_the_look_can_fail(tmp_path: Path) -> None:
+def test_layout_check_detects_defects(tmp_path: Path) -> None:
     page = """<!doctype html><meta name="viewport" content="width=device-width">
 <section id="a"><h2 style="display: none">hidden</h2></section>
 <section id="b"><h2>seen</h2></section>
@@ -201,9 +201,9 @@ def test_the_look_can_fail(tmp_path: Path) -> None:
 <text x="70" y="20">beyond the drawing</text></svg>
 <div style="width: 800px">wide</div>
 <img src="http://example.invalid/picture.png" alt="">"""
-    wide, narrow = looked_at(page, tmp_path / "look")
+    wide, narrow = render(page, tmp_path / "browser")
     for found in (wide, narrow):
-        assert asked(found) == ["http://example.invalid/picture.png"]
+        assert network_requests(found) == ["http://example.invalid/picture.png"]
         assert found["sections"] == [["a", ""], ["b", "seen"]]
         assert found["cut"] == ["beyond the drawing", "a text that is cut off"]
         pairs = {frozenset(pair) for pair in found["covered"]}

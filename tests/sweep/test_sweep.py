@@ -1,4 +1,4 @@
-"""Sweeps: the plan is a product, a failed run ends no other, finished runs are skipped."""
+"""Sweeps: plans are products, a failed run stops no other, finished runs are skipped."""
 
 import io
 import json
@@ -32,7 +32,7 @@ from compressive.sweep.runner import SweepFile, SweepResult, sweep
 from compressive.sweep.table import SweepRow, run_figures, sweep_rows, sweep_table
 
 
-def test_the_plan_is_the_product_of_values_and_seeds() -> None:
+def test_plan_is_the_product_of_values_and_seeds() -> None:
     vary = ["bottleneck.beta=0,0.1", "bottleneck.kappa_b=1,3,10"]
     jobs = plan_runs("builtin", recipe="c-simclr/quickstart", vary=vary, seeds="0,7")
     expected = [
@@ -52,7 +52,7 @@ def test_the_plan_is_the_product_of_values_and_seeds() -> None:
     assert jobs[-1].changes == ["bottleneck.beta=0.1", "bottleneck.kappa_b=10", "seed=7"]
 
 
-def test_names_are_distinct_and_valid_folder_names() -> None:
+def test_run_names_are_distinct_and_valid_folder_names() -> None:
     jobs = plan_runs("builtin", vary=["network.name=a/b", "optim.name=sgd,adamw"])
     assert [job.name for job in jobs] == [
         "network.namea_b-optim.namesgd-seed0",
@@ -61,7 +61,7 @@ def test_names_are_distinct_and_valid_folder_names() -> None:
     assert [job.name for job in plan_runs("builtin", seeds="3")] == ["seed3"]
 
 
-def test_a_run_is_evaluated_on_the_device_it_was_trained_on() -> None:
+def test_run_is_evaluated_on_its_training_device() -> None:
     assert plan_runs("builtin", changes=["train.device=cpu"])[0].device == "cpu"
     assert [j.device for j in plan_runs("builtin", vary=["train.device=cpu,cuda:1"])] == [
         "cpu",
@@ -69,7 +69,7 @@ def test_a_run_is_evaluated_on_the_device_it_was_trained_on() -> None:
     ]
 
 
-WRITTEN_OUT = [  # Tables 5, 14, 11, 12, 13, 15, 7 and 8; the paper's loss has the weight kappa_d/2
+PAPER_ABLATIONS = [  # Tables 5, 14, 11, 12, 13, 15, 7 and 8; the paper's loss weight is kappa_d/2
     ("beta", "c-simclr", "bottleneck.beta", [0, 0.01, 0.1, 1, 1.5]),
     ("beta", "c-byol", "bottleneck.beta", [0, 0.01, 0.1, 1, 1.5]),
     ("kappa-e", "c-simclr", "bottleneck.kappa_e", [2**i for i in range(8, 14)]),
@@ -83,27 +83,27 @@ WRITTEN_OUT = [  # Tables 5, 14, 11, 12, 13, 15, 7 and 8; the paper's loss has t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "method", "setting", "values"), WRITTEN_OUT)
-def test_presets_are_the_papers_ablations(
+@pytest.mark.parametrize(("name", "method", "setting", "values"), PAPER_ABLATIONS)
+def test_presets_match_the_ablations_of_the_paper(
     name: str, method: str, setting: str, values: list[float]
 ) -> None:
     recipe = recipes.get(f"{method}/imagenet-r50-300")
-    found, words = preset_axis(name, recipe.config)
+    found, texts = preset_axis(name, recipe.config)
     assert found == setting
-    assert [float(word) for word in words] == values
+    assert [float(text) for text in texts] == values
     jobs = plan_runs("builtin", recipe=recipe.name, preset=name)
     assert [float(job.varied[setting]) for job in jobs] == values
     rows = [v.changes for v in recipe.variants if v.what.startswith("Table")]
     ablated = {c[0].partition("=")[2] for c in rows if c[0].startswith(setting) and len(c) == 1}
     assert ablated
-    assert ablated <= set(words)
+    assert ablated <= set(texts)
 
 
 @pytest.mark.slow
-def test_without_a_recipe_automatic_settings_decide_which_runs_are_the_same(
+def test_duplicate_runs_are_detected_after_automatic_settings(
     tmp_path: Path,
 ) -> None:
-    """They use SGD, while the default optimizer is LARS."""
+    """Automatic settings use SGD, while the default optimizer is LARS."""
     vary = ["optim.trust_coefficient=0.001,0.01"]
     assert len(plan_runs("builtin", vary=vary)) == 2
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_without_a_recipe_automatic_settings_decide_which_runs_are_the_same(
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("given", "message"),
     [
         ({"vary": ["bottleneck.beta"]}, "--vary.*'bottleneck.beta'"),
         ({"vary": ["bottleneck.beta=1,"]}, "--vary.*'bottleneck.beta=1,'"),
@@ -148,14 +148,14 @@ def test_without_a_recipe_automatic_settings_decide_which_runs_are_the_same(
         ),
     ],
 )
-def test_a_bad_plan_is_refused(given: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem) as error:
+def test_invalid_plan_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         plan_runs("builtin", **given)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("given", "message"),
     [
         ({"suite": "all"}, "suite.*'all'"),
         ({"tasks": "knn,knm"}, "--tasks.*'knm'"),
@@ -164,10 +164,10 @@ def test_a_bad_plan_is_refused(given: dict[str, Any], problem: str) -> None:
         ({"at_once": 0}, "--jobs.*0"),
     ],
 )
-def test_bad_tasks_are_refused_before_any_run(
-    given: dict[str, Any], problem: str, tmp_path: Path
+def test_invalid_options_are_refused_before_any_run(
+    given: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, match=message):
         sweep("builtin", tmp_path / "a", **given)
     assert not (tmp_path / "a").exists()
 
@@ -178,16 +178,16 @@ def test_missing_images_are_reported_before_any_run(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
-    """Act as soon as a condition holds."""
+def run_when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """Call `act` in a thread as soon as the condition holds."""
 
-    def look() -> None:
+    def wait() -> None:
         until = time.monotonic() + 60
         while not condition() and time.monotonic() < until:
             time.sleep(0.01)
         act()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=wait)
     thread.start()
     return thread
 
@@ -201,14 +201,14 @@ def times(folder: Path) -> dict[Path, int]:
 
 
 @pytest.mark.slow
-def test_a_failed_run_ends_no_other_and_a_finished_one_is_skipped(
+def test_failed_run_stops_no_other_and_finished_runs_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two real runs; the network of one does not exist."""
+    """Start two real runs; the network of one does not exist."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "sweep"
 
-    def again(networks: str, tasks: str = "knn") -> tuple[SweepResult, list[str]]:
+    def run_sweep(networks: str, tasks: str = "knn") -> tuple[SweepResult, list[str]]:
         display = Written()
         summary = sweep(
             str(sorted_photos()),
@@ -223,19 +223,19 @@ def test_a_failed_run_ends_no_other_and_a_finished_one_is_skipped(
         return summary, display.said
 
     good, bad = "nametest_resnet-seed0", "nameno_such_network-seed0"
-    summary, said = again("no_such_network,test_resnet")
+    summary, messages = run_sweep("no_such_network,test_resnet")
     assert not summary.interrupted
     assert content(out)["runs"] == {good: "done", bad: "failed"}
     assert last(out / good)["step"] == 2
     assert summary.failed == [out / "logs" / f"{bad}.log"]
-    (text,) = [text for text in said if "failed," in text]
+    (text,) = [text for text in messages if "failed," in text]
     assert re.search("pretrain .* 2: .*'no_such_network'", text)
     assert [(row.setting, row.done, row.of) for row in summary.rows] == [
         ("name no_such_network", 0, 1),
         ("name test_resnet", 1, 1),
     ]
-    judged = json.loads((out / good / "evaluation" / "results.json").read_text())["records"]
-    (neighbors,) = [r["value"] for r in judged if r["task"] == "kNN 20"]
+    records = json.loads((out / good / "evaluation" / "results.json").read_text())["records"]
+    (neighbors,) = [r["value"] for r in records if r["task"] == "kNN 20"]
     nats = [line for line in journal(out / good) if "reducible_residual" in line][-1]
     (*_, held) = [line for line in journal(out / good) if "probe_accuracy" in line]
     found = {"held-out probe": held["probe_accuracy"], "held-out kNN": held["knn_accuracy"]}
@@ -247,36 +247,36 @@ def test_a_failed_run_ends_no_other_and_a_finished_one_is_skipped(
     assert content(out)["table"][1]["figures"]["kNN"] == {"mean": neighbors, "std": None, "n": 1}
 
     before = times(out / good)
-    summary, said = again("test_resnet")
-    assert len(said) == 1
-    assert re.search(f"1 of 1: {good} .*done", said[0])
+    summary, messages = run_sweep("test_resnet")
+    assert len(messages) == 1
+    assert re.search(f"1 of 1: {good} .*done", messages[0])
     assert times(out / good) == before
     assert summary.rows[0].figures == found
     assert not summary.failed
 
     with pytest.raises(ValueError, match="tasks 'knn', not 'logistic'"):
-        again("test_resnet", tasks="logistic")
+        run_sweep("test_resnet", tasks="logistic")
 
 
-# Replaces `python -m compressive`. Its training waits for a signal the first time, and finishes the
-# second time.
-STAND_IN = """
+# Replaces `python -m compressive`. Training waits for a signal in the first run and finishes in the
+# second.
+FAKE_PROGRAM = """
 import json, os, pathlib, signal, sys, time
 out = pathlib.Path(sys.argv[-1])
-asked = []
-signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+received = []
+signal.signal(signal.SIGINT, lambda *_: received.append(1))
 print(sys.argv[1], "in group", os.getpgrp())
 if sys.argv[1] == "evaluate":
     (out / "evaluation").mkdir()
     (out / "evaluation" / "results.json").write_text(RESULTS)
-elif "beta0-" not in out.name and not (out / "asked").exists():
+elif "beta0-" not in out.name and not (out / "interrupts").exists():
     out.mkdir()
     (out / "ready").touch()
     until = time.monotonic() + 60
-    while time.monotonic() < until and (DEAF or not asked):
+    while time.monotonic() < until and (IGNORE_SIGNALS or not received):
         time.sleep(0.01)
     time.sleep(0.2)
-    (out / "asked").write_text(str(len(asked)))
+    (out / "interrupts").write_text(str(len(received)))
     sys.exit(130)
 else:
     out.mkdir(exist_ok=True)
@@ -293,31 +293,31 @@ def program(folder: Path, source: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_sweep_resumes_and_skips_finished_runs(
+def test_interrupted_sweep_resumes_and_skips_finished_runs(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    ours = program(tmp_path, STAND_IN.replace("DEAF", "False"))
-    out, heard = tmp_path / "sweep", signal.getsignal(number)
+    fake = program(tmp_path, FAKE_PROGRAM.replace("IGNORE_SIGNALS", "False"))
+    out, handler = tmp_path / "sweep", signal.getsignal(number)
     first, second, third = (f"beta{beta}-seed0" for beta in (0, 1, 2))
     vary = ["bottleneck.beta=0,1,2"]
-    thread = when((out / second / "ready").exists, lambda: os.kill(os.getpid(), number))
+    thread = run_when((out / second / "ready").exists, lambda: os.kill(os.getpid(), number))
     display = Written()
-    summary = sweep("builtin", out, vary=vary, display=display, program=ours)
+    summary = sweep("builtin", out, vary=vary, display=display, program=fake)
     thread.join()
     assert summary.interrupted
     assert not summary.failed
     assert "resume" in display.said[-1]
     assert content(out)["runs"] == {first: "done", second: "stopped"}
     assert [row.done for row in summary.rows] == [1, 0, 0]
-    assert (out / second / "asked").read_text() == "1"  # once, or it would not save
+    assert (out / second / "interrupts").read_text() == "1"  # a second signal would prevent saving
     assert f"in group {os.getpgrp()}\n" not in (out / "logs" / f"{second}.log").read_text()
-    assert signal.getsignal(number) == heard
+    assert signal.getsignal(number) == handler
 
     log = out / "logs" / f"{first}.log"
     before = times(out / first) | {log: log.stat().st_mtime_ns}
     (out / third).mkdir()
-    (out / third / "asked").touch()
-    summary = sweep("builtin", out, vary=vary, display=silent(), program=ours)
+    (out / third / "interrupts").touch()
+    summary = sweep("builtin", out, vary=vary, display=silent(), program=fake)
     assert not summary.interrupted
     assert content(out)["runs"] == dict.fromkeys((first, second, third), "done")
     assert [row.figures["logistic"].mean for row in summary.rows] == [0.5, 0.5, 0.5]
@@ -325,28 +325,28 @@ def test_an_interrupted_sweep_resumes_and_skips_finished_runs(
 
 
 @pytest.mark.slow
-def test_the_third_request_kills_a_run_that_ignores_signals(tmp_path: Path) -> None:
-    ours = program(tmp_path, STAND_IN.replace("DEAF", "True"))
+def test_third_interrupt_kills_a_run_that_ignores_signals(tmp_path: Path) -> None:
+    fake = program(tmp_path, FAKE_PROGRAM.replace("IGNORE_SIGNALS", "True"))
     out = tmp_path / "sweep"
 
-    def ask() -> None:
+    def interrupt() -> None:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)  # signals that come together are heard as one
+            time.sleep(0.05)  # simultaneous signals are delivered as one
 
-    thread = when((out / "beta1-seed0" / "ready").exists, ask)
+    thread = run_when((out / "beta1-seed0" / "ready").exists, interrupt)
     vary = ["bottleneck.beta=1,2"]
-    summary = sweep("builtin", out, vary=vary, display=silent(), program=ours)
+    summary = sweep("builtin", out, vary=vary, display=silent(), program=fake)
     thread.join()
     assert summary.interrupted
     assert content(out)["runs"] == {"beta1-seed0": "stopped"}
-    assert not (out / "beta1-seed0" / "asked").exists()
+    assert not (out / "beta1-seed0" / "interrupts").exists()
 
 
 @pytest.mark.slow
-def test_a_sweep_with_suite_none_only_trains(tmp_path: Path) -> None:
-    """Runs are compared by labels held out of the training split."""
-    ours = program(
+def test_suite_none_only_trains(tmp_path: Path) -> None:
+    """Runs are compared by held-out accuracy on the training split."""
+    fake = program(
         tmp_path,
         "import json, pathlib, sys\n"
         "assert sys.argv[1] == 'pretrain', sys.argv\n"
@@ -360,7 +360,7 @@ def test_a_sweep_with_suite_none_only_trains(tmp_path: Path) -> None:
         "(out / 'encoder.safetensors').touch()\n",
     )
     given: dict[str, Any] = {"vary": ["bottleneck.beta=0.5,0.75"], "suite": "none"}
-    given["program"] = ours
+    given["program"] = fake
     summary = sweep("builtin", tmp_path / "a", **given, display=silent())
     assert not summary.failed
     assert [row.figures for row in summary.rows] == [
@@ -375,23 +375,23 @@ def test_a_sweep_with_suite_none_only_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_held_out_is_passed_to_every_evaluation(tmp_path: Path) -> None:
-    ours = program(
+def test_held_out_option_is_passed_to_every_evaluation(tmp_path: Path) -> None:
+    fake = program(
         tmp_path,
         "import pathlib, sys\n"
         "out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1])\n"
         "out.mkdir()\n"
         "name = 'config.json' if sys.argv[1] == 'pretrain' else 'results.json'\n"
         "(out / name).write_text('{\"format_version\": 2}')\n"
-        "(out / 'words').write_text(' '.join(sys.argv[1:]))\n",
+        "(out / 'args').write_text(' '.join(sys.argv[1:]))\n",
     )
     for held_out in (True, False):
         out = tmp_path / str(held_out)
-        sweep("builtin", out, held_out=held_out, display=silent(), program=ours)
+        sweep("builtin", out, held_out=held_out, display=silent(), program=fake)
         kind = "held-out" if held_out else "evaluation"
-        words = (out / "seed0" / kind / "words").read_text().split()
-        assert words[0] == "evaluate"
-        assert ("--held-out" in words) == held_out
+        args = (out / "seed0" / kind / "args").read_text().split()
+        assert args[0] == "evaluate"
+        assert ("--held-out" in args) == held_out
         with pytest.raises(ValueError, match=f"held_out {held_out}, not"):
             sweep("builtin", out, held_out=not held_out, display=silent())
     with pytest.raises(ValueError, match=r"--suite none.*--held-out"):
@@ -399,7 +399,7 @@ def test_held_out_is_passed_to_every_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_locked_sweep_folder_is_refused(tmp_path: Path) -> None:
     held = acquire_lock(tmp_path / "a")
     try:
         with pytest.raises(ValueError, match=f"{tmp_path / 'a'}"):
@@ -409,7 +409,7 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "a").iterdir())
 
 
-def test_sweep_json_is_synced_before_it_is_renamed(
+def test_sweep_json_is_synced_before_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a power cut may leave an empty sweep.json."""
@@ -417,11 +417,11 @@ def test_sweep_json_is_synced_before_it_is_renamed(
     for name in ("fsync", "replace"):
         real = getattr(os, name)
 
-        def noted(*given: Any, name: str = name, real: Any = real) -> Any:
+        def record_call(*given: Any, name: str = name, real: Any = real) -> Any:
             calls.append(name)
             return real(*given)
 
-        monkeypatch.setattr(os, name, noted)
+        monkeypatch.setattr(os, name, record_call)
     about = {"suite": "none", "held_out": False}
     SweepFile(tmp_path / "sweep", about, plan_runs("builtin")).write()
     assert calls[:2] == ["fsync", "replace"]
@@ -430,7 +430,7 @@ def test_sweep_json_is_synced_before_it_is_renamed(
 
 
 @pytest.mark.slow
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match=f"{tmp_path}.*--out"):
         sweep("builtin", tmp_path, display=silent())
@@ -440,7 +440,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def evaluated(
+def write_evaluated_run(
     run: Path, scores: dict[tuple[str, str], float], reducible_residual: list[Any]
 ) -> Path:
     """Write the files of a finished run that a sweep reads."""
@@ -454,7 +454,7 @@ def evaluated(
     return run
 
 
-COLUMNS = {  # of the table: what it is in an evaluation
+COLUMNS = {  # table column: task and metric of the evaluation
     "linear": ("linear", "top-1"),
     "logistic": ("logistic", "top-1"),
     "1 % labels": ("few labels 1%", "top-1"),
@@ -465,7 +465,7 @@ COLUMNS = {  # of the table: what it is in an evaluation
 }
 
 
-def finished(out: Path, vary: str, runs: dict[str, str], seeds: str) -> SweepResult:
+def sweep_of_finished_runs(out: Path, vary: str, runs: dict[str, str], seeds: str) -> SweepResult:
     """Return a sweep of finished runs, which starts no process."""
     about = {"data": "builtin", "recipe": "", "set": [], "varied": ["bottleneck.beta"]}
     about |= {"suite": "quick", "tasks": "", "max_images": 0}
@@ -473,20 +473,18 @@ def finished(out: Path, vary: str, runs: dict[str, str], seeds: str) -> SweepRes
     return sweep("builtin", out, seeds=seeds, vary=[vary], display=silent())
 
 
-def test_means_and_deviations_over_seeds_equal_numpy(tmp_path: Path) -> None:
+def test_mean_and_deviation_over_seeds_match_numpy(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     values, nats = random.random((3, len(COLUMNS))), random.random(3) * 5
     jobs = plan_runs("builtin", seeds="0,1,2", vary=["bottleneck.beta=0.5"])
     for job, row, nat in zip(jobs, values, nats, strict=True):
         each = dict(zip(COLUMNS, row.tolist(), strict=True))
         scores = {COLUMNS[name]: value for name, value in each.items()}
-        run = evaluated(tmp_path / job.name, scores, [500.0, float(nat), None])
-        assert run_figures(run) == {
-            **each,
-            "reducible_residual": float(nat),
-        }  # the evaluation has none
+        run = write_evaluated_run(tmp_path / job.name, scores, [500.0, float(nat), None])
+        # The evaluation has no residual, so the training value is used.
+        assert run_figures(run) == {**each, "reducible_residual": float(nat)}
     runs = {job.name: "done" for job in jobs}
-    summary = finished(tmp_path, "bottleneck.beta=0.5", runs, "0,1,2")
+    summary = sweep_of_finished_runs(tmp_path, "bottleneck.beta=0.5", runs, "0,1,2")
     (row,) = summary.rows
     assert (row.done, row.of, row.varied) == (3, 3, {"bottleneck.beta": "0.5"})
     columns = {**dict(zip(COLUMNS, values.T, strict=True)), "reducible_residual": nats}
@@ -497,15 +495,15 @@ def test_means_and_deviations_over_seeds_equal_numpy(tmp_path: Path) -> None:
         assert spread.std is not None
         assert math.isclose(spread.std, np.std(each, ddof=1), rel_tol=1e-12)
         assert spread.n == 3
-    text = shown(summary)
+    text = printed_table(summary)
     assert f"{100 * np.mean(values[:, 0]):.1f} ± {100 * np.std(values[:, 0], ddof=1):.1f}" in text
     assert f"{np.mean(nats):.2f} ± {np.std(nats, ddof=1):.2f}" in text
-    assert "Brier" not in text  # there is no room: it is in the report
+    assert "Brier" not in text  # no space in the table; the report has it
 
 
-def test_held_out_metrics_stay_when_test_images_are_evaluated(tmp_path: Path) -> None:
+def test_evaluating_test_images_keeps_held_out_metrics(tmp_path: Path) -> None:
     """Evaluating the best run on test images must not change the metrics used for tuning."""
-    run = evaluated(tmp_path / "a", {("kNN 20", "top-1"): 0.5}, [])
+    run = write_evaluated_run(tmp_path / "a", {("kNN 20", "top-1"): 0.5}, [])
     (run / "evaluation").rename(run / "held-out")
     assert run_figures(run) == run_figures(run, held_out=True) == {"kNN": 0.5}
     (run / "evaluation").mkdir()
@@ -517,23 +515,25 @@ def test_held_out_metrics_stay_when_test_images_are_evaluated(tmp_path: Path) ->
     assert "75.0" not in page
 
 
-def test_evaluated_nats_replace_those_of_training(tmp_path: Path) -> None:
-    run = evaluated(tmp_path / "a", {("information", "reducible_residual"): 1.25}, [2.0, 3.0])
+def test_evaluated_residual_replaces_the_training_value(tmp_path: Path) -> None:
+    run = write_evaluated_run(
+        tmp_path / "a", {("information", "reducible_residual"): 1.25}, [2.0, 3.0]
+    )
     assert run_figures(run) == {"reducible_residual": 1.25}
 
 
-def shown(summary: SweepResult) -> str:
+def printed_table(summary: SweepResult) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(sweep_table("a sweep", summary.rows))
     return console.export_text()
 
 
-def test_the_table_counts_missing_seeds_and_has_no_empty_column(tmp_path: Path) -> None:
+def test_table_counts_missing_seeds_and_omits_empty_columns(tmp_path: Path) -> None:
     lines = [
         SweepRow("beta 0", {"bottleneck.beta": "0"}, 1, 3, {"kNN": Spread(0.5, None, 1)}, {}),
         SweepRow("beta 1", {"bottleneck.beta": "1"}, 0, 3, {}, {}),
     ]
-    text = shown(SweepResult(lines, [], False))
+    text = printed_table(SweepResult(lines, [], False))
     assert "setting seeds kNN" in " ".join(text.split())
     assert "1 of 3" in text
     assert "0 of 3" in text
@@ -543,10 +543,10 @@ def test_the_table_counts_missing_seeds_and_has_no_empty_column(tmp_path: Path) 
     assert "linear" not in text
 
 
-def test_the_table_shows_how_a_run_failed(tmp_path: Path) -> None:
-    """One collapsed, one that never started, and one that diverged."""
+def test_table_shows_how_a_run_failed(tmp_path: Path) -> None:
+    """One run collapsed, one never started, and one diverged."""
     for name in ("beta2-seed0", "beta2-seed1"):
-        evaluated(tmp_path / name, {("kNN 20", "top-1"): 0.5}, [1.0])
+        write_evaluated_run(tmp_path / name, {("kNN 20", "top-1"): 0.5}, [1.0])
     for name, health in (("beta1-seed0", "collapse: spread 0.08"), ("beta2-seed2", "nan: loss")):
         (tmp_path / name).mkdir()
         line = json.dumps({"step": 63, "reducible_residual": 0.02, "health": health})
@@ -569,15 +569,15 @@ def test_the_table_shows_how_a_run_failed(tmp_path: Path) -> None:
         {"failed": 1},
         {"diverged": 1},
     ]
-    lines = shown(summary).splitlines()
-    for setting, words in (("1", "collapsed"), ("3", "failed"), ("2", "2 of 3, 1 diverged")):
+    lines = printed_table(summary).splitlines()
+    for setting, status in (("1", "collapsed"), ("3", "failed"), ("2", "2 of 3, 1 diverged")):
         (line,) = [line for line in lines if f"beta {setting} " in line]
-        assert words in line
-        assert (" of " in line) == (setting == "2")  # of one run it is enough to say how it ended
-    assert "0.02" not in "".join(lines)  # what a collapsed run kept is no result
+        assert status in line
+        assert (" of " in line) == (setting == "2")  # a single run needs no count
+    assert "0.02" not in "".join(lines)  # the residual of a collapsed run is not a result
 
 
-def test_sweeps_are_imported_without_torch() -> None:
+def test_sweep_does_not_import_torch() -> None:
     code = (
         "import compressive.sweep.runner, sys; "
         "sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
@@ -593,26 +593,26 @@ def test_seeds_can_be_added_later() -> None:
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_the_report_of_a_sweep_uses_the_evaluated_split(
+def test_sweep_report_uses_the_evaluated_split(
     held_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs of a held-out sweep may also have been evaluated on test images."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "config.json").touch()
-    asked: list[Any] = []
+    received: list[Any] = []
     monkeypatch.setattr(
         "compressive.sweep.runner.sweep", lambda *_, **more: SweepResult([], [], False)
     )
     for name in ("evaluation.tables.verdicts", "report.page.write_report"):
         monkeypatch.setattr(
-            f"compressive.{name}", lambda *_, held_out=False, **__: asked.append(held_out)
+            f"compressive.{name}", lambda *_, held_out=False, **__: received.append(held_out)
         )
-    words = ["sweep", "builtin", "--vary", "bottleneck.beta=0,1", "--out", str(tmp_path)]
-    found = CliRunner().invoke(app, [*words, *(["--held-out"] if held_out else [])])
+    args = ["sweep", "builtin", "--vary", "bottleneck.beta=0,1", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, [*args, *(["--held-out"] if held_out else [])])
     assert found.exit_code == 0, found.output
-    assert asked == [held_out, held_out]
+    assert received == [held_out, held_out]
 
 
-def test_a_partial_first_write_does_not_block_the_folder(tmp_path: Path) -> None:
+def test_partial_first_write_does_not_block_the_folder(tmp_path: Path) -> None:
     (tmp_path / ".sweep.json.7.partial").write_text("{")
     assert SweepFile(tmp_path, {}, []).status == {}

@@ -1,4 +1,4 @@
-"""Robustness sets laid out as people have them: each image gets its ImageNet ids, and no others."""
+"""Robustness datasets in their published layouts: each image gets exactly its ImageNet ids."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from compressive.evaluation.datasets.shifts import CELLS, corruptions_at, open_c
 
 @pytest.mark.parametrize("name", ["imagenet-a", "imagenet-r"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_and_r_have_the_ranks_of_their_wnids(tmp_path: Path, name: str, inside: bool) -> None:
-    """ImageFolder calls the same images 0 and 1."""
+def test_imagenet_a_and_r_labels_are_wnid_ranks(tmp_path: Path, name: str, inside: bool) -> None:
+    """ImageFolder labels the same images 0 and 1."""
     for rank in (999, 3):
         put(tmp_path / name / WNIDS[rank] / "0.1_x.jpg")
     (tmp_path / name / "README.txt").touch()
@@ -30,17 +30,17 @@ def test_a_and_r_have_the_ranks_of_their_wnids(tmp_path: Path, name: str, inside
     assert shift.answers.allowed is not None
     assert shift.answers.allowed.tolist() == [3, 999]
     assert (shift.answers.classes, shift.crop) == (1000, "resize")
-    assert "2 images on disk, the published set has" in shift.notes[-1]
+    assert "2 images on disk" in shift.notes[-1]
     assert shift.source.image(0).shape == (3, 8, 8)
 
 
-def test_wnids_are_needed_sorted_and_complete(tmp_path: Path) -> None:
+def test_wnids_must_be_complete_and_sorted(tmp_path: Path) -> None:
     put(tmp_path / "imagenet-a" / WNIDS[3] / "x.jpg")
     with pytest.raises(ValueError, match=r"needs the wnids .* imagenet_wnids"):
         open_shift("imagenet-a", tmp_path)
-    with pytest.raises(ValueError, match="must be ImageNet's 1000, sorted, got 999"):
+    with pytest.raises(ValueError, match=r"1000.*got 999"):
         open_shift("imagenet-a", tmp_path, WNIDS[1:])
-    with pytest.raises(ValueError, match="must be ImageNet's 1000, sorted"):
+    with pytest.raises(ValueError, match="1000, sorted"):
         open_shift("imagenet-a", tmp_path, WNIDS[::-1])
     put(tmp_path / "imagenet-a" / "n99999999" / "x.jpg")
     with pytest.raises(ValueError, match=r"n99999999.*1000 classes"):
@@ -57,8 +57,8 @@ def test_wnids_are_needed_sorted_and_complete(tmp_path: Path) -> None:
         ("imagenet-v2-top-images", "imagenetv2-top-images"),
     ],
 )
-def test_v2_labels_are_the_numbers_of_the_folders(tmp_path: Path, name: str, folder: str) -> None:
-    """As names they sort 0, 1, 10, 100, 11, ..., 2; a rank would be wrong from the third on."""
+def test_imagenet_v2_labels_are_folder_numbers(tmp_path: Path, name: str, folder: str) -> None:
+    """Names sort as 0, 1, 10, 100, 11, ..., 2, so ranks would be wrong from the third folder on."""
     numbers = [0, 1, 2, 10, 11, 100, 999]
     for number in numbers:
         put(tmp_path / folder / str(number) / "a.jpeg")
@@ -68,7 +68,7 @@ def test_v2_labels_are_the_numbers_of_the_folders(tmp_path: Path, name: str, fol
     assert shift.answers.allowed is None
 
 
-def test_one_set_is_not_taken_for_another(tmp_path: Path) -> None:
+def test_similar_datasets_are_not_confused(tmp_path: Path) -> None:
     put(tmp_path / "imagenet-r" / WNIDS[3] / "x.jpg")
     put(tmp_path / "imagenetv2-top-images" / "0" / "x.jpeg")
     put(tmp_path / "Tiny-ImageNet-C" / "fog" / "1" / WNIDS[3] / "x.JPEG")
@@ -81,7 +81,7 @@ def test_one_set_is_not_taken_for_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SHIFTS)
-def test_a_missing_set_says_how_it_must_lie_and_whose_it_is(tmp_path: Path, name: str) -> None:
+def test_missing_dataset_names_its_layout_and_origin(tmp_path: Path, name: str) -> None:
     more = ("fog", 1, WNIDS) if name in CELLS else (WNIDS,)
     opener: Any = open_cell if name in CELLS else open_shift
     with pytest.raises(FileNotFoundError) as error:
@@ -93,39 +93,39 @@ def test_a_missing_set_says_how_it_must_lie_and_whose_it_is(tmp_path: Path, name
     assert "://" not in text
 
 
-def test_unknown_names_are_refused_with_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'imagenet-b' is not known; open_shift opens imagenet-a"):
+def test_unknown_or_mismatched_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'imagenet-b'.*imagenet-a"):
         open_shift("imagenet-b", tmp_path)
-    with pytest.raises(ValueError, match="'imagenet-c' is opened by open_cell"):
+    with pytest.raises(ValueError, match=r"'imagenet-c'.*open_cell"):
         open_shift("imagenet-c", tmp_path)
-    with pytest.raises(ValueError, match="'imagenet-a' has no corruptions"):
+    with pytest.raises(ValueError, match=r"'imagenet-a'.*corruptions"):
         open_cell("imagenet-a", tmp_path, "fog", 1)
 
 
 # --- ObjectNet ------------------------------------------------------------------------------------
 
 
-def test_objectnet_keeps_the_classes_that_imagenet_has_and_cuts_the_border(tmp_path: Path) -> None:
+def test_objectnet_keeps_imagenet_classes_and_crops_the_border(tmp_path: Path) -> None:
     root = tmp_path / "objectnet-1.0"
-    wanted = put_objectnet(root)
-    for folder in ("folder_0", "folder_112", "folder_200"):  # the last is not in ImageNet
+    expected = put_objectnet(root)
+    for folder in ("folder_0", "folder_112", "folder_200"):  # the last class is not in ImageNet
         framed = Image.new("RGB", (12, 9), (255, 0, 0))
         framed.paste((0, 255, 0), (2, 2, 10, 7))
         (root / "images" / folder).mkdir(parents=True)
         framed.save(root / "images" / folder / "0a1b.png")
     shift = open_shift("objectnet", tmp_path)
     kept = ("folder_0", "folder_112")
-    assert answers(shift) == {f"{folder}/0a1b.png": wanted[folder] for folder in kept}
+    assert answers(shift) == {f"{folder}/0a1b.png": expected[folder] for folder in kept}
     assert shift.answers.allowed is not None
     assert len(shift.answers.allowed) == 125
     inner = torch.tensor([0, 255, 0], dtype=torch.uint8)[:, None, None].expand(3, 5, 8)
     assert torch.equal(shift.source.image(0), inner)
 
 
-def test_objectnet_without_a_class_of_imagenet_says_so(tmp_path: Path) -> None:
+def test_objectnet_without_imagenet_classes_is_refused(tmp_path: Path) -> None:
     put_objectnet(tmp_path)
     put(tmp_path / "images" / "folder_200" / "x.png")
-    with pytest.raises(FileNotFoundError, match="no images of objectnet in the folders of its"):
+    with pytest.raises(FileNotFoundError, match="no images of objectnet"):
         open_shift("objectnet", tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_objectnet_without_a_class_of_imagenet_says_so(tmp_path: Path) -> None:
     ("name", "folder"), [("imagenet-c", "ImageNet-C"), ("tiny-imagenet-c", "Tiny-ImageNet-C")]
 )
 @pytest.mark.parametrize("archive", ["", "weather"])
-def test_cells_of_folders_have_the_ranks_of_their_wnids(
+def test_imagenet_c_labels_are_wnid_ranks(
     tmp_path: Path, name: str, folder: str, archive: str
 ) -> None:
     base = tmp_path / folder / archive
@@ -147,24 +147,25 @@ def test_cells_of_folders_have_the_ranks_of_their_wnids(
     shift = open_cell(name, tmp_path, "fog", 4, WNIDS[:10])
     assert answers(shift) == {f"{WNIDS[2]}/v.JPEG": {2}, f"{WNIDS[7]}/v.JPEG": {7}}
     assert (shift.crop, shift.answers.classes) == ("center", 10)
-    assert shift.notes[:2] == ("fog 4", "published files, not resized")
+    assert shift.notes[0] == "fog 4"
+    assert shift.notes[1].startswith("published files")
     assert "/fog/4/" in shift.source.origin(0)
     assert corruptions_at(name, tmp_path) == ("fog", "spatter")
     with pytest.raises(FileNotFoundError, match="no frost of"):
         open_cell(name, tmp_path, "frost", 4, WNIDS)
     with pytest.raises(FileNotFoundError, match="no folders with images"):
         open_cell(name, tmp_path, "fog", 2, WNIDS)
-    with pytest.raises(ValueError, match="severity must be from 1 to 5, got 0"):
+    with pytest.raises(ValueError, match=r"severity .*got 0"):
         open_cell(name, tmp_path, "fog", 0, WNIDS)
-    with pytest.raises(ValueError, match=r"corruption must be one of .* got 'rain'"):
+    with pytest.raises(ValueError, match=r"corruption .*'rain'"):
         open_cell(name, tmp_path, "rain", 1, WNIDS)
     with pytest.raises(ValueError, match="needs the wnids"):
         open_cell(name, tmp_path, "fog", 1)
 
 
 @pytest.mark.parametrize(("name", "classes"), [("cifar10-c", 10), ("cifar100-c", 100)])
-def test_severities_of_cifar_follow_one_another(tmp_path: Path, name: str, classes: int) -> None:
-    """Rows n(s - 1) to ns of the files, here with n = 6 in place of 10,000."""
+def test_cifar_c_severities_are_consecutive_rows(tmp_path: Path, name: str, classes: int) -> None:
+    """Severity s has rows n(s - 1) to ns of the files; here n = 6 instead of 10,000."""
     root = tmp_path / f"CIFAR-{classes}-C"
     root.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
@@ -181,12 +182,12 @@ def test_severities_of_cifar_follow_one_another(tmp_path: Path, name: str, class
         assert (shift.answers.classes, shift.crop) == (classes, "center")
     assert corruptions_at(name, root) == ("frost",)
     np.save(root / "labels.npy", labels + np.uint8(classes))
-    with pytest.raises(ValueError, match=rf"a label below {classes} for each"):
+    with pytest.raises(ValueError, match=f"below {classes}"):
         open_cell(name, tmp_path, "frost", 1)
     np.save(root / "labels.npy", labels[:6])
     with pytest.raises(ValueError, match=r"got uint8 \(30, 32, 32, 3\) and \(6,\)"):
         open_cell(name, tmp_path, "frost", 1)
 
 
-def test_the_nineteen_corruptions_are_named() -> None:
+def test_there_are_15_corruptions_and_4_extras() -> None:
     assert (len(set(NAMES)), len(set(EXTRAS)), len({*NAMES, *EXTRAS})) == (15, 4, 19)

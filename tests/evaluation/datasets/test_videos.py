@@ -1,4 +1,4 @@
-"""Frames of the two sets of videos: which are kept, and with whose labels."""
+"""Frames of the two video datasets: which are kept, and which labels they get."""
 
 import csv
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from compressive.evaluation.datasets.shifts import open_shift
 
 
 def put_vid(root: Path, videos: Mapping[str, tuple[str, list[str]]], labels: dict) -> None:
-    """Anchor and neighbors of each video, and labels of each frame, as the archive has them."""
+    """Write anchors and neighbors of each video and labels of each frame, as in the archive."""
     pmsets = {}
     for video, (anchor, near) in videos.items():
         pmsets[f"val/{video}/{anchor}"] = [f"val/{video}/{frame}" for frame in near]
@@ -47,7 +47,7 @@ def test_vid_neighbors_have_their_own_labels(tmp_path: Path, above: str) -> None
     assert shift.answers.video_classes == 30
 
 
-def test_a_frame_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_frame_or_label_is_named(tmp_path: Path) -> None:
     root = tmp_path / "imagenet-vid-robust"
     put_vid(root, VIDEOS, LABELS)
     (root / "val" / "ILSVRC2015_val_00000000" / "000011.JPEG").unlink()
@@ -66,15 +66,15 @@ REVIEW = ["similar", "dissimilar", "correct", "blur-increase", "bad-anchor"]
 
 
 def put_ytbb(root: Path, metadata: str) -> None:
-    """Two anchors that stay, a, b, and one for each reason that an anchor goes for."""
+    """Write two kept anchors, a and b, and one anchor for each reason to drop it."""
 
     def annotations(labels: list[str], rows: list[tuple[str, list[str]]]) -> Any:
-        said = [{"key": k, "notes": "", "labels": [labels.index(x) for x in m]} for k, m in rows]
-        return {"annotations": said, "labels": labels}
+        entries = [{"key": k, "notes": "", "labels": [labels.index(x) for x in m]} for k, m in rows]
+        return {"annotations": entries, "labels": labels}
 
     anchors = [
         ("a_1_100/frame-50.jpg", ["good", "dog"]),
-        # The real file has the annotator's own folders in some of its keys.
+        # Some keys of the real file contain the annotator's own folders.
         ("/home/someone/data/b_200/frame-7.jpg", ["good"]),
         ("unsure_1/frame-1.jpg", ["good", "unsure"]),
         ("bad_1/frame-1.jpg", ["bad", "good"]),
@@ -100,10 +100,8 @@ def put_ytbb(root: Path, metadata: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [".", "metadata", "ytbb-robust_metadata"])
-def test_ytbb_keeps_reviewed_frames_with_the_labels_of_their_anchor(
-    tmp_path: Path, metadata: str
-) -> None:
-    """The CSV file's 22 is the car, 23, and its 23 is none of the classes, 22."""
+def test_ytbb_frames_get_the_labels_of_their_anchor(tmp_path: Path, metadata: str) -> None:
+    """In the CSV file 22 is car (class 23) and 23 is none (class 22)."""
     put_ytbb(tmp_path / "ytbb-robust", metadata)
     shift = open_shift("ytbb-robust", tmp_path)
     dog, none, car = (ytbb_classes().names.index(name) for name in ("dog", "none", "car"))
@@ -121,7 +119,7 @@ def test_ytbb_keeps_reviewed_frames_with_the_labels_of_their_anchor(
     assert shift.answers.video_classes == 24
 
 
-def test_ytbb_says_where_its_annotations_are(tmp_path: Path) -> None:
+def test_missing_or_damaged_ytbb_annotations_are_named(tmp_path: Path) -> None:
     root = tmp_path / "ytbb-robust"
     put_ytbb(root, "metadata")
     (root / "metadata" / "pmk_labels.json").unlink()
@@ -135,5 +133,5 @@ def test_ytbb_says_where_its_annotations_are(tmp_path: Path) -> None:
     (root / "metadata" / "ytbb_robustness_test_anchors_full.csv").write_text(
         "ytid,time_ms,label\nb,200,1\n"
     )
-    with pytest.raises(ValueError, match=r"no row for the anchor a_1_100/frame-50.jpg"):
+    with pytest.raises(ValueError, match=r"a_1_100/frame-50\.jpg"):
         open_shift("ytbb-robust", tmp_path)

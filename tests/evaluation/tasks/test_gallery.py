@@ -1,4 +1,4 @@
-"""What the gallery shows: images as they are, their true neighbors, a map that keeps both."""
+"""The gallery shows unchanged images, their true nearest neighbors and a t-SNE map."""
 
 import json
 import math
@@ -36,18 +36,18 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def read(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """As the report reads it: without torch."""
+    """Read the file as the report does, without torch."""
     with safe_open(path, "numpy") as file:
         return load_file(path), file.metadata()
 
 
-def picture(source: Source, place: int) -> NDArray[np.generic]:
+def read_pixels(source: Source, place: int) -> NDArray[np.generic]:
     return np.asarray(Image.open(source.origin(place)))
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> EvalContext:
-    """Of a run with augmentations of its own, on images as large as the network takes them."""
+    """Return a run with custom augmentations, on images of the network's input size."""
     folder = tmp_path_factory.mktemp("gallery")
     paint(folder / "data" / "train", seed=0, each=20)
     paint(folder / "data" / "test", seed=1, each=12)
@@ -64,7 +64,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> EvalContext:
 
 
 @pytest.fixture(scope="module")
-def shown(
+def gallery(
     context: EvalContext, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Arrays, dict[str, str]]:
     folder = tmp_path_factory.mktemp("evaluation")
@@ -75,8 +75,8 @@ def shown(
 
 
 @pytest.mark.slow
-def test_the_file_holds_what_the_report_expects(shown: tuple[Arrays, dict[str, str]]) -> None:
-    arrays, about = shown
+def test_file_has_the_arrays_the_report_reads(gallery: tuple[Arrays, dict[str, str]]) -> None:
+    arrays, about = gallery
     assert {name: (value.dtype.name, value.shape) for name, value in arrays.items()} == {
         "views": ("uint8", (5, 5, 20, 20, 3)),
         "query": ("uint8", (5, 20, 20, 3)),
@@ -90,28 +90,28 @@ def test_the_file_holds_what_the_report_expects(shown: tuple[Arrays, dict[str, s
     assert "36 of 36 test images" in about["map_method"]
 
 
-def test_images_are_spread_over_the_set_and_shown_as_they_are(
-    context: EvalContext, shown: tuple[Arrays, dict[str, str]]
+def test_queries_are_evenly_spaced_unchanged_images(
+    context: EvalContext, gallery: tuple[Arrays, dict[str, str]]
 ) -> None:
-    """The central crop of an image that is as large as the network takes it is all of it."""
-    arrays, _ = shown
+    """For images of the network's input size the central crop is the whole image."""
+    arrays, _ = gallery
     for row, place in enumerate((0, 8, 17, 26, 35)):
-        expected = picture(context.splits.test, place)
+        expected = read_pixels(context.splits.test, place)
         np.testing.assert_array_equal(arrays["query"][row], expected)
         np.testing.assert_array_equal(arrays["views"][row, 0], expected)
         assert arrays["query_label"][row] == place // 12
 
 
-def test_pairs_are_the_views_of_the_runs_own_augmentations(
-    context: EvalContext, shown: tuple[Arrays, dict[str, str]]
+def test_view_pairs_use_the_augmentations_of_the_run(
+    context: EvalContext, gallery: tuple[Arrays, dict[str, str]]
 ) -> None:
-    """Against what networks get, with ImageNet's mean and deviation taken out again."""
-    views = shown[0]["views"].astype(float)
+    """Compare with the network's input after undoing ImageNet normalization."""
+    views = gallery[0]["views"].astype(float)
     assert context.model.config is not None
     place = torch.tensor([0, 8, 17, 26, 35])
     (batch,) = context.batches_at("test", place)
 
-    def made(config: Config, first: int) -> NDArray[np.floating]:
+    def augmented(config: Config, first: int) -> NDArray[np.floating]:
         number = torch.tensor([first] * 5 + [first + 1] * 5)
         keys = image_keys(place.repeat(2), seed=0, epoch=2**32 - 3, view=number)
         height, width, pair = batch.height, batch.width, view_pair(config.views)
@@ -120,17 +120,17 @@ def test_pairs_are_the_views_of_the_runs_own_augmentations(
         return 255 * (colors * [0.229, 0.224, 0.225] + [0.485, 0.456, 0.406])
 
     for first in (0, 2):
-        theirs = views[:, 1 + first : 3 + first]
-        # Half a byte of rounding, and some float32.
-        np.testing.assert_allclose(theirs, made(context.model.config, first), atol=0.51)
-        assert np.abs(theirs - made(Config(), first)).mean() > 10
-    assert np.abs(views[:, 1:3] - views[:, 3:5]).mean() > 5, "each pair is another"
+        found = views[:, 1 + first : 3 + first]
+        # Rounding by half a gray level, plus float32 error.
+        np.testing.assert_allclose(found, augmented(context.model.config, first), atol=0.51)
+        assert np.abs(found - augmented(Config(), first)).mean() > 10
+    assert np.abs(views[:, 1:3] - views[:, 3:5]).mean() > 5, "the pairs do not differ"
 
 
-def test_neighbors_are_the_nearest_by_a_naive_loop(
-    context: EvalContext, shown: tuple[Arrays, dict[str, str]]
+def test_neighbors_match_a_naive_loop(
+    context: EvalContext, gallery: tuple[Arrays, dict[str, str]]
 ) -> None:
-    arrays, _ = shown
+    arrays, _ = gallery
     train, test = (context.features(split).feats.double().numpy() for split in ("train", "test"))
     labels = context.splits.train.labels
     assert labels is not None
@@ -138,28 +138,28 @@ def test_neighbors_are_the_nearest_by_a_naive_loop(
         query = test[place]
         cosine = [query @ x / math.sqrt((query @ query) * (x @ x)) for x in train]
         for rank, best in enumerate(np.argsort(cosine)[::-1][:4]):
-            expected = picture(context.splits.train, int(best))
+            expected = read_pixels(context.splits.train, int(best))
             np.testing.assert_array_equal(arrays["neighbors"][row, rank], expected)
             assert arrays["neighbor_label"][row, rank] == labels[best]
 
 
 @pytest.mark.slow
-def test_points_of_a_map_carry_their_own_labels_and_are_few_if_asked(tmp_path: Path) -> None:
-    """Mean colors tell the three classes surely, so neighbors on the map are of one class."""
+def test_map_points_keep_their_labels_and_can_be_limited(tmp_path: Path) -> None:
+    """Mean colors separate the three classes, so nearest points on the map share a class."""
     paint(tmp_path / "train", seed=0, each=4)
     paint(tmp_path / "test", seed=1, each=20)
     arrays, about = read(write_gallery(context_of(tmp_path), tmp_path / "out", most=40))
     assert "40 of 60" in about["map_method"]
-    apart = cdist(arrays["map"], arrays["map"]) + np.diag([np.inf] * 40)
-    assert (arrays["map_label"][apart.argmin(1)] == arrays["map_label"]).all()
+    distances = cdist(arrays["map"], arrays["map"]) + np.diag([np.inf] * 40)
+    assert (arrays["map_label"][distances.argmin(1)] == arrays["map_label"]).all()
     assert set(arrays["map_label"].tolist()) == {0, 1, 2}
     few, about = read(write_gallery(context_of(tmp_path), tmp_path / "few", most=3))
     assert "map" not in few
     assert "map_method" not in about
 
 
-def test_images_without_labels_or_a_config_are_shown_too(tmp_path: Path) -> None:
-    """30 images: 24 train, 6 test, fewer than rows and neighbors asked for."""
+def test_gallery_works_without_labels_or_config(tmp_path: Path) -> None:
+    """30 images split into 24 train and 6 test, fewer than the requested rows and neighbors."""
     arrays, about = read(
         write_gallery(context_of(photos(tmp_path / "flat", 30)), tmp_path, neighbors=50)
     )
@@ -170,7 +170,7 @@ def test_images_without_labels_or_a_config_are_shown_too(tmp_path: Path) -> None
     assert json.loads(about["classes"]) == []
 
 
-def test_an_image_that_cannot_be_read_shifts_no_other(tmp_path: Path) -> None:
+def test_unreadable_image_does_not_shift_others(tmp_path: Path) -> None:
     paint(tmp_path / "train", seed=0, each=4)
     paint(tmp_path / "test", seed=1, each=2)
     for split, place in (("train", "class0/0-0-1.png"), ("test", "class1/1-1-0.png")):
@@ -180,13 +180,13 @@ def test_an_image_that_cannot_be_read_shifts_no_other(tmp_path: Path) -> None:
     context = EvalContext(model, splits, Results("mean"), device=torch.device("cpu"))
     arrays, _ = read(write_gallery(context, tmp_path / "out", neighbors=11))
     for row, place in enumerate((0, 1, 3, 4, 5)):
-        np.testing.assert_array_equal(arrays["query"][row], picture(splits.test, place))
+        np.testing.assert_array_equal(arrays["query"][row], read_pixels(splits.test, place))
     assert arrays["query_label"].tolist() == [0, 0, 1, 2, 2]
-    there = {picture(splits.train, i).tobytes() for i in range(12) if i != 1}
-    assert {image.tobytes() for image in arrays["neighbors"][0]} == there
+    readable = {read_pixels(splits.train, i).tobytes() for i in range(12) if i != 1}
+    assert {image.tobytes() for image in arrays["neighbors"][0]} == readable
 
 
-def test_large_images_are_shrunk_by_averages(tmp_path: Path) -> None:
+def test_large_images_are_downscaled_by_averaging(tmp_path: Path) -> None:
     for split, count in (("train", 2), ("test", 1)):
         (tmp_path / split / "a").mkdir(parents=True)
         for i in range(count):
@@ -196,12 +196,12 @@ def test_large_images_are_shrunk_by_averages(tmp_path: Path) -> None:
     context = EvalContext(model, splits, Results("mean"), device=torch.device("cpu"), share=1.0)
     arrays, _ = read(write_gallery(context, tmp_path / "out", pairs=1))
     assert arrays["views"].shape == (1, 3, 96, 96, 3)
-    pixels = picture(splits.test, 0).reshape(96, 2, 96, 2, 3).mean((1, 3))
+    pixels = read_pixels(splits.test, 0).reshape(96, 2, 96, 2, 3).mean((1, 3))
     np.testing.assert_allclose(arrays["query"][0], pixels, atol=0.51)  # rounding
 
 
-def test_no_rows_no_pairs_and_no_neighbors_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"1 or more, got 8, 0, 8"):
+def test_zero_pairs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"got 8, 0, 8"):
         write_gallery(context_of(photos(tmp_path / "flat", 10)), tmp_path, pairs=0)
 
 
@@ -211,7 +211,7 @@ def digits(begin: int, end: int) -> NDArray[np.floating]:
 
 
 def naive_probabilities(x: NDArray[np.floating], perplexity: float) -> NDArray[np.floating]:
-    """The definition, row by row, by a root finder of scipy's."""
+    """Compute the definition row by row with scipy's root finder."""
     squared, p = cdist(x, x, "sqeuclidean"), np.zeros((len(x), len(x)))
     for i in range(len(x)):
         others = np.delete(squared[i], i)
@@ -229,15 +229,15 @@ def naive_probabilities(x: NDArray[np.floating], perplexity: float) -> NDArray[n
     return (p + p.T) / (2 * len(x))
 
 
-def test_probabilities_have_the_perplexity_asked_for() -> None:
+def test_tsne_probabilities_have_the_requested_perplexity() -> None:
     x = digits(0, 150)
     p = joint_probabilities(torch.tensor(x), 20.0).numpy()
     np.testing.assert_allclose(p, naive_probabilities(x, 20.0), rtol=1e-8, atol=1e-15)
     assert p.sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_the_gradient_is_that_of_the_divergence() -> None:
-    """By automatic differentiation of the definition."""
+def test_tsne_gradient_matches_autograd() -> None:
+    """Differentiate the definition with autograd."""
     p = torch.tensor(naive_probabilities(digits(0, 60), 10.0))
     y = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
     near = 1 / (1 + torch.cdist(y, y, compute_mode="donot_use_mm_for_euclid_dist").square())
@@ -249,15 +249,15 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
 
 
 @pytest.mark.slow
-def test_maps_are_as_good_as_scikit_learns() -> None:
-    """Two maps, as one may end in a worse minimum: scikit-learn's own do by 8 %, by their start."""
+def test_tsne_is_as_good_as_sklearn() -> None:
+    """Sum over two maps: one may reach a worse minimum, and scikit-learn varies by 8 % by start."""
     ours, theirs = [], []
     for begin in (0, 500):
         x = digits(begin, begin + 250)
         p = naive_probabilities(x, 30.0)
         model = TSNE(method="exact", random_state=0)
         best = model.fit_transform(x)
-        # The same measure, but for the narrowing of their Gaussians.
+        # The same measure, except for the tolerance of their perplexity search.
         assert divergence(p, best) == pytest.approx(model.kl_divergence_, rel=1e-3)
         found = tsne(torch.tensor(x).float()).numpy()
         ours.append(divergence(p, found))
@@ -265,27 +265,27 @@ def test_maps_are_as_good_as_scikit_learns() -> None:
         good, reached = (trustworthiness(x, y, n_neighbors=10) for y in (found, best))
         assert good > reached - 0.005
         flat = np.linalg.svd(x - x.mean(0))[0][:, :2]
-        assert good > trustworthiness(x, flat, n_neighbors=10) + 0.05, "two main axes are worse"
+        assert good > trustworthiness(x, flat, n_neighbors=10) + 0.05, "PCA is not clearly worse"
     assert sum(ours) < 1.08 * sum(theirs)
 
 
 def divergence(p: NDArray[np.floating], y: NDArray[np.floating]) -> float:
     q = 1 / (1 + cdist(y, y, "sqeuclidean"))
     np.fill_diagonal(q, 0)
-    there = p > 1e-200
-    return float((p[there] * np.log(p[there] / (q / q.sum())[there])).sum())
+    positive = p > 1e-200
+    return float((p[positive] * np.log(p[positive] / (q / q.sum())[positive])).sum())
 
 
-def test_a_map_is_the_same_every_time() -> None:
+def test_tsne_is_deterministic() -> None:
     x = torch.tensor(digits(0, 80)).float()
     assert torch.equal(tsne(x), tsne(x))
 
 
-def test_features_that_are_all_the_same_make_a_map_of_one_point() -> None:
+def test_tsne_of_identical_features_is_one_point() -> None:
     assert (tsne(torch.ones(20, 4)).abs() < 1e-3).all()
 
 
 @pytest.mark.parametrize("bad", [torch.ones(3, 5), torch.ones(9, 1), torch.full((9, 4), math.nan)])
-def test_what_no_map_is_made_of_is_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="a map needs"):
+def test_invalid_tsne_input_is_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="map needs"):
         tsne(bad)

@@ -1,4 +1,4 @@
-"""Geometry of the features equals numpy's."""
+"""Feature geometry metrics match numpy."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def entropy_rank(matrix: np.ndarray) -> float:
     return float(np.exp(-(share * np.log(share)).sum()))
 
 
-def test_geometry_is_numpys(tmp_path: Path) -> None:
+def test_geometry_matches_numpy(tmp_path: Path) -> None:
     context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
     geometry.run(context)
     found = {r.metric: r.value for r in context.results.records}
@@ -26,12 +26,12 @@ def test_geometry_is_numpys(tmp_path: Path) -> None:
     i, j = np.triu_indices(len(h), 1)
     pairs = np.square(unit[i] - unit[j]).sum(1)
     assert found["uniformity"] == pytest.approx(np.log(np.exp(-2 * pairs).mean()), rel=1e-5)
-    assert abs(found["RankMe"] - found["effective rank"]) > 0.01  # the test can tell them apart
+    assert abs(found["RankMe"] - found["effective rank"]) > 0.01  # the test distinguishes the two
     context.close()
 
 
-def test_alignment_is_the_mean_squared_distance_of_views(tmp_path: Path) -> None:
-    """The views that the gallery shows first, put through the network here."""
+def test_alignment_is_the_mean_squared_distance_between_views(tmp_path: Path) -> None:
+    """Encode the gallery's first pair of views."""
     context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 3, "b": 3}))
     geometry.run(context)
     (record,) = [r for r in context.results.records if r.metric == "alignment"]
@@ -45,8 +45,8 @@ def test_alignment_is_the_mean_squared_distance_of_views(tmp_path: Path) -> None
     context.close()
 
 
-def test_a_rank_is_of_all_images_that_its_authors_take(tmp_path: Path) -> None:
-    """What is quadratic in images takes fewer: here 4 of 12."""
+def test_rank_uses_all_images_and_uniformity_a_subset(tmp_path: Path) -> None:
+    """Uniformity is quadratic in the number of images, so it uses fewer: here 4 of 12."""
     context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
     geometry.run(context, uniformity_images=4)
     found = {r.metric: (r.value, r.n) for r in context.results.records}

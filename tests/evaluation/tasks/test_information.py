@@ -1,4 +1,4 @@
-"""The meter on held-out pairs: the objectives' own numbers, image by image, and no trace left."""
+"""Information on held-out pairs matches the objectives and has no side effects."""
 
 import json
 import math
@@ -38,8 +38,8 @@ PAIR = paper_views()
 HELD = 2**32 - 1
 
 
-def made(name: str, *changes: str) -> Any:
-    """A method with statistics of its own in every batch norm, in training mode."""
+def make_method(name: str, *changes: str) -> Any:
+    """Build a method in training mode with random statistics in every batch norm."""
     torch.manual_seed(0)
     method = build(tiny(f"method={name}", *changes))
     for part in method.modules():
@@ -48,16 +48,16 @@ def made(name: str, *changes: str) -> Any:
     return method
 
 
-def held(count: int = COUNT, first: int = 0) -> Batch:
+def make_batch(count: int = COUNT, first: int = 0) -> Batch:
     one = torch.ones(count, dtype=torch.int64)
-    everyone = torch.randint(256, (20, 3, 20, 20), generator=torch.Generator().manual_seed(0))
-    images = everyone[first : first + count]
+    all_images = torch.randint(256, (20, 3, 20, 20), generator=torch.Generator().manual_seed(0))
+    images = all_images[first : first + count]
     index = torch.arange(first, first + count)
     return Batch(images.to(torch.uint8), 18 * one, 20 * one, index, 0 * one, -one)
 
 
 def views(batch: Batch, seed: int = 0, draw: int = 0) -> list[Tensor]:
-    """The two views, each made alone."""
+    """Return the two views, each augmented separately."""
     pair = []
     for number, view in enumerate(PAIR):
         keys = image_keys(batch.index, seed=seed, epoch=HELD, view=2 * draw + number)
@@ -66,8 +66,8 @@ def views(batch: Batch, seed: int = 0, draw: int = 0) -> list[Tensor]:
     return pair
 
 
-def of(method, batches: list[Batch] | None = None, **settings) -> Any:
-    batches = [held()] if batches is None else batches
+def measure(method, batches: list[Batch] | None = None, **settings) -> Any:
+    batches = [make_batch()] if batches is None else batches
     return measure_information(method, batches, PAIR, **{"size": SIZE, **settings})
 
 
@@ -79,15 +79,15 @@ def close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-6) ->
 # Values
 
 
-def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> None:
-    """Two draws of views and z, each by hand, and averaged."""
-    method = made("c-simclr").eval()
+def test_csimclr_matches_the_objective_image_by_image() -> None:
+    """Compute two draws of views and z by hand and average them."""
+    method = make_method("c-simclr").eval()
     assert isinstance(method, Contrastive)
-    found = of(method, seed=5, draws=2)
+    found = measure(method, seed=5, draws=2)
     expected = []
     for draw in (0, 1):
         with torch.no_grad():
-            r = [method.projection(method.encoder(view)) for view in views(held(), 5, draw)]
+            r = [method.projection(method.encoder(view)) for view in views(make_batch(), 5, draw)]
         z = []
         for number, each in enumerate(r):
             keys = image_keys(torch.arange(COUNT), seed=5, epoch=HELD - 1, view=2 * draw + number)
@@ -113,58 +113,61 @@ def test_csimclr_is_the_objective_on_the_same_directions_image_by_image() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "sees"), [(name, "own") for name in METHODS] + [(c, "other") for c in BOOTSTRAPS]
+    ("name", "backward_view"),
+    [(name, "own") for name in METHODS] + [(c, "other") for c in BOOTSTRAPS],
 )
-def test_means_are_those_of_the_methods_own_step(name: str, sees: str) -> None:
-    """With z at its mode nothing is drawn: the step in evaluation mode says the same."""
+def test_means_match_a_training_step_in_eval_mode(name: str, backward_view: str) -> None:
+    """With z at its mode nothing is sampled, so a step in eval mode gives the same values."""
     config = tiny(f"method={name}")
     mode = [
         "bottleneck.stochastic=false",
         "bottleneck.residual_estimator=analytic",
-        f"bottleneck.backward_view={sees}",
+        f"bottleneck.backward_view={backward_view}",
     ]
-    method = made(name, *(mode if is_compressed(config) else []))
-    found = of(method)
+    method = make_method(name, *(mode if is_compressed(config) else []))
+    found = measure(method)
     with torch.no_grad():
-        step = method.eval()(views(held()), 1.0)
-    compared = set()
+        step = method.eval()(views(make_batch()), 1.0)
+    checked = set()
     for field in ("positive_cosine", "residual", "reducible_residual", "predictive"):
         values, expected = getattr(found, field), getattr(step, field)
         assert (values is None) == (expected is None)
         if values is not None:
             assert len(values) == COUNT
             close(values.mean(), expected)
-            compared.add(field)
-    assert ("predictive" in compared) == (name in INFO_NCE)
-    assert ("residual" in compared) == ("reducible_residual" in compared) == is_compressed(config)
+            checked.add(field)
+    assert ("predictive" in checked) == (name in INFO_NCE)
+    assert ("residual" in checked) == ("reducible_residual" in checked) == is_compressed(config)
     assert (found.bound is None) == (name not in INFO_NCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["c-simclr", "c-moco-v3", "c-byol", "c-simsiam"])
-def test_the_residual_is_the_expectation_over_z(name: str) -> None:
-    """What a step has at residual_estimator=analytic, though the method samples in training."""
-    found = of(made(name))
+def test_residual_is_the_expectation_over_z(name: str) -> None:
+    """It equals a step with residual_estimator=analytic, although training uses samples."""
+    found = measure(make_method(name))
     with torch.no_grad():
-        step = made(name, "bottleneck.residual_estimator=analytic").eval()(views(held()), 1.0)
+        step = make_method(name, "bottleneck.residual_estimator=analytic").eval()(
+            views(make_batch()), 1.0
+        )
     close(found.residual.mean(), step.residual)
 
 
 def log_constant(n: int, kappa: float) -> float:
-    """log C_n(kappa) by scipy."""
+    """Return log C_n(kappa) from scipy."""
     bessel = math.log(special.ive(n / 2 - 1, kappa)) + kappa
     return (n / 2 - 1) * math.log(kappa) - n / 2 * math.log(2 * math.pi) - bessel
 
 
-def test_cbyol_is_the_written_out_divergence() -> None:
-    """KL[e || b] = kappa_e A - kappa_b A cos + log C_e - log C_b, b from the target of the view."""
-    method = made("c-byol", "bottleneck.kappa_e=16384", "bottleneck.kappa_b=10").eval()
+def test_cbyol_residual_matches_closed_form_kl() -> None:
+    """KL[e || b] = kappa_e A - kappa_b A cos + log C_e - log C_b, with b from the target."""
+    method = make_method("c-byol", "bottleneck.kappa_e=16384", "bottleneck.kappa_b=10").eval()
     assert isinstance(method, Bootstrap)
     assert method.target is not None
     assert method.backward_encoder is not None
-    found = of(method)
+    found = measure(method)
     residual, reducible_residual = [], []
-    for view in views(held()):
+    for view in views(make_batch()):
         with torch.no_grad():
             e = F.normalize(method.predictor(method.projection(method.encoder(view))), dim=1)
             b = method.backward_encoder(F.normalize(method.target(view), dim=1))
@@ -173,7 +176,7 @@ def test_cbyol_is_the_written_out_divergence() -> None:
         floor = (16384 - 10) * a + log_constant(8, 16384.0) - log_constant(8, 10.0)
         residual.append(floor + 10 * a * (1 - cosine))
         reducible_residual.append(10 * a * (1 - cosine))
-    # Steps of float32 near 20 nats, and cosines of float32.
+    # Float32 rounding near 20 nats, and float32 cosines.
     close(found.residual, torch.from_numpy(np.mean(residual, 0)).float(), atol=2e-5)
     close(
         found.reducible_residual,
@@ -182,14 +185,14 @@ def test_cbyol_is_the_written_out_divergence() -> None:
     )
 
 
-def test_predictive_cannot_exceed_its_bound_and_a_perfect_encoder_nearly_reaches_it() -> None:
-    """Each image its own axis, whatever the view: log K - log(1 + (K - 1) e^-kappa_b)."""
+def test_perfect_encoder_nearly_reaches_the_predictive_bound() -> None:
+    """If each image has its own axis, the value is log K - log(1 + (K - 1) e^-kappa_b)."""
 
     class Axis(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return torch.eye(COUNT).repeat(2, 1) + 0 * images.mean()
 
-    found = of(Contrastive(Axis(), nn.Identity(), kappa_b=10.0))
+    found = measure(Contrastive(Axis(), nn.Identity(), kappa_b=10.0))
     assert found.bound == pytest.approx(math.log(2 * COUNT - 1))
     expected = math.log(2 * COUNT - 1) - math.log1p((2 * COUNT - 2) * math.exp(-10))
     close(found.predictive, torch.full((COUNT,), expected))
@@ -199,10 +202,10 @@ def test_predictive_cannot_exceed_its_bound_and_a_perfect_encoder_nearly_reaches
 # Batches and seeds
 
 
-def test_a_shorter_batch_has_another_k_and_is_left_out() -> None:
-    method = made("c-simclr")
-    batches = [held(4), held(4, 4), held(3, 8)]
-    found, whole = of(method, batches), of(method, batches[:2])
+def test_short_last_batch_is_dropped() -> None:
+    method = make_method("c-simclr")
+    batches = [make_batch(4), make_batch(4, 4), make_batch(3, 8)]
+    found, whole = measure(method, batches), measure(method, batches[:2])
     assert (found.dropped, whole.dropped) == (3, 0)
     assert found.index.tolist() == list(range(8))
     assert found.protocol["batch"] == 4
@@ -211,24 +214,30 @@ def test_a_shorter_batch_has_another_k_and_is_left_out() -> None:
         close(one, other, rtol=0, atol=0)
 
 
-def test_batches_change_nothing_where_images_are_alone() -> None:
-    """Everything of BYOL, and of C-SimCLR all but `predictive`; convolutions round by batch."""
-    byol = made("c-byol")
-    whole, split = of(byol, [held(7)]), of(byol, [held(4), held(3, 4)])
+def test_per_image_terms_do_not_depend_on_batching() -> None:
+    """All terms of C-BYOL and all but `predictive` of C-SimCLR; rounding depends on batch size."""
+    byol = make_method("c-byol")
+    whole, split = (
+        measure(byol, [make_batch(7)]),
+        measure(byol, [make_batch(4), make_batch(3, 4)]),
+    )
     assert (split.dropped, split.predictive) == (0, None)
     for one, other in zip(whole[1:4], split[1:4], strict=True):
         close(other, one, rtol=1e-4, atol=1e-4)
-    simclr = made("c-simclr")
-    whole, split = of(simclr, [held(8)]), of(simclr, [held(4), held(4, 4)])
+    simclr = make_method("c-simclr")
+    whole, split = (
+        measure(simclr, [make_batch(8)]),
+        measure(simclr, [make_batch(4), make_batch(4, 4)]),
+    )
     for one, other in zip(whole[1:4], split[1:4], strict=True):
         close(other, one, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(whole.predictive, split.predictive)
 
 
-def test_one_seed_repeats_and_leaves_the_generator_alone() -> None:
-    method = made("c-simclr")
+def test_seed_is_reproducible_and_keeps_global_rng_state() -> None:
+    method = make_method("c-simclr")
     state = torch.get_rng_state()
-    once, again, other = of(method), of(method), of(method, seed=1)
+    once, again, other = measure(method), measure(method), measure(method, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     close(again.predictive, once.predictive, rtol=0, atol=0)
     assert not torch.allclose(once.predictive, other.predictive)
@@ -236,41 +245,46 @@ def test_one_seed_repeats_and_leaves_the_generator_alone() -> None:
     assert once.protocol | {"seed": 1} == other.protocol
 
 
-def test_how_the_views_were_made_is_recorded() -> None:
-    """Nats of weaker augmentations are other nats."""
+def test_protocol_records_the_augmentations() -> None:
+    """Weaker augmentations give other values, so the record must name them."""
     weaker = paper_views(crop_scale_min=0.9)
-    found = measure_information(made("simclr"), [held()], weaker, size=SIZE)
+    found = measure_information(make_method("simclr"), [make_batch()], weaker, size=SIZE)
     assert found.protocol["views"] == [asdict(view) for view in weaker]
-    assert [view["crop_scale_min"] for view in of(made("simclr")).protocol["views"]] == [0.08, 0.08]
+    assert [
+        view["crop_scale_min"] for view in measure(make_method("simclr")).protocol["views"]
+    ] == [0.08, 0.08]
 
 
-def test_bfloat16_networks_give_float32_nats() -> None:
-    plain, half = of(made("c-simclr")), of(made("c-simclr"), precision=torch.bfloat16)
+def test_bfloat16_networks_return_float32_values() -> None:
+    plain, half = (
+        measure(make_method("c-simclr")),
+        measure(make_method("c-simclr"), precision=torch.bfloat16),
+    )
     for one, other in zip(plain[1:5], half[1:5], strict=True):
-        # assert_close compares dtypes too. 8 bits per layer; cosines to about 0.01.
+        # assert_close also compares dtypes. 8 bits per layer give cosines to about 0.01.
         close(other, one, rtol=0.05, atol=0.15)
         assert not torch.equal(one, other)
 
 
-# No trace
+# No side effects
 
 
 @pytest.mark.parametrize("name", ["c-moco-v3", "c-byol"])
-def test_nothing_changes(name: str) -> None:
-    method = made(name)
+def test_method_state_is_unchanged(name: str) -> None:
+    method = make_method(name)
     method.predictor.eval()  # pyright: ignore[reportOptionalMemberAccess]
     modes = [part.training for part in method.modules()]
     assert len(set(modes)) == 2
     before = {key: value.clone() for key, value in method.state_dict().items()}
-    of(method)
-    mean_direction(method)(views(held())[0])
+    measure(method)
+    mean_direction(method)(views(make_batch())[0])
     assert [part.training for part in method.modules()] == modes
     for key, value in method.state_dict().items():
         assert torch.equal(value, before[key]), key
     assert all(weight.grad is None for weight in method.parameters())
 
 
-def test_a_change_of_any_buffer_is_found_and_modes_are_restored() -> None:
+def test_buffer_change_is_detected_and_train_mode_restored() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -281,8 +295,8 @@ def test_a_change_of_any_buffer_is_found_and_modes_are_restored() -> None:
             return images.mean((2, 3))
 
     method = Contrastive(Counts(), nn.Identity())
-    with pytest.raises(AssertionError, match="seen changed during an evaluation"):
-        of(method)
+    with pytest.raises(AssertionError, match="seen changed"):
+        measure(method)
     assert method.training
 
 
@@ -290,9 +304,9 @@ def test_a_change_of_any_buffer_is_found_and_modes_are_restored() -> None:
 
 
 @pytest.mark.parametrize("name", ["c-simclr", "moco-v3", "c-byol", "simsiam"])
-def test_directions_are_where_z_is_drawn(name: str) -> None:
-    method = made(name)
-    x = views(held())[0]
+def test_mean_direction_matches_projection_and_predictor(name: str) -> None:
+    method = make_method(name)
+    x = views(make_batch())[0]
     found = mean_direction(method)(x)
     assert method.training
     with torch.no_grad():
@@ -304,25 +318,25 @@ def test_directions_are_where_z_is_drawn(name: str) -> None:
     assert not found.requires_grad
 
 
-def test_directions_feed_the_smoothness() -> None:
-    found = measure_smoothness(mean_direction(made("c-simclr")), [held()], size=SIZE)
+def test_mean_direction_works_with_smoothness() -> None:
+    found = measure_smoothness(mean_direction(make_method("c-simclr")), [make_batch()], size=SIZE)
     assert list(found.local) == [each.name for each in PERTURBATIONS]
     assert all(local.mean > 0 and local.dropped == 0 for local in found.local.values())
 
 
-def test_bad_arguments_are_refused() -> None:
-    method = made("simclr")
-    with pytest.raises(ValueError, match="draws must be 1 pair of views or more, got 0"):
-        of(method, draws=0)
-    with pytest.raises(ValueError, match="batches must hold one image or more"):
-        of(method, [])
-    with pytest.raises(ValueError, match="both views must be antialiased or neither"):
+def test_invalid_arguments_are_refused() -> None:
+    method = make_method("simclr")
+    with pytest.raises(ValueError, match=r"draws .*got 0"):
+        measure(method, draws=0)
+    with pytest.raises(ValueError, match=r"batches .*one image"):
+        measure(method, [])
+    with pytest.raises(ValueError, match="antialiased"):
         measure_information(
-            method, [held()], (PAIR[0], replace(PAIR[1], antialias=True)), size=SIZE
+            method, [make_batch()], (PAIR[0], replace(PAIR[1], antialias=True)), size=SIZE
         )
 
 
-def test_pairs_of_the_meter_are_drawn_by_the_seed(tmp_path: Path) -> None:
+def test_view_pairs_depend_on_the_seed(tmp_path: Path) -> None:
     place(tmp_path, {"a": 3, "b": 3}, {"a": 3, "b": 3})
     config = tiny("method=c-simclr")
     values = []
@@ -338,19 +352,19 @@ def test_pairs_of_the_meter_are_drawn_by_the_seed(tmp_path: Path) -> None:
     assert values[0] != values[1]
 
 
-def test_candidates_of_the_meter_are_of_all_classes_however_a_folder_is_sorted(
+def test_batches_mix_classes_of_a_sorted_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three batches of four: in the order of the names each would be of one class."""
+    """Three batches of four; in file-name order each batch would have a single class."""
     place(tmp_path, {"a": 4, "b": 4, "c": 4}, {"a": 4, "b": 4, "c": 4})
     seen: list[list[int]] = []
 
-    def watched(method: Any, batches: Any, *_: Any, **settings: Any) -> Any:
+    def record_labels(method: Any, batches: Any, *_: Any, **settings: Any) -> Any:
         whole = list(batches)
         seen.extend(batch.label.tolist() for batch in whole)
         return measure_information(method, whole, *_, **settings)
 
-    monkeypatch.setattr(information, "measure_information", watched)
+    monkeypatch.setattr(information, "measure_information", record_labels)
     config = tiny("method=c-simclr")
     context = context_of(tmp_path, method=build(config).eval(), config=config)
     information.run(context, batch_size=4)

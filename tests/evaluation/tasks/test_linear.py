@@ -1,4 +1,4 @@
-"""Linear evaluation: heads equal torch's SGD, rates are chosen on train alone."""
+"""Linear evaluation: heads match torch's SGD, and learning rates are tuned on train only."""
 
 import math
 from pathlib import Path
@@ -40,7 +40,7 @@ def trained() -> Heads:
 
 
 @pytest.mark.parametrize("which", range(len(RATES)))
-def test_each_head_is_what_sgd_with_nesterov_and_a_cosine_makes_of_it_alone(which: int) -> None:
+def test_each_head_matches_torch_nesterov_sgd_with_cosine_decay(which: int) -> None:
     head = nn.Linear(5, 4)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -53,12 +53,12 @@ def test_each_head_is_what_sgd_with_nesterov_and_a_cosine_makes_of_it_alone(whic
         F.cross_entropy(head(feats), labels).backward()
         optimizer.step()
     found = trained()
-    # Twelve steps in float32, summed in another order.
+    # Twelve float32 steps with another summation order.
     torch.testing.assert_close(found.weight[which].T, head.weight.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.bias[which], head.bias.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_logits_are_those_of_each_head() -> None:
+def test_logits_match_each_head() -> None:
     heads, (feats, _) = trained(), batches()[0]
     logits = heads.logits(feats)
     for i in range(len(RATES)):
@@ -67,25 +67,25 @@ def test_logits_are_those_of_each_head() -> None:
         torch.testing.assert_close(heads.only(i).logits(feats)[0], logits[i])
 
 
-def test_the_head_that_is_right_most_often_is_chosen_and_of_equals_the_least_log_loss() -> None:
-    """Three images, one of another class than its feature says; heads are scales of the truth."""
+def test_choose_picks_best_accuracy_then_lowest_log_loss() -> None:
+    """Three images, one mislabeled; every head is a scaled identity."""
     feats, labels = torch.eye(2)[[0, 1, 1]], torch.tensor([0, 1, 0])
-    scales = (-1.0, 8.0, 0.6, 2.0)  # wrong where the others are right; too sure; the best; surer
+    scales = (-1.0, 8.0, 0.6, 2.0)  # inverted; overconfident; best calibrated; more confident
     heads = Heads(torch.stack([scale * torch.eye(2) for scale in scales]), torch.zeros(4, 2))
     best, accuracy = choose(heads, feats, labels)
     losses = [F.cross_entropy(feats * scale, labels) for scale in scales]
     assert accuracy == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
     assert best == 2 == losses.index(min(losses))
     assert choose(Heads(heads.weight[[3, 1]], heads.bias[:2]), feats, labels)[0] == 0
-    # A low log-loss does not make up for an error: the smallest scale, the other way around.
+    # A low log-loss does not outweigh a wrong prediction: a tiny inverted scale loses.
     mixed = Heads(torch.stack([-0.01 * torch.eye(2), 8 * torch.eye(2)]), torch.zeros(2, 2))
     assert choose(mixed, feats, labels)[0] == 1
 
 
-def heads_given(
+def run_with_fake_heads(
     context: EvalContext, monkeypatch: pytest.MonkeyPatch, best: int = 3
 ) -> dict[str, Any]:
-    """What the linear evaluation hands to its training; it then chooses the head `best`."""
+    """Run the task with stubbed training that selects head `best`; return its arguments."""
     given: dict[str, Any] = {}
 
     def train_heads(batches: Any, **more: Any) -> Heads:
@@ -102,55 +102,52 @@ def heads_given(
     return given
 
 
-def test_rates_of_the_linear_evaluation_are_for_256_images(
+def test_learning_rates_scale_from_batch_size_256(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """20 images, of which 2 are held out: batches of 18, three epochs are three steps."""
+    """2 of 20 images are held out, so batches have 18 images and three epochs are three steps."""
     context = context_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 2, "b": 2}))
-    given = heads_given(context, monkeypatch)
+    given = run_with_fake_heads(context, monkeypatch)
     assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in WIDER])
     assert (given["steps"], [len(labels) for _, labels in given["batches"]]) == (3, [18] * 3)
     protocol = context.results.records[0].protocol
     assert protocol["chosen"] == {"learning_rate_for_256": WIDER[3]}
     monkeypatch.setattr(EvalContext, "classes", 1000)
-    given = heads_given(context, monkeypatch)
+    given = run_with_fake_heads(context, monkeypatch)
     assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in LEARNING_RATES])
     context.close()
 
 
-def test_heads_see_new_crops_in_every_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_epoch_uses_new_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = context_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 2, "b": 2}), antialias=True)
     kinds, augment = [], linear.augment
 
-    def watched(images: Tensor, keys: Any, view: Any, *size: int, **more: Any) -> Tensor:
+    def record_view(images: Tensor, keys: Any, view: Any, *size: int, **more: Any) -> Tensor:
         kinds.append(view)
         return augment(images, keys, view, *size, **more)
 
-    monkeypatch.setattr(linear, "augment", watched)
+    monkeypatch.setattr(linear, "augment", record_view)
     first, second, _ = (
-        feats[:, 0].sort().values for feats, _ in heads_given(context, monkeypatch)["batches"]
+        feats[:, 0].sort().values
+        for feats, _ in run_with_fake_heads(context, monkeypatch)["batches"]
     )
-    assert (first - second).abs().max() > 1e-3  # else both epochs had the same crops
+    assert (first - second).abs().max() > 1e-3  # otherwise both epochs used the same crops
     assert {(v.antialias, v.jitter, v.gray, v.blur) for v in kinds} == {(True, 0.0, 0.0, 0.0)}
     context.close()
 
 
 @pytest.mark.parametrize(("best", "warned"), [(0, True), (5, False), (len(WIDER) - 1, True)])
-def test_a_rate_that_ends_the_grid_is_told_of(
+def test_learning_rate_at_grid_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int, warned: bool
 ) -> None:
     context = context_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 2, "b": 2}))
-    heads_given(context, monkeypatch, best)
+    run_with_fake_heads(context, monkeypatch, best)
     assert ("warning" in context.results.records[0].protocol) is warned
     context.close()
 
 
-def test_the_head_that_was_chosen_is_the_one_that_is_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Head i says class 1 of every image, but for the one that is chosen: 5 of 7 are 0."""
+def test_selected_head_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the selected head predicts class 0, which 5 of 7 test images have."""
     context = context_of(place(tmp_path, {"a": 10, "b": 10}, {"a": 5, "b": 2}))
 
     def train_heads(batches: Any, **more: Any) -> Heads:
@@ -168,14 +165,14 @@ def test_the_head_that_was_chosen_is_the_one_that_is_judged(
     context.close()
 
 
-def test_a_head_sees_other_crops_than_pretraining_did(
+def test_head_crops_differ_from_pretraining_crops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the seed of the run, whose views have the numbers 0 and 1."""
-    asked: list[int] = []
+    """Pretraining uses view numbers 0 and 1 with the same seed."""
+    views: list[int] = []
 
     def keys(index: Tensor, *, view: int, **others: Any) -> Tensor:
-        asked.append(view)
+        views.append(view)
         return image_keys(index, view=view, **others)
 
     monkeypatch.setattr(linear, "image_keys", keys)
@@ -183,6 +180,6 @@ def test_a_head_sees_other_crops_than_pretraining_did(
     context.options = TaskOptions(epochs=1)
     linear.run(context)
     context.close()
-    assert asked
-    assert not {0, 1} & set(asked)
+    assert views
+    assert not {0, 1} & set(views)
     assert context.head["learned_from"]

@@ -1,6 +1,6 @@
-"""Local Lipschitz estimates: equal to what scipy and colorsys make of single images.
+"""Local Lipschitz estimates match scipy and colorsys, image by image.
 
-Longer than 300 lines: the eight operators and the estimate are written out once more.
+Longer than 300 lines because it reimplements the eight operators and the estimate.
 """
 
 import colorsys
@@ -42,12 +42,12 @@ from compressive.rng import image_keys
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-stats: Any = scipy_stats  # its stubs know whole-numbered kappas only
+stats: Any = scipy_stats  # its stubs accept only integer kappas
 SIZE, DIM = 8, 16
 NAMES = [each.name for each in PERTURBATIONS]
 
 
-def pictures(count: int = 5, side: int = SIZE, seed: int = 0) -> Tensor:
+def random_images(count: int = 5, side: int = SIZE, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(256, (count, 3, side, side), generator=generator).to(torch.uint8)
 
@@ -60,24 +60,24 @@ def batch(images: Tensor, first: int = 0, height: int | None = None, width: int 
 
 
 def network(side: int = SIZE, dim: int = DIM):
-    """A direction that is no unit vector yet, linear in the normalized image, in float64."""
+    """Return a float64 linear map from the normalized image to an unnormalized direction."""
     weight = torch.randn(3 * side * side, dim, generator=torch.Generator().manual_seed(1)).double()
     return lambda images: 5.0 + images.double().flatten(1) @ weight / side
 
 
-def measured(images: Tensor | None = None, **settings) -> Smoothness:
-    images = pictures() if images is None else images
+def measure(images: Tensor | None = None, **settings) -> Smoothness:
+    images = random_images() if images is None else images
     return measure_smoothness(network(), [batch(images)], **{"size": SIZE, **settings})
 
 
 # Operators, one pixel at a time
 
-ROOM = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}  # the paper's table
+STRENGTH = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}  # the paper's table
 
 
 def changed(x: np.ndarray, name: str) -> np.ndarray:
-    """TensorFlow's adjust_brightness, _contrast, _saturation, _hue of one (3, h, w) image."""
-    kind, amount = name[:-1], ROOM[name[:-1]] * (1 if name.endswith("+") else -1)
+    """Apply TensorFlow's adjust_brightness, _contrast, _saturation or _hue to a (3, h, w) image."""
+    kind, amount = name[:-1], STRENGTH[name[:-1]] * (1 if name.endswith("+") else -1)
     if kind == "brightness":
         return np.clip(x + amount, 0, 1)
     if kind == "contrast":
@@ -95,10 +95,10 @@ def changed(x: np.ndarray, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("perturbation", PERTURBATIONS, ids=NAMES)
-def test_perturbations_are_the_papers(perturbation) -> None:
-    """Eight of them; in float32 to a few of its steps."""
-    assert [f"{kind}{sign}" for kind in ROOM for sign in "+-"] == NAMES
-    images = pictures().double() / 255
+def test_perturbations_match_the_paper(perturbation) -> None:
+    """All eight agree to a few float32 rounding steps."""
+    assert [f"{kind}{sign}" for kind in STRENGTH for sign in "+-"] == NAMES
+    images = random_images().double() / 255
     ours = perturb(images.float(), perturbation)
     for image, one in zip(images.numpy(), ours, strict=True):
         np.testing.assert_allclose(one, changed(image, perturbation.name), rtol=0, atol=1e-6)
@@ -115,10 +115,10 @@ def directions(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("z", ["mode", "sample"])
 @pytest.mark.parametrize("kappa", [10.0, 1024.0])
-def test_estimates_are_scipys_log_densities(z, kappa: float) -> None:
-    """|log e(z|x) - log e(z|x')| over the L2 norm; pixels in float32 leave five digits."""
-    images = pictures()
-    found = measured(images, z=z, kappa=kappa, seed=3).local
+def test_estimates_match_scipy_log_densities(z, kappa: float) -> None:
+    """Divide |log e(z|x) - log e(z|x')| by the L2 norm. Float32 pixels give five digits."""
+    images = random_images()
+    found = measure(images, z=z, kappa=kappa, seed=3).local
     for name in NAMES:
         for i, image in enumerate(images.double().numpy() / 255):
             other = changed(image, name)
@@ -128,7 +128,7 @@ def test_estimates_are_scipys_log_densities(z, kappa: float) -> None:
                 keys = image_keys(torch.tensor([i]), seed=3, epoch=2**32 - 1, view=2**32 - 2)
                 e = VonMisesFisher(torch.from_numpy(mu)[None], kappa)
                 at = keyed_sample(e, keys)[0].numpy()
-            apart = abs(
+            log_ratio = abs(
                 stats.vonmises_fisher(mu, kappa).logpdf(at)
                 - stats.vonmises_fisher(mu_other, kappa).logpdf(at)
             )
@@ -136,16 +136,16 @@ def test_estimates_are_scipys_log_densities(z, kappa: float) -> None:
             normalized = dx / np.array(STD)[:, None, None]
             kl = kappa * ratio(DIM, kappa) * (1 - mu @ mu_other)
             local = found[name]
-            rel = 1e-4 if z == "sample" else 2e-5  # |z.(mu - mu')| may come near 0
-            expected = apart / math.sqrt((dx**2).sum())
+            rel = 1e-4 if z == "sample" else 2e-5  # |z.(mu - mu')| can be close to 0
+            expected = log_ratio / math.sqrt((dx**2).sum())
             assert local.value[i].item() == pytest.approx(expected, rel=rel)
-            expected = apart / np.linalg.norm(normalized)
+            expected = log_ratio / np.linalg.norm(normalized)
             assert local.normalized[i].item() == pytest.approx(expected, rel=rel)
             assert local.squared[i].item() == pytest.approx(kl / (dx**2).sum(), rel=2e-5)
 
 
-def test_squared_is_the_divergence_of_two_circular_distributions() -> None:
-    """KL[e || e'] on the circle by quadrature of scipy's densities."""
+def test_squared_estimate_matches_kl_on_the_circle() -> None:
+    """Compute KL[e || e'] on the circle by quadrature of scipy's densities."""
 
     def direction(images: Tensor) -> Tensor:
         angle = images.double().mean((1, 2, 3))
@@ -161,9 +161,9 @@ def test_squared_is_the_divergence_of_two_circular_distributions() -> None:
     assert found.squared.item() == pytest.approx(kl / (3 * SIZE**2 * 0.16), rel=1e-6)
 
 
-def test_the_mean_of_z_gives_the_divergence_and_the_mode_more() -> None:
-    """A_256(1024) = 0.8832 of the mode's value, to the four digits of the specification."""
-    direction, images = network(dim=256), [batch(pictures())]
+def test_mean_z_scales_the_mode_estimate_by_the_vmf_mean_length() -> None:
+    """The ratio is A_256(1024) = 0.8832, to the four digits in the specification."""
+    direction, images = network(dim=256), [batch(random_images())]
     mode = measure_smoothness(direction, images, size=SIZE)
     mean = measure_smoothness(direction, images, size=SIZE, z="mean")
     for name in NAMES:
@@ -173,28 +173,28 @@ def test_the_mean_of_z_gives_the_divergence_and_the_mode_more() -> None:
         assert torch.equal(mode.local[name].squared, mean.local[name].squared)
 
 
-def test_estimates_grow_with_kappa_and_not_with_the_length_of_directions() -> None:
-    once = measured(kappa=100.0).local
-    for other, factor in ((measured(kappa=300.0).local, 3.0), (measured(kappa=1.0).local, 0.01)):
+def test_estimates_scale_with_kappa_and_ignore_direction_norm() -> None:
+    once = measure(kappa=100.0).local
+    for other, factor in ((measure(kappa=300.0).local, 3.0), (measure(kappa=1.0).local, 0.01)):
         for name in NAMES:
             np.testing.assert_allclose(other[name].value, factor * once[name].value, rtol=1e-12)
     scaled = measure_smoothness(
-        lambda x: 7 * network()(x), [batch(pictures())], size=SIZE, kappa=100.0
+        lambda x: 7 * network()(x), [batch(random_images())], size=SIZE, kappa=100.0
     )
     np.testing.assert_allclose(scaled.local["hue+"].value, once["hue+"].value, rtol=1e-9)
 
 
-def test_there_and_back_are_the_same() -> None:
-    """102 gray levels are 0.4: brighter is the way back of darker where nothing is clipped."""
-    dark = (pictures().double() * 0.6).to(torch.uint8)
+def test_estimate_is_symmetric() -> None:
+    """102 gray levels are 0.4, so brightness+ inverts brightness- when no pixel is clipped."""
+    dark = (random_images().double() * 0.6).to(torch.uint8)
     assert dark.max() <= 153
-    there, back = measured(dark).local["brightness+"], measured(dark + 102).local["brightness-"]
-    np.testing.assert_allclose(there.value, back.value, rtol=1e-5)
-    np.testing.assert_allclose(there.squared, back.squared, rtol=1e-5)
+    brighter, darker = measure(dark).local["brightness+"], measure(dark + 102).local["brightness-"]
+    np.testing.assert_allclose(brighter.value, darker.value, rtol=1e-5)
+    np.testing.assert_allclose(brighter.squared, darker.squared, rtol=1e-5)
 
 
 def test_small_changes_are_not_lost_in_rounding() -> None:
-    """1 - cos of 1e-8 and less from float32 directions, where 1 - mu.mu' would be noise."""
+    """1 - cos of 1e-8 or less is exact for float32 directions, where 1 - mu.mu' would be noise."""
 
     def direction(images: Tensor) -> Tensor:
         gray = images.mean((1, 2, 3))
@@ -208,12 +208,12 @@ def test_small_changes_are_not_lost_in_rounding() -> None:
     assert local.value.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_images_that_do_not_change_are_dropped_and_counted() -> None:
-    """Also where resizing rounds: gray has no hue, flat no contrast, white nothing brighter."""
-    gray = pictures(1, 40)[:, :1].expand(1, 3, 40, 40)
+def test_unchanged_images_are_dropped_and_counted() -> None:
+    """Gray has no hue, flat no contrast, white cannot be brighter, even with resize rounding."""
+    gray = random_images(1, 40)[:, :1].expand(1, 3, 40, 40)
     white, black = torch.full((2, 1, 3, 40, 40), 255, dtype=torch.uint8)
     flat = torch.tensor([200, 100, 37], dtype=torch.uint8)[None, :, None, None].expand_as(gray)
-    images = torch.cat([gray, white, 0 * black, flat, pictures(1, 40)])
+    images = torch.cat([gray, white, 0 * black, flat, random_images(1, 40)])
     found = measure_smoothness(network(33), [batch(images)], size=33).local
     kept = {name: local.index.tolist() for name, local in found.items()}
     assert kept == {
@@ -230,16 +230,16 @@ def test_images_that_do_not_change_are_dropped_and_counted() -> None:
         assert (local.value > 0).all()
 
 
-def test_nothing_left_is_no_number() -> None:
-    found = measured(pictures(2)[:, :1].expand(2, 3, SIZE, SIZE)).local["hue+"]
+def test_estimate_of_no_images_is_nan() -> None:
+    found = measure(random_images(2)[:, :1].expand(2, 3, SIZE, SIZE)).local["hue+"]
     assert found.dropped == 2
     assert math.isnan(found.mean)
     assert math.isnan(found.bound)
 
 
 @pytest.mark.parametrize("z", ["mode", "sample", "mean"])
-def test_batches_and_canvases_change_nothing(z) -> None:
-    images = pictures(7, 20)[:, :, :16, :18]
+def test_estimates_do_not_depend_on_batching_or_padding(z) -> None:
+    images = random_images(7, 20)[:, :, :16, :18]
     canvas = torch.nn.functional.pad(images, (0, 6, 0, 8))
     whole = measure_smoothness(network(12), [batch(images)], size=12, z=z).local
     parts = [batch(canvas[i:j], i, 16, 18) for i, j in ((0, 1), (1, 5), (5, 7))]
@@ -247,11 +247,11 @@ def test_batches_and_canvases_change_nothing(z) -> None:
     other = measure_smoothness(network(12), parts, size=12, z=z, seed=1).local
     for name in NAMES:
         for one, same in zip(whole[name][:4], split[name][:4], strict=True):
-            np.testing.assert_allclose(one, same, rtol=1e-4)  # pixels in float32, see above
+            np.testing.assert_allclose(one, same, rtol=1e-4)  # float32 pixels, see above
         assert torch.equal(split[name].value, other[name].value) == (z != "sample")
 
 
-def test_bfloat16_is_asked_of_the_network_only() -> None:
+def test_only_the_network_runs_in_bfloat16() -> None:
     linear = torch.nn.Linear(3 * SIZE**2, DIM)
     seen = set()
 
@@ -260,31 +260,33 @@ def test_bfloat16_is_asked_of_the_network_only() -> None:
         seen.add(out.dtype)
         return out
 
-    plain = measure_smoothness(direction, [batch(pictures())], size=SIZE)
-    half = measure_smoothness(direction, [batch(pictures())], size=SIZE, precision=torch.bfloat16)
+    plain = measure_smoothness(direction, [batch(random_images())], size=SIZE)
+    half = measure_smoothness(
+        direction, [batch(random_images())], size=SIZE, precision=torch.bfloat16
+    )
     assert seen == {torch.float32, torch.bfloat16}
     assert half.protocol["precision"] == "bfloat16"
     for name in ("brightness-", "contrast+"):
         assert half.local[name].value.dtype == torch.float64
-        # Directions of 8 bits: 1 - cos of 0.02 and more to a few percent.
+        # With 8-bit mantissas, 1 - cos of 0.02 or more is accurate to a few percent.
         assert half.local[name].mean == pytest.approx(plain.local[name].mean, rel=0.05)
 
 
-def test_choices_are_stated() -> None:
-    protocol = measured(kappa=16384.0, z="mean", seed=4).protocol
+def test_protocol_records_the_settings() -> None:
+    protocol = measure(kappa=16384.0, z="mean", seed=4).protocol
     assert json.loads(json.dumps(protocol)) == protocol
-    stated = {key: protocol[key] for key in ("kappa", "z", "seed", "images", "precision")}
-    assert list(stated.values()) == [16384.0, "mean", 4, 5, "float32"]
+    recorded = {key: protocol[key] for key in ("kappa", "z", "seed", "images", "precision")}
+    assert list(recorded.values()) == [16384.0, "mean", 4, 5, "float32"]
     assert "L2 over all 192 values" in protocol["norm"]
     assert "[0, 1]" in protocol["unit"]
     assert protocol["perturbations"]["contrast-"] == 0.6
 
 
-# Samples by key
+# Keyed samples
 
 
 @pytest.mark.parametrize(("dim", "kappa"), [(3, 5.0), (16, 10.0), (129, 1024.0)])
-def test_keyed_samples_have_the_law_of_vmf(dim: int, kappa: float) -> None:
+def test_keyed_samples_follow_the_vmf_distribution(dim: int, kappa: float) -> None:
     count = 4000
     mu = unit(torch.arange(1.0, dim + 1).double(), dim=0).expand(count, dim)
     keys = image_keys(torch.arange(count), seed=0)
@@ -292,7 +294,7 @@ def test_keyed_samples_have_the_law_of_vmf(dim: int, kappa: float) -> None:
     cosine = (z * mu).sum(1)
     np.testing.assert_allclose(z.norm(dim=1), 1, atol=1e-12)
     assert CosineLaw(dim, kappa).ks(torch.arccos(cosine.clamp(-1, 1)).numpy()) > 0.01
-    # Around mu all directions are alike: their mean is 0 and their covariance I / (dim - 1).
+    # Tangent directions are uniform around mu: mean 0 and covariance I / (dim - 1).
     tangent = unit(z - cosine[:, None] * mu, dim=1)
     assert tangent.mean(0).norm() < 5 / math.sqrt(count)
     across = torch.linalg.eigvalsh(tangent.T @ tangent / count)[1:] * (dim - 1)
@@ -304,52 +306,52 @@ def test_keyed_samples_have_the_law_of_vmf(dim: int, kappa: float) -> None:
 # Histograms
 
 
-def test_histogram_is_numpys() -> None:
-    """The density of numpy is of the values within the bins, ours of all."""
+def test_histogram_matches_numpy() -> None:
+    """Numpy normalizes the density over values within the bins, ours over all values."""
     rng = np.random.default_rng(0)
     values = rng.gamma(2, 0.1, 5000)
     edges, density, beyond = histogram(torch.from_numpy(values))
     top = np.percentile(values, 99.5)
     assert len(edges) == 101
-    theirs, their_edges = np.histogram(values, 100, (0, top), density=True)
-    np.testing.assert_allclose(edges, their_edges, rtol=1e-12)
+    reference, reference_edges = np.histogram(values, 100, (0, top), density=True)
+    np.testing.assert_allclose(edges, reference_edges, rtol=1e-12)
     assert beyond == pytest.approx((values > top).mean(), rel=1e-12)
-    np.testing.assert_allclose(density, theirs * (1 - beyond), rtol=1e-9)
+    np.testing.assert_allclose(density, reference * (1 - beyond), rtol=1e-9)
     assert (density * edges.diff()).sum().item() + beyond == pytest.approx(1, rel=1e-9)
     assert beyond == pytest.approx(0.005, abs=1 / 5000)
 
 
-def test_histogram_of_one_set_of_zeros_and_of_some_bins() -> None:
+def test_histogram_of_zeros_and_with_few_bins() -> None:
     zeros = histogram(torch.zeros(4), bins=10)
     assert zeros.density.tolist() == [10.0] + [0.0] * 9  # all in the first of 10 bins on [0, 1]
     assert len(histogram(torch.rand(9), bins=3).density) == 3
 
 
-def test_a_direction_that_never_moves_is_perfectly_smooth() -> None:
-    found = measure_smoothness(lambda x: torch.ones(len(x), 4), [batch(pictures())], size=SIZE)
+def test_constant_direction_has_zero_estimate() -> None:
+    found = measure_smoothness(lambda x: torch.ones(len(x), 4), [batch(random_images())], size=SIZE)
     for local in found.local.values():
         assert isinstance(local, LocalEstimates)
         assert local.mean == local.bound == 0
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     for call, message in [
-        (lambda: measured(kappa=0.0), "kappa must be a finite number above 0, got 0.0"),
-        (lambda: measured(z="median"), "z must be one of mode, sample, mean, got 'median'"),
+        (lambda: measure(kappa=0.0), "kappa .*got 0.0"),
+        (lambda: measure(z="median"), "z .*mode, sample, mean.*'median'"),
         (
             lambda: measure_smoothness(network(), [], size=SIZE),
-            "batches must hold one image or more",
+            "batches .*one image",
         ),
-        (lambda: histogram(torch.zeros(0)), r"values must be \(count,\) with 1 .* got \(0,\)"),
-        (lambda: histogram(torch.ones(1, 2)), r"values must be .* got \(1, 2\)"),
-        (lambda: histogram(torch.ones(2), bins=0), "bins must be 1 or more, got 0"),
+        (lambda: histogram(torch.zeros(0)), r"values .*got \(0,\)"),
+        (lambda: histogram(torch.ones(1, 2)), r"values .*got \(1, 2\)"),
+        (lambda: histogram(torch.ones(2), bins=0), "bins .*got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
 
 
-def test_smoothness_is_recorded_as_it_is_measured(tmp_path: Path) -> None:
-    """With the model's own antialiasing, on images that are larger than what it sees."""
+def test_task_records_match_measure_smoothness(tmp_path: Path) -> None:
+    """Use the model's antialiasing on images larger than its input size."""
     for split in ("train", "test"):
         for name in ("a", "b"):
             (tmp_path / split / name).mkdir(parents=True)
@@ -375,7 +377,7 @@ def test_smoothness_is_recorded_as_it_is_measured(tmp_path: Path) -> None:
     context.close()
 
 
-def test_smoothness_is_of_as_many_images_as_in_the_paper_by_default(tmp_path: Path) -> None:
+def test_default_image_counts_match_the_paper(tmp_path: Path) -> None:
     assert smoothness.PAPER_IMAGES == {"train": 10_000, "test": 50_000}
     context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 2, "b": 3}), method=build(tiny()))
     smoothness.run(context)

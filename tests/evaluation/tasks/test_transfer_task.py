@@ -1,4 +1,4 @@
-"""Transfer: scores that a person can count, the crop and the metric of the paper."""
+"""Transfer: scores that can be counted by hand, and the crop and metric of the paper."""
 
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,10 @@ def write_dtd(root: Path) -> None:
             put(base / "images" / file, 30 + i if is_dark else 200 + i)
 
 
-def test_a_damaged_set_is_left_out_and_the_others_are_measured(
+def test_damaged_dataset_is_skipped_and_others_are_evaluated(
     context: EvalContext, tmp_path: Path
 ) -> None:
-    """Of ten test images one is called by the other class's name: 9 of 10."""
+    """One of ten test images has the wrong label, so accuracy is 9 of 10."""
     write_dtd(tmp_path / "sets")
     flowers = tmp_path / "sets" / "flowers-102"
     put(flowers / "jpg" / "image_00001.jpg", 0)
@@ -46,13 +46,13 @@ def test_a_damaged_set_is_left_out_and_the_others_are_measured(
     context.options = TaskOptions(benchmark_root=tmp_path / "sets")
     transfer.run(context)
     assert figures(context)["dtd"].value == pytest.approx(0.9, abs=1e-12)
-    (told,) = [text for text in context.results.skipped if "flowers" in text]
-    assert "\n" not in told
-    assert "damaged" in told
+    (note,) = [text for text in context.results.skipped if "flowers" in text]
+    assert "\n" not in note
+    assert "damaged" in note
 
 
-def ringed(count: int) -> torch.Tensor:
-    """Black with a bright ring in the outer sixteenth, which 7/8 of the side miss."""
+def bordered_image() -> torch.Tensor:
+    """Return a black image with a bright border of 1/16 of the side, outside the central 7/8."""
     image = torch.full((3, 32, 32), 225, dtype=torch.uint8)
     image[:, 2:30, 2:30] = 0
     return image
@@ -61,17 +61,17 @@ def ringed(count: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("metric", "name"), [("top-1", "top_k_accuracy"), ("mean per class", "mean_per_class_accuracy")]
 )
-def test_transfer_sees_whole_sides_and_chooses_by_the_papers_metric(
+def test_transfer_uses_full_crops_and_the_metric_of_the_paper(
     context: EvalContext, monkeypatch: pytest.MonkeyPatch, metric: str, name: str
 ) -> None:
-    """Classes: train has 0 and 1, val 2 as well; test has an image of each."""
+    """Train has classes 0 and 1; val and test have one image of each of 0, 1 and 2."""
     context.crop = context.crop._replace(share=0.875)
     levels = {0: 0, 1: 100, 2: 200}
 
     def part(labels: list[int]) -> ImageSource:
         def read(i: int) -> torch.Tensor:
             return (
-                ringed(1)
+                bordered_image()
                 if labels[i] == 0
                 else torch.full((3, 32, 32), levels[labels[i]], dtype=torch.uint8)
             )
@@ -86,17 +86,19 @@ def test_transfer_sees_whole_sides_and_chooses_by_the_papers_metric(
         )
 
     split = Split(part([0, 0, 1, 1]), part([0, 1, 2]), part([0, 1, 2]), metric, (), None)  # pyright: ignore
-    asked, select = [], transfer.logistic.select
+    calls, select = [], transfer.logistic.select
 
-    def watched(train: Any, val: Any, chosen_by: Any, **more: Any) -> Any:
-        asked.append((chosen_by.__name__, train[0][0].item()))
+    def record_call(train: Any, val: Any, chosen_by: Any, **more: Any) -> Any:
+        calls.append((chosen_by.__name__, train[0][0].item()))
         return select(train, val, chosen_by, **more)
 
-    monkeypatch.setattr(transfer.logistic, "select", watched)
+    monkeypatch.setattr(transfer.logistic, "select", record_call)
     evaluate_transfer(context, "a", split)
-    ((chosen_by, level),) = asked
+    ((chosen_by, level),) = calls
     assert chosen_by == name
-    assert level == pytest.approx(225 * (1 - (28 / 32) ** 2), abs=6)  # bicubic; without the ring 0
+    assert level == pytest.approx(
+        225 * (1 - (28 / 32) ** 2), abs=6
+    )  # bicubic; 0 without the border
     records = {r.metric: r for r in context.results.records}
     assert records["top-1"].protocol["crop"] == "central square, 1"
-    assert records["nll"].n == 3  # none is of a class that was never seen
+    assert records["nll"].n == 3  # the final fit has seen every class
