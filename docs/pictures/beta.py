@@ -115,7 +115,7 @@ def temperatures() -> Figure:
     ):
         right.text(x, y, label, color=color, fontsize=9)
     right.set_title("all runs: hollow SimCLR, filled compressed", fontsize=10.5)
-    right.set_xlabel("agreement: mean cosine of the two views")
+    right.set_xlabel("positive cosine: mean cosine of the two views")
     right.set_ylabel("logistic regression, %")
     return figure
 

@@ -73,7 +73,7 @@ def meter(axes) -> None:
         color=GRAY,
         ha="right",
     )
-    axes.set_xlabel("agreement of the two views, cos", fontsize=9)
+    axes.set_xlabel("cosine of the two views", fontsize=9)
     axes.set_ylabel("nats per image", fontsize=9)
     axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.55, 0.02))
     axes.spines[["top", "right"]].set_visible(False)
