@@ -19,8 +19,8 @@ def test_objectives_and_sampling_compile_into_one_graph() -> None:
     names = {"learned": "aot_eager", "small": "aot_eager"}
     names |= {"fixed": "inductor", "objectives": "inductor"}
     words = [f"{name}={backend}" for name, backend in names.items()]
-    told = printed(SCRIPT.read_text(), *words, name=str(SCRIPT))
-    assert told.splitlines() == [f"{name} compiles into one graph" for name in names]
+    output = printed(SCRIPT.read_text(), *words, name=str(SCRIPT))
+    assert output.splitlines() == [f"{name} compiles into one graph" for name in names]
 
 
 def test_compiler_marker_matches_torchs() -> None:

@@ -419,7 +419,7 @@ BAD = [
         r"^r_y .* length 0 in row 0$",
     ),
     (lambda a: simclr_loss(a * 1e-20, a), r"^r_x .* length 2\.8.*e-20 in row 0$"),
-    (lambda a: simclr_loss(a * 1e20, a), "r_x must hold vectors of finite length"),
+    (lambda a: simclr_loss(a * 1e20, a), r"^r_x .*finite"),
     (lambda a: simclr_loss(a, a, temperature=0), r"^temperature .* 0$"),
     (lambda a: csimclr_loss(a, a, kappa_e=-1.0), r"^kappa_e .* -1\.0$"),
     (lambda a: csimclr_loss(a, a, kappa_b=math.nan), r"^kappa_b .* nan$"),
@@ -429,16 +429,16 @@ BAD = [
         r"^residual_estimator .* 'exact'",
     ),
     (lambda a: csimclr_loss(a, a, z_x=a), r"^z_x .* length 2\.8"),
-    (lambda a: csimclr_loss(a, a, z_y=a[:2]), r"z_y must have the shape of r_y, \(4, 8\)"),
+    (lambda a: csimclr_loss(a, a, z_y=a[:2]), r"^z_y .*r_y, \(4, 8\)"),
     (lambda a: byol_loss(a, a, weight=-1.0), r"^weight .* -1\.0$"),
-    (lambda a: byol_loss(a, a[:, :4]), r"target must have the shape of prediction, \(4, 8\)"),
+    (lambda a: byol_loss(a, a[:, :4]), r"^target .*prediction, \(4, 8\)"),
     (
         lambda a: cbyol_loss(a, a, a[:2], a[:2], z=a),
         r"^y_hat .* 2$",
     ),
-    (lambda a: cbyol_loss(a, a, a, a, z=2 * a), "z must hold unit vectors"),
+    (lambda a: cbyol_loss(a, a, a, a, z=2 * a), r"^z .*unit vectors"),
     (lambda a: info_nce(a, a[:2], 1.0), r"^mu .* \(2, 8\)$"),
-    (lambda a: info_nce(a, a, 1.0, own=a[:2]), r"own must have the shape of z"),
+    (lambda a: info_nce(a, a, 1.0, own=a[:2]), r"^own .*shape of z"),
     (lambda a: compress(a[:, 0], a[:3, 0], 1.0), r"nll and residual .* shapes \(4,\) and \(3,\)"),
     (lambda a: compress(a, a, 1.0), r"nll and residual .* shapes \(4, 8\)"),
     (lambda a: compress(a[:, 0], a[:, 0], -1.0), r"^beta .* -1\.0$"),
@@ -451,9 +451,9 @@ BAD = [
         lambda a: csimclr_loss(a, a, adaptive_weight="all"),  # pyright: ignore
         r"^adaptive_weight .* 'all'",
     ),
-    (lambda a: csimclr_loss(a, a, kappa_e=torch.tensor(5.0)), "kappa_e must be a number here"),  # pyright: ignore
+    (lambda a: csimclr_loss(a, a, kappa_e=torch.tensor(5.0)), r"^kappa_e .*number"),  # pyright: ignore
     (lambda a: info_nce(a, a, torch.tensor(5.0)), r"^kappa .* a tensor"),  # pyright: ignore
-    (lambda a: cbyol_loss(a, a, a.to("meta"), a.to("meta"), z=a), "y_hat must be on the device"),
+    (lambda a: cbyol_loss(a, a, a.to("meta"), a.to("meta"), z=a), r"^y_hat .*device"),
 ]
 
 

@@ -414,9 +414,9 @@ def test_lars_rejects_unsupported_options() -> None:
         (
             warmup_cosine,
             {"step": -1, "peak": 1.0, "warmup": 2, "total": 9},
-            "step must be 0 or more",
+            r"^step .* -1$",
         ),
-        (warmup_cosine, {"step": 0, "peak": 1.0, "warmup": 9, "total": 9}, "with total = 9, got 9"),
+        (warmup_cosine, {"step": 0, "peak": 1.0, "warmup": 9, "total": 9}, r"total = 9.* 9$"),
         (ema_decay, {"step": -1, "base": 0.9, "total": 9}, r"^step .* -1$"),
         (linear_beta, {"step": -1, "beta": 1.0, "warmup": 9}, r"^step .* -1$"),
         (cosine_beta, {"step": 0, "beta": 1.0, "total": 0}, r"^total .* 0$"),

@@ -328,7 +328,8 @@ def test_evaluate_accepts_a_bundled_name(here: Path) -> None:
     assert (here / "runs" / "evaluation" / NAME / "results.json").is_file()
     result = CliRunner().invoke(app, ["evaluate", NAME, "--device", "cpu"])
     assert result.exit_code == 2
-    assert result.output.startswith(f"error: --data is needed: {NAME}")
+    assert result.output.startswith("error: --data")
+    assert NAME in result.output
 
 
 def test_embed_accepts_a_bundled_name(here: Path) -> None:
@@ -347,4 +348,4 @@ def test_embed_accepts_a_bundled_name(here: Path) -> None:
 @pytest.mark.parametrize("command", ["evaluate", "embed"])
 def test_help_mentions_bundled_encoders(command: str) -> None:
     text = " ".join(CliRunner().invoke(app, [command, "--help"]).output.replace("│", " ").split())
-    assert "the name of an encoder that comes with the package" in text
+    assert "name of an encoder" in text

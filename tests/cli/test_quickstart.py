@@ -81,7 +81,7 @@ def test_test_labels_do_not_influence_the_penalty() -> None:
 
 FIGURES = {
     ("logistic", "top-1"): 0.71, ("kNN 20", "top-1"): 0.62, ("kNN 200", "top-1"): 0.11,
-    ("synthetic labels 1%", "top-1"): 0.12, ("synthetic labels 10%", "top-1"): 0.53,
+    ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
     ("information", "residual"): 180.0, ("information", "reducible_residual"): 1.25,
     ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
 }  # fmt: skip

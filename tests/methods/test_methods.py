@@ -524,5 +524,5 @@ def test_methods_compile_into_one_graph() -> None:
     adaptive = "bottleneck.schedule=adaptive bottleneck.adaptive_weight=rank"
     names = ["c-byol", f"c-moco-v3 {adaptive}"]
     script = Path(__file__).parents[1] / "compiled_methods.py"
-    told = printed(script.read_text(), *names, name=str(script))
-    assert told.splitlines() == [f"{name} compiles into one graph" for name in names]
+    output = printed(script.read_text(), *names, name=str(script))
+    assert output.splitlines() == [f"{name} compiles into one graph" for name in names]

@@ -1189,12 +1189,12 @@ def test_accumulated_step_logs_and_controls_by_the_mean(
         portions.append((step.loss.item(), step.reducible_residual.item()))
         add_metrics(run, step, probe_loss)
 
-    def told(self: Controller, reducible_residual: Tensor) -> None:
+    def recorded_update(self: Controller, reducible_residual: Tensor) -> None:
         steered.append(reducible_residual.item())
         update(self, reducible_residual)
 
     monkeypatch.setattr(loop, "add_metrics", seen)
-    monkeypatch.setattr(Controller, "update", told)
+    monkeypatch.setattr(Controller, "update", recorded_update)
     changes = (
         "train.batch_size=16",
         "train.grad_accum_steps=4",

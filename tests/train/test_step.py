@@ -124,8 +124,8 @@ def test_compiled_views_match_eager() -> None:
 def test_recomputation_keeps_gradients_and_saves_memory() -> None:
     """Weights, images and matrix products stay in memory; activations are recomputed."""
     script = Path(__file__).parents[1] / "recomputed.py"
-    told = printed(script.read_text(), "cpu", "aot_eager_decomp_partition")
-    difference, share = map(float, told.split())
+    output = printed(script.read_text(), "cpu", "aot_eager_decomp_partition")
+    difference, share = map(float, output.split())
     assert difference < 1e-12  # float64 sums in another order
     assert 0.4 < share < 0.5  # 0.06 without the products, 0.6 if a compiled step keeps everything
 
@@ -250,7 +250,7 @@ def test_probe_does_not_change_the_methods_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))  # pyright: ignore
 
 
-def test_the_probe_learns_from_both_views() -> None:
+def test_probe_learns_from_both_views() -> None:
     """Weights are drawn at random: at 0, where the probe starts, any features cost log 3."""
     learner = Learner(build(tiny("method=simclr")), 3)
     assert learner.probe is not None
