@@ -1,4 +1,4 @@
-"""Data sets of images that differ by color, for tests of whole evaluations."""
+"""Datasets of images that differ by color, for tests of whole evaluations."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def paint(folder: Path, *, seed: int, each: int, swap: bool = False) -> None:
-    """Pictures of three classes that their colors tell, more or less."""
+    """Write images of three classes with noisy class colors."""
     random = torch.Generator().manual_seed(seed)
     for label in range(3):
         place = folder / f"class{(label + 1) % 3 if swap else label}"

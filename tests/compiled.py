@@ -1,4 +1,4 @@
-"""What must compile into one graph, run by test_compile.py in a process without shape checks."""
+"""Functions that must compile into one graph, run by test_compile.py without shape checks."""
 
 import sys
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def learned(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
 
 
 def small(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
-    """A fixed kappa for which no polynomial fits."""
+    """Sample with a fixed kappa for which no polynomial fits."""
     return VonMisesFisher(F.normalize(r[:, :3], dim=-1), 0.5).rsample().square()[:, 0].sum()
 
 
@@ -34,14 +34,14 @@ def objectives(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
     return total + cbyol_loss(x, y, x, y, z=p.rsample(), residual_estimator="analytic").loss
 
 
-# Further arguments of each call: from the second on torch makes a number a symbol.
+# Further arguments of each call: from the second call on, torch treats a number as symbolic.
 CALLS = {
     "fixed": [(64.0, 256), (16384.0, 256), (1024.0, 64)],
 }
 
 
 def results(function: Callable[..., torch.Tensor], *further: float) -> list[torch.Tensor]:
-    """Value and gradients, from the same inputs and the same noise each time."""
+    """Return value and gradients, always from the same inputs and noise."""
     torch.manual_seed(0)
     r = torch.randn(32, 256, dtype=torch.float64).requires_grad_()
     kappa = torch.linspace(0.5, 6, 32, dtype=torch.float64).requires_grad_()
@@ -52,8 +52,8 @@ def results(function: Callable[..., torch.Tensor], *further: float) -> list[torc
 
 
 def main(backends: dict[str, str]) -> None:
-    """Compare each compiled function with the eager one; `backends` has the backend of each."""
-    # Inductor draws its own random numbers unless told otherwise.
+    """Compare each compiled function to the eager one; `backends` has the backend of each."""
+    # By default, Inductor draws its own random numbers.
     torch._inductor.config.fallback_random = True  # pyright: ignore
     for name, backend in backends.items():
         function = globals()[name]

@@ -18,7 +18,7 @@ def _encoder() -> nn.Module:
 
 
 def tiny(name: str, *changes: str) -> Any:
-    """A method around one convolution: quick, and the same for methods of the same parts."""
+    """Return a method around one convolution: fast, and equal for methods of the same parts."""
     torch.manual_seed(0)
     method: Any = build(override(TINY, f"method={name}", *changes))
     method.encoder = _encoder()
@@ -28,7 +28,7 @@ def tiny(name: str, *changes: str) -> Any:
 
 
 def results(step: Any, method: nn.Module, beta: Tensor) -> list[Tensor]:
-    """Everything a step returns, and all gradients in one tensor; always from the same noise."""
+    """Return everything a step returns and all gradients in one tensor, from fixed noise."""
     x, y = torch.randn(2, 8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     method.zero_grad()
     torch.manual_seed(2)
@@ -43,7 +43,7 @@ def results(step: Any, method: nn.Module, beta: Tensor) -> list[Tensor]:
 
 
 def main(names: list[str]) -> None:
-    """Compare each compiled method with the eager one, as it trains: under autocast."""
+    """Compare each compiled method to the eager one under autocast, as in training."""
     torch._dynamo.config.error_on_recompile = True  # pyright: ignore
     torch.set_num_threads(1)
     for name in names:
@@ -53,7 +53,7 @@ def main(names: list[str]) -> None:
         for beta in (torch.tensor(1.0), torch.tensor(0.25)):  # one graph serves both
             both = [results(step, method, beta) for step in (compiled, method)]
             for graph, eager in zip(*both, strict=True):
-                # Sums of bfloat16 gradients are rounded at other places: up to 1 %.
+                # Sums of bfloat16 gradients are rounded at different points: up to 1 %.
                 assert float((graph - eager).norm() / eager.norm()) < 0.03, name
         print(name, "compiles into one graph")
 

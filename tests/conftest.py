@@ -44,7 +44,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 
 
-# nohup, or a shell that starts the tests in the background, lets child processes ignore these.
+# nohup, or a shell that starts the tests in the background, makes child processes ignore these.
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),

@@ -1,17 +1,17 @@
-"""Digests of all that the library computes, to show that a change has left every value alone.
+"""Digests of everything the library computes, to show that a change leaves all values alone.
 
     python tests/digests.py --write before.json               # with the old code
     python tests/digests.py --write before.json --quickstart  # minutes; joins the same file
     python tests/digests.py --check before.json               # with the new code
     python tests/digests.py --check before.json --quickstart
 
-It trains all methods and many variants for 20 steps on the CPU and evaluates some of them; with
---quickstart it runs the quick start instead, as the command line does. Weights, the state of the
-optimizers, readings, figures and values per image must be equal bit by bit. That is claimed on one
-machine with one set of versions only, all of which the file tells.
+It trains all methods and many variants for 20 steps on the CPU and evaluates some of them. With
+--quickstart it runs the quick start instead, as the command line does. Weights, optimizer states,
+metrics, figures and values per image must be bitwise equal. This holds only on one machine with
+one set of versions; the file records them all.
 
-Nothing depends on what things are called: tensors are hashed without their names and in any order,
-figures are found by `RENAMED`. Names of the library are in the first block and nowhere else.
+Names do not matter: tensors are hashed without their names and in any order, and figures are found
+by `RENAMED`. Names of the library occur only in the first block.
 """
 
 import argparse
@@ -51,40 +51,40 @@ from compressive.progress import Display  # progress(title, done, total, reading
 
 # Names of the library -----------------------------------------------------------------------------
 from compressive.rundir.checkpoint import (
-    latest,  # folder of checkpoints -> path and state of the last
+    latest,  # checkpoint folder -> path and state of the last checkpoint
 )
 from compressive.train import pretrain
 
 QUICKSTART = ("-m", "compressive", "quickstart", "--out")
-QUICKSTART_METHODS = ("simclr", "c-simclr")  # its folders
+QUICKSTART_METHODS = ("simclr", "c-simclr")  # names of its run folders
 CHECKPOINTS, METRICS, ENCODER = "checkpoints", "metrics.jsonl", "encoder.safetensors"
 EVALUATION, RESULTS = "evaluation", "results.json"
 VALUES, GALLERY = "values.safetensors", "gallery.safetensors"
 RECORD_NAME, RECORD_VALUES = ("task", "dataset", "metric"), ("value", "low", "high", "n")
-PROTOCOL = "protocol"  # of a record
-CORRUPTION = "corruption"  # is in the task of a record that goes to a section of its own
+PROTOCOL = "protocol"  # key of a record
+CORRUPTION = "corruption"  # a record with this in its task goes to a separate section
 
-# Parts of a checkpoint that hold tensors: what we call them, and the library.
+# Parts of a checkpoint that hold tensors: our name and the library's.
 PARTS = {
     "weights": "learner",
     "optimizer": "optimizer",
     "probe's optimizer": "probe_optimizer",
     "controller": "controller",
 }
-CLOCK = ("images_per_second", "data_wait_fraction")  # readings that are never twice the same
+CLOCK = ("images_per_second", "data_wait_fraction")  # metrics that differ in every run
 
-# Old name -> new name of metrics, and of tasks, sets and metrics of records.
+# Old name -> new name of metrics, and of tasks, datasets and metrics of records.
 RENAMED = {
     "movable": "reducible_residual",
     "agreement": "positive_cosine",
     "participation": "participation_ratio",
     "spread": "embedding_std",
 }
-# Runs with TensorFlow's running variance, which is an argument of `build` and not a setting.
+# Runs with TensorFlow's running variance, which is an argument of `build`, not a setting.
 BIASED = ("network of the paper",)
 
-STOP, STEPS = 10, 20  # where a run to be resumed is interrupted, and where it ends
-# No check for collapse, which so small a network would fail.
+STOP, STEPS = 10, 20  # step at which a resumed run is interrupted, and its last step
+# Disable the collapse check, which such a small network would fail.
 TINY = (
     *("data.limit=64", "views.size=32", "network.name=test_resnet", "network.hidden_dim=16"),
     *(
@@ -120,7 +120,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "sgd with decay": ("method=simclr", "optim.weight_decay=0.01", "optim.momentum=0.5"),
     "views of SimCLR": ("method=simclr", "views.policy=simclr", "views.strength=0.5"),
 }
-# 8 steps on 48 files, which are sooner there than the built-in pictures.
+# 8 steps on 48 files, which are created faster than the built-in images.
 SHORT: dict[str, tuple[str, ...]] = {
     "files": ("method=c-simclr",),
     "files, streamed": (
@@ -162,7 +162,7 @@ TOGETHER = {
     "two processes, c-moco-v3": ("method=c-moco-v3", "train.steps=5"),
     "two processes, accumulated": ("method=c-byol", "train.grad_accum_steps=2", "train.steps=5"),
 }
-# Long enough to learn a little: of features that tell nothing, figures would tell nothing either.
+# Long enough to learn a little: figures of random features would show nothing.
 LONG: dict[str, tuple[str, ...]] = {
     "judged": (
         *("method=c-simclr", "bottleneck.beta=0.1", "train.steps=60", "train.batch_size=64"),
@@ -181,7 +181,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "train.log_every=10",
     ),
 }
-# Name -> the trained run, and arguments of `evaluate`.
+# Name -> the trained run and the arguments of `evaluate`.
 _UNLABELED = ("geometry", "smoothness", "information")
 _STANDARD = ("linear", "logistic", "knn", "few-label", *_UNLABELED, "gallery")
 EVALUATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -192,7 +192,7 @@ EVALUATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "not compressed": ("simclr", {"tasks": ("geometry", "information"), "max_images": 100}),
     "corruptions": ("judged", {"tasks": ("corruptions",), "max_images": 150, "epochs": 4}),
 }
-PIXELS = (32, 64, 112)  # sides of images to corrupt: a table of parameters each
+PIXELS = (32, 64, 112)  # sides of images to corrupt, one for each parameter table
 # --------------------------------------------------------------------------------------------------
 
 Json = dict[str, Any]
@@ -207,7 +207,7 @@ def config_of(*changes: str) -> Config:
 
 
 def short_hash(*parts: bytes) -> str:
-    """A digest of bytes, each part delimited."""
+    """Return a digest of bytes, with parts delimited."""
     found = hashlib.blake2b(digest_size=12)
     for part in parts:
         found.update(len(part).to_bytes(8, "little") + part)
@@ -215,19 +215,19 @@ def short_hash(*parts: bytes) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """A digest of type, shape and content; neither strides nor device."""
+    """Return a digest of dtype, shape and content, without strides and device."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     about = f"{tensor.dtype} {tuple(tensor.shape)}"
     return short_hash(about.encode(), flat.numpy().tobytes())
 
 
 def digest_of(hashes: Mapping[str, str]) -> str:
-    """One digest of several, whatever they are called and in whichever order."""
+    """Combine digests regardless of names and order."""
     return short_hash(*(each.encode() for each in sorted(hashes.values())))
 
 
 def leaves(state: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested containers, with its place."""
+    """Yield every leaf of nested containers with its path."""
     if isinstance(state, dict):
         pairs = list(state.items())
     elif isinstance(state, list | tuple):
@@ -240,19 +240,19 @@ def leaves(state: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def tensors_of(state: Any) -> Json:
-    """Digest of all tensors in a state, and of each by its name, for whoever looks for a change."""
+    """Return a digest of all tensors in a state, and one of each tensor by name."""
     each = {name: tensor_hash(leaf) for name, leaf in leaves(state) if isinstance(leaf, Tensor)}
     return {"digest": digest_of(each), "tensors": each}
 
 
 def numbers_hash(content: Any) -> str | None:
-    """A digest of the numbers in some JSON, in any order; None where there are none."""
+    """Return a digest of the numbers in JSON in any order, or None if there are none."""
     numbers = [leaf for _, leaf in leaves(content) if is_number(leaf)]
     return short_hash(*sorted(repr(float(n)).encode() for n in numbers)) if numbers else None
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, and no truth value."""
+    """Return whether a value is a number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -260,7 +260,7 @@ def is_number(value: Any) -> bool:
 
 
 class Stopping(Display):
-    """Asks its run to stop at a step, as Ctrl-C would."""
+    """Request a stop of its run at a step, as Ctrl-C would."""
 
     def progress(self, title: str, done: float, total: float, *more: Any, **named: Any) -> None:
         if (done, total) == (STOP, STEPS):
@@ -268,7 +268,7 @@ class Stopping(Display):
 
 
 def digests_of_run(folder: Path) -> Json:
-    """Digests of a run: the parts of its last checkpoint, its encoder, and each of its readings."""
+    """Return digests of a run: the parts of its last checkpoint, its encoder and its metrics."""
     found = latest(folder / CHECKPOINTS)
     assert found is not None, f"no checkpoint in {folder}"
     state = found[1]
@@ -278,7 +278,7 @@ def digests_of_run(folder: Path) -> Json:
 
 
 def readings(path: Path) -> Json:
-    """A digest of each kind of reading in a journal over all steps, and its last value."""
+    """Return for each metric a digest over all steps and the last value."""
     series: dict[str, list[str]] = {}
     for line in map(json.loads, path.read_text().splitlines()):
         if "step" not in line:  # the header
@@ -293,7 +293,7 @@ def readings(path: Path) -> Json:
 
 
 def make_photos(folder: Path) -> Path:
-    """48 images of several sizes in 4 class folders, half of them JPEG."""
+    """Write 48 images of several sizes to 4 class folders, half of them as JPEG."""
     random = np.random.default_rng(0)
     for number in range(48):
         height, width = (int(side) for side in random.integers(24, 80, 2))
@@ -306,7 +306,7 @@ def make_photos(folder: Path) -> Path:
 
 
 def train_together(rank: int, folder: str) -> None:
-    """One of two processes that train all of `TOGETHER`."""
+    """Train all of `TOGETHER` in one of two processes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
     for name, changes in TOGETHER.items():
@@ -315,7 +315,7 @@ def train_together(rank: int, folder: str) -> None:
 
 
 class Runs:
-    """Trained runs in a folder, each trained when it is first asked for."""
+    """Runs in a folder, each trained on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -325,16 +325,16 @@ class Runs:
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """Return the names of all runs."""
         return [*self.alone, *RESUMED, *TOGETHER]
 
     def run(self, name: str) -> Path:
-        """The folder of a finished run."""
+        """Return the folder of a finished run."""
         path = self.folder / name
         if path.is_dir():
             return path
         if name in TOGETHER:
-            # Forked from one that has imported all of it, which takes longer than the training.
+            # Fork from a process with everything imported: imports take longer than training.
             modules = [each.__module__ for each in (pretrain, evaluate)]
             multiprocessing.set_forkserver_preload(["torch.distributed", *modules])
             arguments = (str(self.folder),)
@@ -348,7 +348,7 @@ class Runs:
             if name in SHORT and not (self.folder / "photos").is_dir():
                 make_photos(self.folder / "photos")
             config = config_of(*self.alone[name])
-            # Only `build` itself can be built again by an evaluation, which needs the heads.
+            # Evaluation needs the heads and can only rebuild them with `build` itself.
             method = partial(build, biased_variance=True) if name in BIASED else build
             pretrain(config, path, display=Display(quiet=True), method=method)
         return path
@@ -358,7 +358,7 @@ class Runs:
 
 
 def records_of(folder: Path) -> Json:
-    """Every figure of an evaluation: its numbers as text, and digests of all that lies behind."""
+    """Return every figure of an evaluation: numbers as text, and digests of their values."""
     values = load_file(folder / VALUES)
     found: Json = {}
     for record in json.loads((folder / RESULTS).read_text())["records"]:
@@ -374,7 +374,7 @@ def records_of(folder: Path) -> Json:
 
 
 def digests_of_evaluation(folder: Path) -> Json:
-    """Figures, and the pictures and the map where there are some."""
+    """Return figures, and images and the map if there are any."""
     found: Json = {"records": records_of(folder)}
     if (folder / GALLERY).is_file():
         found["parts"] = {"gallery": tensors_of(load_file(folder / GALLERY))}
@@ -382,7 +382,7 @@ def digests_of_evaluation(folder: Path) -> Json:
 
 
 def corrupted_pixels(side: int) -> Json:
-    """Digests of four images of this side, corrupted in every way."""
+    """Return digests of four images of this side under every corruption."""
     random = np.random.default_rng(side)
     coarse = random.integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
     smooth = [
@@ -400,7 +400,7 @@ def corrupted_pixels(side: int) -> Json:
 
 
 def quickstart(folder: Path) -> Json:
-    """What the command makes of its default seed: the table, both runs, and their figures."""
+    """Run the command with its default seed and return the table, both runs and their figures."""
     command = [sys.executable, *QUICKSTART, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = [line for line in done.stdout.splitlines() if "│" in line]
@@ -418,7 +418,7 @@ def quickstart(folder: Path) -> Json:
 
 
 def compute(folder: Path, only: str) -> Json:
-    """Training, evaluation and corruptions: all cases with this text in their names."""
+    """Compute training, evaluation and corruptions: all cases with this text in their names."""
     runs = Runs(folder / "runs")
     found: Json = {"training": {}, "evaluation": {}, "corruptions": {}}
     for name in (name for name in runs.names if only in name):
@@ -444,7 +444,7 @@ def compute(folder: Path, only: str) -> Json:
 
 
 def timed(name: str, work: Callable[[], Any]) -> Any:
-    """What the work returns; says how long it took, and how long this process was busy."""
+    """Return the result of the work; print its wall time and the CPU time of this process."""
     start, busy = time.perf_counter(), _busy()
     found = work()
     print(f"{time.perf_counter() - start:6.1f} s  {_busy() - busy:6.1f} s  {name}", flush=True)
@@ -457,7 +457,7 @@ def _busy() -> float:
 
 
 def machine() -> Json:
-    """What bits depend on beside the code."""
+    """Return everything besides the code that the bits depend on."""
     cpu = Path("/proc/cpuinfo")
     text = cpu.read_text() if cpu.is_file() else ""
     model = re.search(r"model name\s*: (.*)", text)
@@ -476,7 +476,7 @@ def machine() -> Json:
 
 
 def differences(old: Json, new: Json) -> list[str]:
-    """What a case has otherwise than before, in words."""
+    """Describe how a case differs from before."""
     if not new:
         return ["it is not there"]
     found = []
@@ -497,7 +497,7 @@ def differences(old: Json, new: Json) -> list[str]:
 
 
 def look_up(content: Json, name: tuple[str, ...]) -> tuple[str, Any]:
-    """An entry by its old name, any part of which may be another now; None if it is not there."""
+    """Return an entry by its old name, any part of which may be renamed, or None."""
     options = [dict.fromkeys((RENAMED.get(part, part), part)) for part in name]
     for parts in itertools.product(*options):
         if (key := " | ".join(parts)) in content:
@@ -535,13 +535,13 @@ def _record_apart(key: str, old: Json, new: Json | None, every: Json) -> list[st
 
 
 def _alike(old: Json, every: Json) -> str:
-    """Which entries have the same content, if any: something may have a new name."""
+    """Return entries with equal content: something may have been renamed."""
     same = [name for name, each in every.items() if each == old]
     return f"; the same numbers have {', '.join(same[:3])}: is it in RENAMED?" if same else ""
 
 
 def check(old: Json, new: Json, only: str, ignored: list[str]) -> bool:
-    """Say what differs; whether nothing does, in sections that are not ignored."""
+    """Print differences; return whether there are none in the sections that are not ignored."""
     is_same = True
     for name, now in machine().items():
         if old["machine"][name] != now:
@@ -564,7 +564,7 @@ def check(old: Json, new: Json, only: str, ignored: list[str]) -> bool:
 
 
 def main() -> int:
-    """Write the file or check by it."""
+    """Write the file or check against it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=Path, metavar="FILE", help="keep the digests in this file")

@@ -1,14 +1,14 @@
-"""The exact law of w = mu.z, written without a line of the package, for tests of samples."""
+"""The exact distribution of w = mu.z, independent of the package, for tests of samples."""
 
 import numpy as np
 from scipy import special, stats
 
 
 class CosineLaw:
-    """f(w) ~ (1 - w^2)^((n-3)/2) exp(kappa w), its distribution function to about 1e-12.
+    """f(w) ~ (1 - w^2)^((n-3)/2) exp(kappa w), with its distribution function to about 1e-12.
 
-    In theta = arccos(w) the density is smooth for all n; a fine composite Gauss-Legendre rule
-    gives F at the edges of 4,000 panels, and F inside a panel by the same rule.
+    In theta = arccos(w) the density is smooth for all n. A fine composite Gauss-Legendre rule gives
+    F at the edges of 4,000 panels, and F inside a panel by the same rule.
     """
 
     def __init__(self, n: int, kappa: float) -> None:
@@ -34,18 +34,18 @@ class CosineLaw:
         return half * (np.exp(self._log_f(theta) - self.peak) @ self.weights)
 
     def cdf_theta(self, theta):
-        """P(angle <= theta)."""
+        """Return P(angle <= theta)."""
         theta = np.clip(np.asarray(theta, dtype=np.float64), self.edges[0], self.edges[-1])
         panel = np.clip(np.searchsorted(self.edges, theta, "right") - 1, 0, len(self.edges) - 2)
         inside = self._integral(self.edges[panel], theta)
         return (self.below[panel] + inside) / self.total
 
     def ks(self, theta) -> float:
-        """p value of the Kolmogorov-Smirnov test that these angles have this law."""
+        """Return the p value of the Kolmogorov-Smirnov test that angles have this distribution."""
         return stats.kstest(self.cdf_theta(theta), "uniform").pvalue
 
     def mean_and_variance(self) -> tuple[float, float]:
-        """A and A' by integration."""
+        """Return A and A' by integration."""
         theta = (self.edges[1:] + self.edges[:-1]) / 2
         half = np.diff(self.edges) / 2
         at = theta[:, None] + half[:, None] * self.nodes
@@ -55,5 +55,5 @@ class CosineLaw:
 
 
 def ratio(n: int, kappa: float) -> float:
-    """A_n(kappa) by scipy's scaled Bessel functions."""
+    """Return A_n(kappa) by scipy's scaled Bessel functions."""
     return special.ive(n / 2, kappa) / special.ive(n / 2 - 1, kappa)

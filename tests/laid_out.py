@@ -1,4 +1,4 @@
-"""Small copies of robustness sets, in the layouts and formats of the real ones."""
+"""Small copies of robustness datasets in the layouts and formats of the real ones."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from PIL import Image
 
 from compressive.evaluation.datasets.shifts import Shift
 
-# Sorted, as many as ImageNet's, and not the numbers 0 to 999 themselves.
+# Sorted, as many as in ImageNet, and not simply 0 to 999.
 WNIDS = [f"n{1440764 + 7 * i:08d}" for i in range(1000)]
 
 
@@ -28,16 +28,16 @@ def put_json(path: Path, value: Any) -> None:
 
 
 def answers(shift: Shift) -> dict[str, set[int]]:
-    """The right ids of each image, by its folder and file."""
+    """Return the correct ids of each image by its folder and file."""
     rows = shift.answers.right.tolist()
     names = ["/".join(Path(shift.source.origin(i)).parts[-2:]) for i in range(len(shift.source))]
     return {name: {i for i in row if i >= 0} for name, row in zip(names, rows, strict=True)}
 
 
 def put_objectnet(root: Path) -> dict[str, set[int]]:
-    """Mapping files with the counts of the real ones: 104 classes of 1 id, 6 of 2 and 3 of 3.
+    """Write mapping files with the real counts: 104 classes of 1 id, 6 of 2 and 3 of 3.
 
-    Texts hold commas, as ImageNet's do; lines are in another order than PyTorch's ids, as there.
+    As in the real files, texts have commas and lines are not in the order of PyTorch's ids.
     """
     line_of_id = np.random.default_rng(0).permutation(1000)
     lines = [""] * 1000
@@ -46,7 +46,7 @@ def put_objectnet(root: Path) -> dict[str, set[int]]:
     ids = iter(np.random.default_rng(1).permutation(1000)[:125].tolist())
     sizes = [1] * 104 + [2] * 6 + [3] * 3
     wanted = {f"folder_{k}": {next(ids) for _ in range(size)} for k, size in enumerate(sizes)}
-    labels = {f"folder_{k}": f"Label / {k}" for k in range(313)}  # 200 of them not in ImageNet
+    labels = {f"folder_{k}": f"Label / {k}" for k in range(313)}  # 200 are not in ImageNet
     texts = {
         labels[folder]: "; ".join(f"thing {i}, object number {i}" for i in several)
         for folder, several in wanted.items()

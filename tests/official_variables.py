@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def layers_in_order(network: Any) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions and their norms as TensorFlow lists them.
+    """Return convolutions and their norms in TensorFlow's order.
 
     A bottleneck's projection comes first in its block, a basic block's last.
     """
@@ -23,7 +23,7 @@ def layers_in_order(network: Any) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
 
 
 def variables_in_order(network: Any) -> list[Tensor]:
-    """All trainable ones, then all moving statistics."""
+    """Return all trainable variables, then all moving statistics."""
     pairs = layers_in_order(network)
     trained = [t for conv, norm in pairs for t in (conv.weight, norm.weight, norm.bias)]
     moving: list[Any] = [t for _, norm in pairs for t in (norm.running_mean, norm.running_var)]

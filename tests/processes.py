@@ -1,6 +1,7 @@
-"""Several processes for a test, forked from one that has torch and compressive imported already.
+"""Several processes for a test, forked from one that has imported torch and compressive.
 
-`torch.multiprocessing.spawn` imports them anew in each process, seconds of a core every time.
+`torch.multiprocessing.spawn` would import them again in each process, which takes seconds of a
+core.
 """
 
 import multiprocessing
@@ -16,15 +17,15 @@ import torch.multiprocessing as mp
 
 
 def together(worker: Callable[..., None], arguments: tuple[Any, ...], processes: int) -> None:
-    """Call worker(rank, *arguments) in every process; fail where one fails."""
+    """Call worker(rank, *arguments) in every process; fail if one fails."""
     multiprocessing.set_forkserver_preload(["torch.distributed", "timm", "compressive.train.run"])
     mp.start_processes(worker, arguments, nprocs=processes, start_method="forkserver")
 
 
 def printed(code: str, *words: str, name: str = "script") -> str:
-    """What a program prints, in a process without run-time checks of shapes, which do not trace.
+    """Return what a program prints in a process without shape checks, which cannot be traced.
 
-    As `python -W error -c code words` would, without the seconds of its imports.
+    Equivalent to `python -W error -c code words`, without the seconds of its imports.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "printed"
@@ -34,7 +35,7 @@ def printed(code: str, *words: str, name: str = "script") -> str:
 
 def _run(_: int, code: str, words: tuple[str, ...], name: str, path: str) -> None:
     warnings.simplefilter("error")
-    # torch 2.11 about itself, where it traces
+    # a warning of torch 2.11 about itself when tracing
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
     sys.argv = [name, *words]
     with open(path, "w") as file, redirect_stdout(file):

@@ -1,4 +1,4 @@
-"""A compiled step that recomputes beside a plain one; without shape checks, which do not trace."""
+"""Compare a compiled step with recomputation to a plain one, without shape checks."""
 
 import sys
 from typing import Any
@@ -11,7 +11,7 @@ from compressive.train.step import checkpoint_activations
 
 
 def encoder() -> nn.Module:
-    """Three convolutions with what stands between them."""
+    """Return three convolutions with norms and activations between them."""
     parts: list[nn.Module] = []
     for wide, width in ((3, 32), (32, 32), (32, 96)):
         convolution = nn.Conv2d(wide, width, 3, padding=1, bias=False)
@@ -20,7 +20,7 @@ def encoder() -> nn.Module:
 
 
 def results(device: str, backend: str, *, is_recomputed: bool) -> tuple[list[Tensor], int]:
-    """Gradients and statistics after a step, and the bytes it kept for the way back."""
+    """Return gradients and statistics after a step, and the bytes saved for backward."""
     torch.manual_seed(0)
     method: Any = tiny("simclr")
     method.encoder = encoder()
@@ -44,7 +44,7 @@ def results(device: str, backend: str, *, is_recomputed: bool) -> tuple[list[Ten
 
 
 def main(device: str, backend: str) -> None:
-    """Print the largest relative difference of anything, and the share of the bytes."""
+    """Print the largest relative difference and the fraction of saved bytes."""
     whole, all_bytes = results(device, backend, is_recomputed=False)
     again, some_bytes = results(device, backend, is_recomputed=True)
     pairs = [(a.double(), b.double()) for a, b in zip(again, whole, strict=True)]

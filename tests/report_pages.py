@@ -1,4 +1,4 @@
-"""Pages of reports, and run folders to report on."""
+"""Report pages, and run folders to report on."""
 
 import json
 import re
@@ -23,7 +23,7 @@ NEEDS = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
 
 
 class Page(HTMLParser):
-    """What a browser would find: sections, addresses, exact numbers, words, unclosed elements."""
+    """What a browser would find: sections, links, exact numbers, text, unclosed elements."""
 
     VOID = frozenset(("meta", "img", "br", "link", "input", "hr"))
 
@@ -66,7 +66,7 @@ class Page(HTMLParser):
 
 
 def records(shift: float) -> list[dict[str, Any]]:
-    """One of each kind, with numbers that are told apart by the shift."""
+    """Return one record of each kind, with numbers that depend on the shift."""
     bins = [[0.3 + shift, 0.25, 100], [0.6, 0.7, 900], [0.95, 0.91, 1400]]
     found = [
         record("logistic", "set", "top-1", 0.7 + shift, low=0.68 + shift, high=0.72 + shift),
@@ -125,7 +125,7 @@ def gallery(seed: int) -> dict[str, np.ndarray]:
 
 
 def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
-    """A whole run, such as `train` and `evaluate` leave."""
+    """Write a complete run, as `train` and `evaluate` leave it."""
     (folder / "evaluation").mkdir(parents=True)
     settings = {
         "method": "c-simclr",

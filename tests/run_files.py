@@ -1,4 +1,4 @@
-"""Texts of the files of run folders, as far as reports, `watch` and sweeps read them."""
+"""Contents of run folder files, as far as reports, `watch` and sweeps read them."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
-"""A beta per image: the formula, its limits, and each claim of docs/compression.md about it.
+"""Adaptive beta per image: the formula, its limits, and the claims of docs/compression.md.
 
-All in float64 by autograd. Tolerances of 1e-10 and less are rounding.
+All checks use autograd in float64. Tolerances of 1e-10 and less are rounding.
 """
 
 import math
@@ -66,8 +66,10 @@ def residual_by_hand(z: Tensor, mu_e: Tensor, mu_b: Tensor, rate: ResidualEstima
 
 @pytest.mark.parametrize("kind", ADAPTIVE_WEIGHTS)
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
-def test_csimclr_is_the_formula(rate: ResidualEstimator, kind: AdaptiveWeight) -> None:
-    """Mean over images of nll + beta p residual, p a number, summed over both directions."""
+def test_adaptive_csimclr_matches_the_formula(
+    rate: ResidualEstimator, kind: AdaptiveWeight
+) -> None:
+    """Mean over images of nll + beta p residual with constant p, summed over both directions."""
     r = projections()
     mu_x, mu_y = directions(*r)
     z_x, z_y = directions(mu_x + 0.1 * mu_y.detach(), mu_y + 0.1 * unit_vectors(BATCH, DIM))
@@ -89,8 +91,8 @@ def test_csimclr_is_the_formula(rate: ResidualEstimator, kind: AdaptiveWeight) -
 
 @pytest.mark.parametrize("kind", ADAPTIVE_WEIGHTS)
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
-def test_cbyol_is_the_formula(rate: ResidualEstimator, kind: AdaptiveWeight) -> None:
-    """The nll of its decoder is 0 where prediction and target agree: exp(-nll) is 1 there."""
+def test_adaptive_cbyol_matches_the_formula(rate: ResidualEstimator, kind: AdaptiveWeight) -> None:
+    """The decoder's nll is 0 where prediction and target agree, so exp(-nll) is 1 there."""
     (r_e, r_b), (y_hat, y) = projections(), projections(seed=1)
     mu_e, mu_b = directions(r_e, r_b)
     (z,) = directions(mu_e + 0.1 * unit_vectors(BATCH, DIM, seed=2))
@@ -123,7 +125,7 @@ def with_weights(monkeypatch: pytest.MonkeyPatch, p: float, **how: Any) -> Any:
 
 
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
-def test_weights_of_one_are_csimclr_bit_by_bit(
+def test_weights_of_one_match_csimclr_bitwise(
     rate: ResidualEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r_x, r_y = projections()
@@ -141,7 +143,7 @@ def test_weights_of_one_are_csimclr_bit_by_bit(
 def test_weights_of_zero_are_simclr(
     rate: ResidualEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With z at its mode."""
+    """z is at its mode."""
     r_x, r_y = projections()
     z_x, z_y = directions(r_x, r_y)
     how: dict[str, Any] = {"r_x": r_x, "r_y": r_y, "z_x": z_x, "z_y": z_y}
@@ -150,8 +152,8 @@ def test_weights_of_zero_are_simclr(
     assert_same_gradients(free.loss, simclr.loss, [r_x, r_y])
 
 
-def test_ranks_by_hand() -> None:
-    """Equal images have equal weights, that of the largest count."""
+def test_rank_weights_match_known_values() -> None:
+    """Equal images have equal weights, those of the largest count."""
     nll = torch.tensor([3.0, 0.5, 2.0, 2.0, 9.0], requires_grad=True)
     found = image_beta(2.0, nll, "rank")
     torch.testing.assert_close(found, 2 * torch.tensor([0.4, 1.0, 0.8, 0.8, 0.2]))
@@ -193,8 +195,8 @@ def without_diagonal(matrix: Tensor) -> Tensor:
     return matrix[~torch.eye(len(matrix), dtype=torch.bool)]
 
 
-def test_the_terms_are_those_of_csimclr() -> None:
-    """By the chain rule, so that claims about similarities hold for the library's loss."""
+def test_terms_match_csimclr() -> None:
+    """By the chain rule, claims about similarities then hold for the library's loss."""
     r = projections()
     x, y = directions(*r)
     ours = csimclr_loss(
@@ -212,8 +214,8 @@ def test_the_terms_are_those_of_csimclr() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 3.0])
-def test_the_pull_of_a_pair_and_the_push_of_the_others(beta: float) -> None:
-    """kappa_b (1 - p) + beta p kappa_b A, and kappa_b times the share of a negative."""
+def test_gradients_of_positive_and_negative_similarities(beta: float) -> None:
+    """They are kappa_b (1 - p) + beta p kappa_b A, and kappa_b times a negative's probability."""
     similarity, loss, a = terms(beta)
     found = gradient(loss, similarity)
     shares = (KAPPA_B * similarity).softmax(1)
@@ -223,8 +225,8 @@ def test_the_pull_of_a_pair_and_the_push_of_the_others(beta: float) -> None:
     torch.testing.assert_close(without_diagonal(found), without_diagonal(KAPPA_B * shares))
 
 
-def test_the_pull_is_constant_at_beta_one_and_a_sharp_channel() -> None:
-    """A is 1 - 3.5e-9 at kappa_e = 1e9 in 8 dimensions; SimCLR's pull differs between images."""
+def test_positive_gradient_is_constant_at_beta_one_and_large_kappa_e() -> None:
+    """A is 1 - 3.5e-9 at kappa_e = 1e9 in 8 dimensions; SimCLR's gradient varies over images."""
     similarity, loss, a = terms(1.0, kappa_e=1e9)
     pull = -gradient(loss, similarity).diagonal()
     assert a == pytest.approx(1, abs=1e-8)
@@ -233,8 +235,8 @@ def test_the_pull_is_constant_at_beta_one_and_a_sharp_channel() -> None:
     assert fading.min() < 0.8 * fading.max()
 
 
-def test_dcl_pulls_alike_and_pushes_more() -> None:
-    """The push of DCL is that of the adaptive rule over 1 - p: in all kappa_b, not less."""
+def test_dcl_has_the_same_positive_and_larger_negative_gradients() -> None:
+    """DCL's negative gradient is the adaptive one over 1 - p: kappa_b in total, not less."""
     similarity, loss, _ = terms(1.0, kappa_e=1e9)
     scores = KAPPA_B * similarity
     negatives = scores.masked_fill(torch.eye(BATCH, dtype=torch.bool), -math.inf)
@@ -249,7 +251,7 @@ def test_dcl_pulls_alike_and_pushes_more() -> None:
 
 
 def test_dcl_is_simclr_over_one_minus_p() -> None:
-    """Image by image, in the library's own losses: the pull and the push grow alike."""
+    """Image by image in the library's losses, positive and negative gradients scale alike."""
     r = projections()
     simclr, dcl = (loss(*r, temperature=1 / KAPPA_B).nll_x for loss in (simclr_loss, dcl_loss))
     for i in range(BATCH):
@@ -257,8 +259,8 @@ def test_dcl_is_simclr_over_one_minus_p() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_the_rule_is_the_gradient_of_no_loss_of_the_similarities(beta: float) -> None:
-    """Derivatives of the field are not symmetric: they differ by beta A kappa_b^2 p q."""
+def test_adaptive_field_is_not_a_gradient(beta: float) -> None:
+    """Its Jacobian is not symmetric: entries differ by beta A kappa_b^2 p q."""
     similarity, _, a = terms(beta)
     shares, step = (KAPPA_B * similarity[0]).softmax(0), 1e-5
 
@@ -270,13 +272,13 @@ def test_the_rule_is_the_gradient_of_no_loss_of_the_similarities(beta: float) ->
 
     steps = step * torch.eye(BATCH, dtype=torch.float64)
     columns = [(field(each) - field(-each)) / (2 * step) for each in steps]
-    jacobian = torch.stack(columns, dim=1)  # of entry i in similarity j
+    jacobian = torch.stack(columns, dim=1)  # of entry i with respect to similarity j
     gap = jacobian[0, 1:] - jacobian[1:, 0]
     expected = beta * a * KAPPA_B**2 * shares[0] * shares[1:]
     torch.testing.assert_close(gap, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_the_floor_has_no_gradient_because_p_is_a_number() -> None:
+def test_floor_has_no_gradient_because_p_is_detached() -> None:
     similarity, loss, a = terms(1.0)
     nll = nll_of(similarity)
     residual = -KAPPA_B * a * similarity.diagonal()
@@ -285,4 +287,4 @@ def test_the_floor_has_no_gradient_because_p_is_a_number() -> None:
     torch.testing.assert_close(gradient(loss, similarity), exact)
     p = torch.exp(-nll_of(similarity))
     followed = gradient(nll_of(similarity) + p * (185 + residual.detach()), similarity)
-    assert followed.diagonal().min() > 0, "an attached p would push pairs apart"
+    assert followed.diagonal().min() > 0, "with an attached p, pairs would repel"

@@ -16,18 +16,18 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def test_at_most_18_modules_lie_at_the_root() -> None:
+def test_package_root_has_at_most_18_modules() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 18
 
 
-def test_a_file_of_more_than_300_lines_gives_the_reason() -> None:
+def test_files_longer_than_300_lines_give_a_reason() -> None:
     for path in MODULES:
         text = path.read_text()
         reason = "Longer than 300 lines" in (ast.get_docstring(ast.parse(text)) or "")
         assert reason == (len(text.splitlines()) > 300), path
 
 
-def test_no_module_has_a_catch_all_name() -> None:
+def test_no_module_has_a_generic_name() -> None:
     forbidden = {"utils", "helpers", "common", "misc", "base", "v2", "new"}
     assert not forbidden & {path.stem for path in MODULES}
 
@@ -62,7 +62,9 @@ def test_packages_import_only_from_lower_layers() -> None:
     ],
     ids=["upward import", "import within a layer", "module without a layer"],
 )
-def test_the_layers_contract_can_fail(tmp_path: Path, path: str, line: str, found: str) -> None:
+def test_layers_contract_detects_violations(
+    tmp_path: Path, path: str, line: str, found: str
+) -> None:
     shutil.copytree(
         PACKAGE, tmp_path / "compressive", ignore=shutil.ignore_patterns("*.safetensors")
     )
@@ -145,18 +147,18 @@ def test_files_and_functions_in_the_architecture_document_exist() -> None:
     assert missing("| x | `nothing.py` |") == ["nothing.py"]
 
 
-def test_the_training_path_has_at_most_20_files() -> None:
+def test_training_path_has_at_most_20_files() -> None:
     files = {file for file, _ in named_in(section("From an image to a loss to a checkpoint"))}
     assert 10 <= len(files) <= 20
 
 
-def test_the_architecture_document_describes_every_package() -> None:
+def test_architecture_document_describes_every_package() -> None:
     described = set(re.findall(r"^\*\*`([\w/]+)`\*\*", section("Packages"), flags=re.MULTILINE))
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert described == packages
 
 
-def test_the_architecture_document_names_every_root_module() -> None:
+def test_architecture_document_names_every_root_module() -> None:
     table = {file for file, _ in named_in(section("Modules at the root"))}
     assert table == {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
 
@@ -166,7 +168,7 @@ def test_the_architecture_document_names_every_root_module() -> None:
 LIGHT = "import {}, sys; print([m for m in {} if m in sys.modules])"
 
 
-def test_imports_load_no_more_than_they_need() -> None:
+def test_imports_are_light() -> None:
     """The command line must not import torch; objectives must not import torch's compiler (6 s)."""
     heavy = ["scipy", "timm", "torch._dynamo", "torch._inductor", "matplotlib"]
 
@@ -181,7 +183,7 @@ def test_imports_load_no_more_than_they_need() -> None:
     assert "typer" in loaded("compressive, typer", "typer"), "the check can fail"
 
 
-def test_the_package_exports_its_public_names() -> None:
+def test_package_exports_its_public_names() -> None:
     import compressive
     from compressive.distributions.uniform import HypersphericalUniform
     from compressive.distributions.vmf import VonMisesFisher

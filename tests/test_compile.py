@@ -1,6 +1,6 @@
-"""torch.compile(fullgraph=True): one graph, the eager numbers.
+"""torch.compile(fullgraph=True) gives one graph and the eager numbers.
 
-In a process of its own: jaxtyping's run-time checks, on in this one, do not trace.
+Tests run in a subprocess: jaxtyping's runtime checks, active in this process, cannot be traced.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ SCRIPT = Path(__file__).parent / "compiled.py"
 
 
 @pytest.mark.slow
-def test_everything_compiles_into_one_graph() -> None:
+def test_objectives_and_sampling_compile_into_one_graph() -> None:
     names = {"learned": "aot_eager", "small": "aot_eager"}
     names |= {"fixed": "inductor", "objectives": "inductor"}
     words = [f"{name}={backend}" for name, backend in names.items()]
-    told = printed(SCRIPT.read_text(), *words, name=str(SCRIPT))
-    assert told.splitlines() == [f"{name} compiles into one graph" for name in names]
+    output = printed(SCRIPT.read_text(), *words, name=str(SCRIPT))
+    assert output.splitlines() == [f"{name} compiles into one graph" for name in names]
 
 
-def test_our_mark_for_the_compiler_is_torchs() -> None:
+def test_compiler_marker_matches_torchs() -> None:
     def ours() -> None: ...
 
     def theirs() -> None: ...

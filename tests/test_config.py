@@ -1,4 +1,4 @@
-"""Settings: JSON, changes by name, one-line errors, and that code reads every setting."""
+"""Settings: JSON, changes by name, one-line errors, and use of every setting by the code."""
 
 import ast
 import json
@@ -64,7 +64,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "value"), CHANGES.items())
-def test_a_change_sets_one_setting_and_no_other(change: str, value: Any) -> None:
+def test_override_sets_exactly_one_setting(change: str, value: Any) -> None:
     before = flat(Config())
     after = flat(override(Config(), change))
     name = change.partition("=")[0].strip()
@@ -75,7 +75,7 @@ def test_a_change_sets_one_setting_and_no_other(change: str, value: Any) -> None
     }
 
 
-def test_an_optional_setting_can_be_reset_to_none() -> None:
+def test_optional_setting_can_be_reset_to_none() -> None:
     changed = override(Config(), "bottleneck.target_residual=3")
     assert override(changed, "bottleneck.target_residual=none") == Config()
     assert override(changed, "bottleneck.target_residual=null") == Config()
@@ -84,7 +84,7 @@ def test_an_optional_setting_can_be_reset_to_none() -> None:
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(st.sets(st.sampled_from(sorted(CHANGES))))
-def test_json_gives_back_the_same_config(chosen: set[str]) -> None:
+def test_config_round_trips_through_json(chosen: set[str]) -> None:
     config = override(Config(), *chosen)
     text = json.dumps(asdict(config))
     assert from_dict(json.loads(text)) == config
@@ -92,7 +92,7 @@ def test_json_gives_back_the_same_config(chosen: set[str]) -> None:
     assert json.loads(text) == asdict(config)
 
 
-def test_settings_missing_in_a_file_are_defaults_and_integers_become_floats() -> None:
+def test_missing_settings_are_defaults_and_integers_become_floats() -> None:
     config = from_dict({"optim": {"lr": 1}})
     assert config == replace(Config(), optim=Optim(lr=1.0))
     assert type(config.optim.lr) is float
@@ -114,8 +114,8 @@ def test_settings_missing_in_a_file_are_defaults_and_integers_become_floats() ->
         ("bottleneck.schedule=adaptive", "bottleneck.target_residual=2"),
     ],
 )
-def test_the_order_of_changes_does_not_matter(changes: tuple[str, ...]) -> None:
-    """Except for two changes of one setting, of which the last counts."""
+def test_order_of_changes_does_not_matter(changes: tuple[str, ...]) -> None:
+    """If one setting is changed twice, the last change counts."""
     names = [change.partition("=")[0] for change in changes]
     orders = [list(changes)]
     if len(set(names)) == len(names):
@@ -164,9 +164,7 @@ def test_the_order_of_changes_does_not_matter(changes: tuple[str, ...]) -> None:
         ("train.grad_accum_steps=2", "train.grad_accum_steps 1 c-simclr 2"),
     ],
 )
-def test_an_invalid_change_is_refused_with_name_value_and_allowed_values(
-    change: str, parts: str
-) -> None:
+def test_invalid_change_error_has_name_value_and_allowed_values(change: str, parts: str) -> None:
     assert has(refusal(override, Config(), *change.split()), *parts.split())
 
 
@@ -184,13 +182,13 @@ def test_an_invalid_change_is_refused_with_name_value_and_allowed_values(
         ({"views": {"policy": ["byol"]}}, "views.policy byol simclr ['byol']"),
     ],
 )
-def test_a_file_with_an_invalid_setting_is_refused(settings: Any, parts: str) -> None:
+def test_file_with_an_invalid_setting_is_rejected(settings: Any, parts: str) -> None:
     assert has(refusal(from_dict, settings), *parts.split())
 
 
 @pytest.mark.parametrize("name", LITERALS)
-def test_a_choice_accepts_each_of_its_values_and_no_other(name: str) -> None:
-    """From the command line and from a file."""
+def test_choice_accepts_only_its_values(name: str) -> None:
+    """Check the command line and files."""
     values = typing.get_args(HINTS[name])
     section, _, leaf = name.rpartition(".")
     for value in values:
@@ -213,7 +211,7 @@ def test_a_choice_accepts_each_of_its_values_and_no_other(name: str) -> None:
         ("seed", 1.5, ["int", "1.5"]),
     ],
 )
-def test_a_config_made_in_python_is_checked_for_types_and_bounds(
+def test_config_built_in_python_is_checked_for_types_and_bounds(
     name: str, value: Any, parts: list[str]
 ) -> None:
     """beartype checks the constructor in tests, so the value is set after it."""
@@ -223,23 +221,23 @@ def test_a_config_made_in_python_is_checked_for_types_and_bounds(
     assert has(refusal(config.__post_init__), name, *parts)
 
 
-def test_a_section_made_in_python_is_checked() -> None:
+def test_section_built_in_python_is_checked() -> None:
     assert has(refusal(Optim, lr=-1.0), "optim.lr", "-1.0")
 
 
 def test_numpy_numbers_are_accepted_as_floats() -> None:
-    """For example from np.linspace."""
+    """They come from np.linspace, for example."""
     config = Config(bottleneck=Bottleneck(beta=np.float64(0.25)))
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
 
 
-def test_a_config_cannot_be_changed_in_place() -> None:
+def test_config_is_immutable() -> None:
     config = Config()
     with pytest.raises(FrozenInstanceError):
         config.optim.lr = 1.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_flat_names_every_setting_once() -> None:
+def test_flat_lists_every_setting_once() -> None:
     names = flat(Config())
     assert list(names) == [
         name
@@ -253,7 +251,7 @@ def test_flat_names_every_setting_once() -> None:
     assert set(names) == set(HINTS)
 
 
-def test_compression_and_comparison_of_images_follow_from_the_method() -> None:
+def test_method_determines_compression_and_contrast() -> None:
     configs = {method: override(Config(), f"method={method}") for method in METHODS}
     kinds = {m: (method_info(c).compares_images, is_compressed(c)) for m, c in configs.items()}
     assert kinds == {
@@ -272,7 +270,7 @@ def test_compression_and_comparison_of_images_follow_from_the_method() -> None:
 
 @pytest.mark.slow
 def test_every_number_has_bounds() -> None:
-    """-1, infinity and NaN are refused for every number."""
+    """-1, infinity and NaN are rejected for every number."""
     for name, hint in HINTS.items():
         if hint in (int, float, float | None):
             assert refusal(override, Config(), f"{name}=-1").startswith(name)
@@ -293,7 +291,7 @@ def settings_read(source: str) -> set[str]:
     such a name; `asdict(section)` reads all of it.
     """
     tree = ast.parse(source)
-    names: dict[str, set[str]] = {}  # one name may be two sections in two functions
+    names: dict[str, set[str]] = {}  # one name may be different sections in two functions
     for _ in range(2):  # the second pass follows names assigned from names
         for name, home in list(_called(tree, names)):
             names.setdefault(name, set()).add(home)
@@ -309,7 +307,7 @@ def settings_read(source: str) -> set[str]:
 
 
 def _last(node: ast.AST) -> str:
-    """`c` of a.b.c and of c."""
+    """Return `c` of a.b.c and of c."""
     return getattr(node, "attr", "") or getattr(node, "id", "")
 
 
@@ -337,7 +335,7 @@ def _called(tree: ast.AST, names: dict[str, set[str]]) -> Iterator[tuple[str, st
                     yield _last(left), home
 
 
-def test_settings_read_finds_reads_and_only_reads() -> None:
+def test_settings_read_finds_only_reads() -> None:
     assert settings_read("x = config.optim.lr") == {"optim.lr"}
     assert settings_read("x = self.config.seed") == {"seed"}
     assert settings_read("o, v = config.optim, config.views\nf(o.trust_coefficient, v.size)") == {
@@ -357,4 +355,4 @@ def test_every_setting_is_read_by_some_module() -> None:
     read = set().union(*(settings_read(path.read_text()) for path in others))
     # `recipe` is only recorded in config.json.
     unread = set(HINTS) - read - {"recipe"}
-    assert not unread, f"nothing reads {', '.join(sorted(unread))}"
+    assert not unread, f"no module reads {', '.join(sorted(unread))}"

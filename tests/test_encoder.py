@@ -1,4 +1,4 @@
-"""The product of a run: the same features through us and through timm, from any kind of picture."""
+"""A saved encoder gives the same features in compressive and timm, for all kinds of images."""
 
 import io
 from pathlib import Path
@@ -38,7 +38,7 @@ SETTINGS = Network(name="test_resnet")
 
 
 def trained(settings: Network) -> nn.Module:
-    """A network whose batch norms have seen something, with blocks that do something."""
+    """Return a network with nontrivial batch norms and residual blocks."""
     torch.manual_seed(0)
     network = build(settings, SIZE)
     with torch.no_grad():
@@ -60,8 +60,8 @@ def images(count: int = 3) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "test_vit", "test_convnext"])
-def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
-    """To the bit: both are timm's module with these weights, in evaluation mode on the CPU."""
+def test_timm_loads_the_encoder_with_equal_features(name: str, tmp_path: Path) -> None:
+    """Bitwise: both are timm's module with these weights, in evaluation mode on the CPU."""
     network = saved(tmp_path, Network(name=name))
     options: dict[str, Any] = {"img_size": SIZE} if name == "test_vit" else {}
     theirs = timm.create_model(
@@ -83,8 +83,8 @@ def test_timm_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
     ],
     ids=["stem", "variant"],
 )
-def test_what_timm_does_not_have_comes_back_with_load(settings: Network, tmp_path: Path) -> None:
-    """timm refuses the weights, rather than compute something else."""
+def test_load_restores_networks_that_timm_lacks(settings: Network, tmp_path: Path) -> None:
+    """timm rejects the weights rather than compute something else."""
     network = saved(tmp_path, settings)
     ours = load(tmp_path / ENCODER)
     x = images()
@@ -95,7 +95,7 @@ def test_what_timm_does_not_have_comes_back_with_load(settings: Network, tmp_pat
         timm.create_model("resnet18", num_classes=0, checkpoint_path=str(tmp_path / ENCODER))
 
 
-def test_what_is_loaded_is_frozen_and_ready(tmp_path: Path) -> None:
+def test_loaded_encoder_is_frozen_in_eval_mode(tmp_path: Path) -> None:
     saved(tmp_path, Network(name="test_resnet"))
     ours = load(tmp_path)
     assert not ours.training
@@ -105,11 +105,11 @@ def test_what_is_loaded_is_frozen_and_ready(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_encoder_that_it_trained(tmp_path: Path) -> None:
-    """timm, we and the watching probe see the same features of the same files.
+def test_run_saves_the_encoder_it_trained(tmp_path: Path) -> None:
+    """timm, compressive and the online probe compute the same features of the same files.
 
-    To 1e-5 with the probe: its images lie in canvases and in channels_last memory, for which other
-    convolutions run, and float32 sums come in another order.
+    With the probe, to 1e-5: its images lie in canvases and in channels_last memory. There, other
+    convolution kernels run and float32 sums have another order.
     """
     config = tiny("method=c-simclr", "train.steps=3", "views.size=24")
     outcome = pretrain(config, tmp_path, display=silent())
@@ -126,7 +126,7 @@ def test_a_run_ends_with_the_encoder_that_it_trained(tmp_path: Path) -> None:
     torch.testing.assert_close(ours(prepared), watched, rtol=1e-5, atol=1e-5)
 
 
-# Preparing pictures
+# Preprocessing
 
 
 @pytest.fixture(scope="module")
@@ -136,23 +136,23 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     return load(folder)
 
 
-def test_what_is_no_image_is_one_line(encoder: Encoder) -> None:
-    with pytest.raises(ValueError, match="no images were given"):
+def test_invalid_input_to_preprocess_is_one_line(encoder: Encoder) -> None:
+    with pytest.raises(ValueError, match="no images"):
         encoder.preprocess([])
     array: Any = np.zeros((20, 20, 3), np.uint8)
-    jaxtyping.config.update("jaxtyping_disable", True)  # it says the same of types, in tests alone
+    jaxtyping.config.update("jaxtyping_disable", True)  # it rejects types first, in tests only
     try:
-        with pytest.raises(TypeError, match=r"a PIL image or a uint8 tensor .* got ndarray"):
+        with pytest.raises(TypeError, match=r"PIL .*uint8 .*ndarray"):
             encoder.preprocess(array)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize("sides", [(40, 30), (24, 24), (9, 50), (90, 200)])
-def test_path_picture_and_tensor_agree(
+def test_path_pil_image_and_tensor_give_the_same_input(
     sides: tuple[int, int], encoder: Encoder, tmp_path: Path
 ) -> None:
-    """PNG, which loses nothing: to the bit, alone or among others, also above the side of 60."""
+    """PNG is lossless: inputs are bitwise equal, alone or in a batch, even above a side of 60."""
     picture = noise(*sides)
     picture.save(tmp_path / "a.png")
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
@@ -167,22 +167,22 @@ def test_path_picture_and_tensor_agree(
     assert not torch.equal(batch[:1], batch[1:])
 
 
-def test_pictures_are_centered_and_normalized_as_in_training(encoder: Encoder) -> None:
-    """A gray picture is (gray - mean) / std of ImageNet, whatever its size; its center counts."""
+def test_images_are_center_cropped_and_normalized(encoder: Encoder) -> None:
+    """A gray image becomes (gray - mean) / std of ImageNet at any size. Only its center is used."""
     gray = torch.full((3, 40, 30), 51, dtype=torch.uint8)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     expected = ((0.2 - mean) / std)[:, None, None].expand(3, SIZE, SIZE)
     torch.testing.assert_close(encoder.preprocess(gray)[0], expected, rtol=1e-5, atol=1e-5)
     marked = gray.clone()
-    marked[:, :4], marked[:, -4:] = 255, 255  # outside of the central 30 x 30
+    marked[:, :4], marked[:, -4:] = 255, 255  # outside the central 30 x 30
     assert torch.equal(encoder.preprocess(marked), encoder.preprocess(gray))
     marked[:, 20] = 255
     assert not torch.equal(encoder.preprocess(marked), encoder.preprocess(gray))
 
 
 @pytest.mark.parametrize("sides", [(480, 600), (600, 480), (64, 500), (40, 34)])
-def test_a_photograph_fills_what_a_network_of_small_squares_sees(sides: tuple[int, int]) -> None:
-    """As CIFAR's: the shorter side to 32, the center of the longer; not the longer side to 32."""
+def test_shorter_side_is_resized_to_the_view_size(sides: tuple[int, int]) -> None:
+    """As for CIFAR, the shorter side becomes 32 and the longer one is center-cropped."""
     ours = Encoder(nn.Linear(1, 1), Network(), 32, 32)
     picture = smooth(*sides)
     scale = 32 / min(sides)
@@ -193,18 +193,20 @@ def test_a_photograph_fills_what_a_network_of_small_squares_sees(sides: tuple[in
     expected = torch.from_numpy(small).permute(2, 0, 1) / 255
     seen = colors(ours.preprocess(picture))[0]
     assert (seen - expected).abs().max() < 1.5 / 255  # both round to levels
-    assert (seen - seen.mean((1, 2), keepdim=True)).abs().mean() > 0.05, "something was compared"
+    assert (seen - seen.mean((1, 2), keepdim=True)).abs().mean() > 0.05, (
+        "the image must not be flat"
+    )
 
 
 def smooth(height: int, width: int) -> Image.Image:
-    """A picture with a slope, a wave and a mark in each corner of its central square."""
+    """Return a smooth image with waves in all channels."""
     y, x = np.mgrid[:height, :width] / min(height, width)
     waves = [np.sin(5 * x), np.cos(4 * y), np.sin(3 * (x + y))]
     return Image.fromarray((127 + 120 * np.stack(waves, 2)).astype(np.uint8))
 
 
-def test_what_views_were_made_by_travels_with_the_weights(tmp_path: Path) -> None:
-    """In the file: it may leave the folder of its run."""
+def test_antialias_setting_is_stored_with_the_weights(tmp_path: Path) -> None:
+    """It is in the file, which may leave its run folder."""
     network = build(SETTINGS, SIZE)
     picture = noise(60, 45)
     for antialias in (False, True):
@@ -221,24 +223,24 @@ def test_what_views_were_made_by_travels_with_the_weights(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("size", [32, 48])
 @pytest.mark.parametrize("sides", [(60, 45), (45, 60), (300, 200), (30, 400), (20, 25)])
-def test_evaluation_sees_what_preprocess_makes(size: int, sides: tuple[int, int]) -> None:
-    """Also where the canvases of training were as small as the views."""
+def test_evaluation_inputs_match_preprocess(size: int, sides: tuple[int, int]) -> None:
+    """Cover training canvases that were as small as the views."""
     ours = Encoder(nn.Linear(1, 1), Network(), size, size)
     picture = torch.from_numpy(np.array(smooth(*sides))).permute(2, 0, 1)
     source = ImageSource(name="one", count=1, read=lambda _: picture, place=str)
-    assert_seen_as_preprocessed(ours, source, 0, side=size)
+    assert_matches_preprocess(ours, source, 0, side=size)
 
 
-def test_evaluation_sees_the_one_long_picture_that_no_sample_has() -> None:
-    """Canvases are as large as the largest of 256 images; of a longer one the ends are cut."""
+def test_evaluation_input_of_an_unsampled_long_image_matches_preprocess() -> None:
+    """Canvases are as large as the largest of 256 sampled images. Longer images are cropped."""
     ours = Encoder(nn.Linear(1, 1), Network(), 48, 110)
     usual = torch.zeros(3, 60, 80, dtype=torch.uint8)
     long = torch.from_numpy(np.array(smooth(200, 60))).permute(2, 0, 1)
     source = ImageSource(name="a", count=600, read=lambda i: long if i == 1 else usual, place=str)
-    assert_seen_as_preprocessed(ours, source, 1, side=110)
+    assert_matches_preprocess(ours, source, 1, side=110)
 
 
-def assert_seen_as_preprocessed(ours: Encoder, source: ImageSource, i: int, side: int) -> None:
+def assert_matches_preprocess(ours: Encoder, source: ImageSource, i: int, side: int) -> None:
     model = FrozenModel(name="a", network=ours.network, size=ours.size, side=side)
     fitted, canvas = model.shrink(source)
     with open_loader(fitted, side=canvas, device="cpu") as loader:
@@ -247,19 +249,19 @@ def assert_seen_as_preprocessed(ours: Encoder, source: ImageSource, i: int, side
 
 
 @pytest.mark.parametrize("sides", [(32, 40), (192, 128)])
-def test_colors_may_come_last(encoder: Encoder, sides: tuple[int, int]) -> None:
-    """As NumPy has them of a picture, below and above the size of training; one, or a batch."""
+def test_channels_last_arrays_are_accepted(encoder: Encoder, sides: tuple[int, int]) -> None:
+    """NumPy stores images so. Cover sizes below and above that of training, single and batched."""
     picture = smooth(*sides)
     last = torch.from_numpy(np.array(picture))
     expected = encoder.preprocess(picture)
     assert torch.equal(encoder.preprocess(last), expected)
     assert torch.equal(encoder.preprocess(last[None]), expected)
-    with pytest.raises(ValueError, match="must be uint8 of shape"):
+    with pytest.raises(ValueError, match="uint8"):
         encoder.preprocess(last / 255)
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "L", "RGBA"])
-def test_a_picture_is_seen_as_its_file(encoder: Encoder, mode: str, tmp_path: Path) -> None:
+def test_pil_image_matches_its_file(encoder: Encoder, mode: str, tmp_path: Path) -> None:
     values = np.arange(40 * 30).reshape(40, 30)
     picture = {
         "I;16": lambda: Image.fromarray((values * 50).astype(np.uint16)),
@@ -271,21 +273,19 @@ def test_a_picture_is_seen_as_its_file(encoder: Encoder, mode: str, tmp_path: Pa
     path = tmp_path / ("a.tiff" if mode == "I" else "a.png")
     picture.save(path)
     assert torch.equal(encoder.preprocess(picture), encoder.preprocess(path))
-    with pytest.raises(ValueError, match="cannot be read: pixels are floating-point"):
+    with pytest.raises(ValueError, match="floating-point"):
         encoder.preprocess(Image.fromarray(values.astype(np.float32)))
 
 
-def test_what_was_not_prepared_is_refused(encoder: Encoder, tmp_path: Path) -> None:
+def test_unprocessed_input_is_rejected(encoder: Encoder, tmp_path: Path) -> None:
     for images in (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(3, 32, 32)):
-        with pytest.raises(ValueError, match=r"encoder\.preprocess.* got torch"):
+        with pytest.raises(ValueError, match=r"encoder\.preprocess.*torch"):
             encoder(images)
-    with pytest.raises(
-        ValueError, match="is a folder; give its images, or use `compressive embed`"
-    ):
+    with pytest.raises(ValueError, match=r"folder.*`compressive embed`"):
         encoder.preprocess(tmp_path)
 
 
-def test_a_backbone_of_ones_own_comes_back_when_it_is_given(tmp_path: Path) -> None:
+def test_custom_backbone_is_restored_if_passed_to_load(tmp_path: Path) -> None:
     class Own(nn.Module):
         head_hidden_size = 8
 
@@ -298,17 +298,17 @@ def test_a_backbone_of_ones_own_comes_back_when_it_is_given(tmp_path: Path) -> N
 
     network = Own()
     save(tmp_path, network, Network(name="test_resnet"), SIZE, 64)
-    with pytest.raises(ValueError, match=r"weights of another network .* network=\.\.\.\)$"):
+    with pytest.raises(ValueError, match=r"network=\.\.\.\)$"):
         load(tmp_path)
     ours = load(tmp_path, network=Own())
     x = torch.rand(2, 3, SIZE, SIZE)
     assert torch.equal(ours(x), network(x))
-    with pytest.raises(ValueError, match="Linear must say how long its features are"):
+    with pytest.raises(ValueError, match=r"Linear.*features"):
         feature_dim(nn.Linear(1, 1))
 
 
-def test_large_pictures_are_shrunk_as_in_training(encoder: Encoder) -> None:
-    """Fine stripes become gray by averaging; taking single pixels would make other stripes."""
+def test_large_images_are_downscaled_with_antialiasing(encoder: Encoder) -> None:
+    """Fine stripes average to gray; picking single pixels would give other stripes."""
     stripes = torch.zeros(3, 480, 480, dtype=torch.uint8)
     stripes[:, :, ::2] = 255
     seen = encoder.preprocess(stripes)[0]
@@ -316,11 +316,11 @@ def test_large_pictures_are_shrunk_as_in_training(encoder: Encoder) -> None:
     assert ((seen.amax((1, 2), keepdim=True) - seen) * std).max() < 0.02  # of 1, black to white
 
 
-def test_pictures_are_upright_and_sixteen_bits_are_eight(encoder: Encoder, tmp_path: Path) -> None:
-    """As the images of training were read: by their EXIF orientation, by their upper bits."""
+def test_exif_orientation_and_16_bit_images_are_handled(encoder: Encoder, tmp_path: Path) -> None:
+    """As in training: EXIF orientation is applied, and the upper 8 of 16 bits are kept."""
     picture = noise(40, 30)
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 270 degrees
+    exif[0x0112] = 6  # rotated by 270 degrees
     picture.save(tmp_path / "turned.png", exif=exif)
     upright = encoder.preprocess(picture.transpose(Image.Transpose.ROTATE_270))
     assert torch.equal(encoder.preprocess(tmp_path / "turned.png"), upright)
@@ -332,17 +332,17 @@ def test_pictures_are_upright_and_sixteen_bits_are_eight(encoder: Encoder, tmp_p
     assert torch.equal(*(encoder.preprocess(tmp_path / f"{bits}.png") for bits in (16, 8)))
 
 
-def test_an_unreadable_picture_is_named(encoder: Encoder, tmp_path: Path) -> None:
+def test_unreadable_image_is_rejected_by_name(encoder: Encoder, tmp_path: Path) -> None:
     whole = io.BytesIO()
     noise(20, 20).save(whole, "png")
     (tmp_path / "cut.png").write_bytes(whole.getvalue()[:300])
-    with pytest.raises(ValueError, match=r"cut\.png cannot be read: \w+"):
+    with pytest.raises(ValueError, match=r"cut\.png .*: \w+"):
         encoder.preprocess(tmp_path / "cut.png")
     with pytest.raises(FileNotFoundError, match=r"none\.png"):
         encoder.preprocess(str(tmp_path / "none.png"))
 
 
-# What cannot be loaded
+# Errors of load
 
 
 def one_line(error: Exception) -> str:
@@ -350,40 +350,40 @@ def one_line(error: Exception) -> str:
     return str(error)
 
 
-def test_a_place_without_an_encoder_is_one_line(tmp_path: Path) -> None:
+def test_path_without_an_encoder_is_one_line(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError) as caught:
             load(place)
         assert one_line(caught.value).startswith(f"no encoder at {place}")
 
 
-def test_a_device_that_is_not_there_is_not_the_files_fault() -> None:
-    """Without a GPU of that number; a file that is called damaged may be deleted."""
+def test_unavailable_device_is_not_reported_as_a_damaged_file() -> None:
+    """A file that is reported as damaged might be deleted."""
     for device in ("foo", "cuda:99"):
-        with pytest.raises(ValueError, match=f"device {device} cannot be used here: "):
+        with pytest.raises(ValueError, match=f"device {device} "):
             load("cifar10-c-simclr-r18", device)
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
-def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
+def test_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
     saved(tmp_path, Network(name="test_resnet"))
     path = tmp_path / ENCODER
     whole = path.read_bytes()
     path.write_bytes({"cut": whole[:-100], "text": b"hello, encoder", "empty": b""}[damage])
-    with pytest.raises(ValueError, match="is damaged or no safetensors file") as caught:
+    with pytest.raises(ValueError, match="damaged") as caught:
         load(tmp_path)
     assert str(path) in one_line(caught.value)
 
 
-def test_the_weights_of_others_are_left_to_timm(tmp_path: Path) -> None:
+def test_third_party_weights_are_rejected(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(3)}, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="does not say which network") as caught:
+    with pytest.raises(ValueError, match=r"x\.safetensors .*network") as caught:
         load(tmp_path / "x.safetensors")
     one_line(caught.value)
 
 
 @pytest.mark.parametrize("version", [None, "1", "3"])
-def test_another_format_is_refused_by_its_number(version: str | None, tmp_path: Path) -> None:
+def test_other_formats_are_rejected_by_number(version: str | None, tmp_path: Path) -> None:
     saved(tmp_path, SETTINGS)
     with safe_open(tmp_path / ENCODER, "pt") as file:
         metadata = {k: v for k, v in file.metadata().items() if k != "format_version"}
@@ -394,23 +394,23 @@ def test_another_format_is_refused_by_its_number(version: str | None, tmp_path: 
     assert str(tmp_path / ENCODER) in one_line(caught.value)
 
 
-def test_load_is_at_the_front_door() -> None:
+def test_load_is_a_public_name() -> None:
     assert compressive.load is load
-    with pytest.raises(AttributeError, match="module 'compressive' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="'nothing'"):
         compressive.nothing  # noqa: B018  # pyright: ignore
 
 
 @pytest.mark.parametrize("shape", [(40, 22), (22, 40)])
-def test_a_batch_of_oblong_images_is_prepared_as_each_alone(shape: tuple[int, int]) -> None:
-    """One side is above the canvases' 24, the other below."""
+def test_batch_of_oblong_images_matches_single_images(shape: tuple[int, int]) -> None:
+    """One side is above the canvas side of 24, the other below."""
     found = Encoder(backbone("test_resnet").eval(), Network(name="test_resnet"), 16, 24)
     images = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
     alone = torch.cat([found.preprocess(one) for one in images])
     torch.testing.assert_close(found.preprocess(images), alone, rtol=0, atol=1e-6)
 
 
-def test_an_encoder_has_the_same_bytes_whenever_it_is_written(tmp_path: Path) -> None:
-    """Results know theirs by its checksum; safetensors' own order of what is said changes."""
+def test_saved_encoder_is_byte_reproducible(tmp_path: Path) -> None:
+    """Results identify encoders by checksum, and safetensors orders its metadata at random."""
     settings = Network(name="test_resnet")
     network = build(settings, 16)
     about = {str(i): "x" for i in range(9)}

@@ -1,4 +1,4 @@
-"""On a GPU: the CPU's numbers, nothing waits for the device, graphs and little memory."""
+"""On a GPU: CPU results, no host synchronization, CUDA graphs and low memory."""
 
 import math
 from collections.abc import Iterator
@@ -27,16 +27,16 @@ pytestmark = [
 
 
 @pytest.fixture
-def _no_waiting() -> Iterator[None]:
-    """Any wait of the host for the device is an error."""
+def _no_synchronization() -> Iterator[None]:
+    """Raise an error if the host waits for the device."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
 
 
-def test_special_functions_are_the_cpus() -> None:
-    """Other exp and log: a few units in the last place."""
+def test_special_functions_match_the_cpu() -> None:
+    """exp and log differ by a few units in the last place."""
     table = golden_json("vmf_table")
     kappa = torch.tensor(table["kappa"], dtype=torch.float64)
     for n in table["n"]:
@@ -52,8 +52,8 @@ def draw_and_score(mu: torch.Tensor, kappa: float | torch.Tensor) -> torch.Tenso
     return p.log_prob(p.rsample())
 
 
-@pytest.mark.usefixtures("_no_waiting")
-def test_nothing_waits_for_the_device() -> None:
+@pytest.mark.usefixtures("_no_synchronization")
+def test_objectives_and_sampling_do_not_synchronize() -> None:
     r_x, r_y = (torch.randn(64, 256, device="cuda", requires_grad=True) for _ in range(2))
     mu = F.normalize(r_x, dim=-1)
     learned = torch.full((64,), 300.0, device="cuda", requires_grad=True)
@@ -68,8 +68,8 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fixed", "learned", "no polynomial"])
-def test_sampling_can_be_captured(kind: str) -> None:
-    """Every replay draws anew, from the right law."""
+def test_sampling_works_in_a_cuda_graph(kind: str) -> None:
+    """Every replay draws new samples from the correct distribution."""
     n, kappa = (3, 0.5) if kind == "no polynomial" else (64, 100.0)
     mu = unit_vectors(n, dtype=torch.float32).cuda().expand(20_000, n)
     given = torch.full((20_000,), kappa, device="cuda") if kind == "learned" else kappa
@@ -91,7 +91,7 @@ def test_sampling_can_be_captured(kind: str) -> None:
     assert all(CosineLaw(n, kappa).ks(angle.numpy()) > 1e-4 for angle in draws)
 
 
-def test_objectives_are_the_cpus() -> None:
+def test_objectives_match_the_cpu() -> None:
     x, y, z = (unit_vectors(32, 64, seed=s) for s in range(3))
     for loss in (
         lambda x, y, z: simclr_loss(x, y).loss,
@@ -108,7 +108,7 @@ def test_objectives_are_the_cpus() -> None:
             torch.testing.assert_close(gpu, cpu, rtol=1e-11, atol=1e-11)
 
 
-def test_autocast_changes_nothing() -> None:
+def test_autocast_has_no_effect() -> None:
     r_x, r_y = (torch.randn(64, 256, device="cuda") for _ in range(2))
     torch.manual_seed(0)
     outside = csimclr_loss(r_x, r_y, kappa_e=16384.0)
@@ -128,20 +128,20 @@ def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
     assert (torch.cuda.max_memory_allocated() - before) / 2**30 < 1.5
 
 
-def test_values_are_looked_at_only_on_request() -> None:
+def test_values_are_validated_only_on_request() -> None:
     nan = torch.full((4, 8), math.nan, device="cuda")
     assert simclr_loss(nan, nan).loss.isnan()
     with (
         torch.autograd.set_detect_anomaly(True),
-        pytest.raises(ValueError, match="r_x must hold vectors of finite length"),
+        pytest.raises(ValueError, match=r"r_x .*finite"),
     ):
         simclr_loss(nan, nan)
-    with pytest.raises(ValueError, match="r_y must be on the device of r_x, cuda:0, got cpu"):
+    with pytest.raises(ValueError, match=r"r_y .*cuda:0.* cpu"):
         simclr_loss(nan, nan.cpu())
 
 
-def test_what_is_made_again_moves_no_gradient_and_less_is_kept() -> None:
-    """By torch's own backend, in float64; sums go in another order."""
+def test_recomputation_keeps_gradients_and_saves_memory() -> None:
+    """Use torch's inductor in float64; sums have another order."""
     script = Path(__file__).parent / "recomputed.py"
     difference, share = map(float, printed(script.read_text(), "cuda", "inductor").split())
     assert difference < 1e-9
@@ -149,8 +149,8 @@ def test_what_is_made_again_moves_no_gradient_and_less_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
-def test_the_weights_of_a_resumed_run_move_without_waiting(name: str, tmp_path: Path) -> None:
-    """Optimizers, target, controller and readings; in the first step LARS makes its blocks."""
+def test_resumed_run_updates_weights_without_synchronization(name: str, tmp_path: Path) -> None:
+    """Cover optimizers, target, controller and metrics. LARS allocates in its first step."""
     config = tiny(
         "method=c-byol",
         "bottleneck.target_residual=1",

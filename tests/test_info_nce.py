@@ -1,4 +1,4 @@
-"""InfoNCE: the streamed form equals the kept one, in value, gradient and little memory."""
+"""InfoNCE: the streamed form matches the in-memory one and uses little memory."""
 
 import subprocess
 import sys
@@ -27,8 +27,8 @@ def both_ways(
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_streamed_equals_kept(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    """Blocks of 5 rows (10 without `own`) and a last one of 2 (7), against all rows at once."""
+def test_streamed_matches_in_memory(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """Compare blocks of 5 rows (10 without `own`) and a last one of 2 (7) to all rows at once."""
     kept, streamed = both_ways(monkeypatch, own, torch.float64)
     for a, b in zip(kept, streamed, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
@@ -37,8 +37,8 @@ def test_streamed_equals_kept(monkeypatch: pytest.MonkeyPatch, own: bool) -> Non
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_own_image_is_no_negative() -> None:
-    """Two images: K = 3 candidates, by hand."""
+def test_own_image_is_not_a_negative() -> None:
+    """Two images have K = 3 candidates, listed here."""
     z, mu, own = unit_vectors(3, 2, 8)
     nll = info_nce.info_nce(z, mu, 5.0, own=own)
     for i in range(2):
@@ -46,7 +46,7 @@ def test_own_image_is_no_negative() -> None:
         torch.testing.assert_close(nll[i], logits.logsumexp(0) - logits[i], rtol=1e-13, atol=1e-13)
 
 
-def test_one_image_has_nothing_to_be_told_from() -> None:
+def test_single_image_has_zero_loss() -> None:
     z, mu, own = unit_vectors(3, 1, 8)
     assert info_nce.info_nce(z, mu, 5.0).item() == 0
     assert info_nce.info_nce(z, mu, 5.0, own=own).item() == 0
@@ -72,7 +72,7 @@ print((mebibytes("VmHWM") - before) / 1024)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_batch_of_16384_fits_in_a_gigabyte_and_a_half() -> None:
-    """Peak resident memory beyond the inputs, in GiB; the logits alone would be 4 GiB."""
+    """Measure peak resident memory beyond the inputs, in GiB. The logits alone would take 4 GiB."""
     run = subprocess.run([sys.executable, "-c", BIG], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     assert 0.05 < float(run.stdout) < 1.5
@@ -90,7 +90,7 @@ def test_streaming_starts_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(calls) == streams
 
 
-# In a process of its own: the suite's checks of shapes cannot be compiled.
+# Run in a subprocess: the shape checks of the test suite cannot be compiled.
 AUTOCAST = """
 import torch
 from compressive import info_nce
@@ -112,10 +112,10 @@ for info_nce._KEEP in (2**26, 0):
 
 
 @pytest.mark.slow
-def test_gradients_under_autocast_are_those_of_float32() -> None:
-    """As in a training step, where backward too is called under autocast; kept, then streamed.
+def test_gradients_under_autocast_match_float32() -> None:
+    """Backward runs under autocast too, as in training; in memory, then streamed.
 
-    A product in bfloat16 is 4e-3 off, one in float32 2e-6.
+    A product in bfloat16 has an error of 4e-3, one in float32 of 2e-6.
     """
     errors = [float(line) for line in printed(AUTOCAST).split()]
     assert len(errors) == 4

@@ -1,4 +1,4 @@
-"""The test summary says which tests were deselected or skipped, and why."""
+"""The test summary shows which tests were deselected or skipped, and why."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ INI = "[pytest]\nmarkers =\n  slow\n  shared\n  gpu\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_the_summary_names_markers_counts_and_reasons(tmp_path: Path, processes: str) -> None:
+def test_summary_has_markers_counts_and_reasons(tmp_path: Path, processes: str) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "conftest.py").write_text("from marker_summary import *\n")

@@ -48,12 +48,12 @@ def duplicates(sources: dict[str, str]) -> dict[str, list[str]]:
 SOURCES = {str(p.relative_to(PACKAGE)): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))}
 
 
-def test_a_name_stands_for_one_concept() -> None:
+def test_names_are_not_reused_for_different_concepts() -> None:
     found = {name: where for name, where in duplicates(SOURCES).items() if name not in SAME_CONCEPT}
     assert not found, f"rename, or add to SAME_CONCEPT with a reason: {found}"
 
 
-def test_the_exceptions_are_duplicates() -> None:
+def test_exceptions_are_actual_duplicates() -> None:
     assert SAME_CONCEPT.keys() <= duplicates(SOURCES).keys()
 
 

@@ -30,9 +30,9 @@ BYOL = golden_json("byol")
 ARRAYS = golden_arrays("contrastive")
 BYOL_ARRAYS = golden_arrays("byol")
 
-# The official code forms log C + kappa mu.z from numbers of size kappa_e (up to 32768) in
-# float64, so its own losses carry up to 1e-11 and its gradients, where kappa_e |mu|^2 cancels,
-# about as much. Both bounds are those of the issue.
+# The official code computes log C + kappa mu.z from numbers of size kappa_e (up to 32768) in
+# float64. Its own losses therefore have errors of up to 1e-11, and so do its gradients, where
+# kappa_e |mu|^2 cancels. Both bounds are those of the issue.
 EXACT = 1e-10
 
 
@@ -53,7 +53,7 @@ def close(ours: Tensor, official: float | Tensor) -> None:
 
 
 def official_sample(mu: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """The reflection that takes the first axis to mu, applied to given noise."""
+    """Apply the reflection that takes the first axis to mu to given noise."""
     s = torch.cat([w[:, None], torch.sqrt(1 - w[:, None] ** 2) * v], dim=1)
     u = F.normalize(torch.eye(mu.shape[1], dtype=mu.dtype)[0] - mu, dim=-1)
     return s - 2 * (s * u).sum(-1, keepdim=True) * u
@@ -87,16 +87,16 @@ def ours_for(case: dict[str, Any], r_x: Tensor, r_y: Tensor) -> tuple[Tensor, di
     return loss, metrics
 
 
-def test_the_golden_files_are_whole() -> None:
+def test_golden_files_are_complete() -> None:
     assert len(CONTRASTIVE) == 168
     assert len(BYOL) == 18
-    # An ablation flag of the official code that the paper never uses, and that we do not offer.
+    # An ablation flag of the official code that the paper never uses and we do not support.
     assert sum(not case.get("hidden_norm", True) for case in BYOL) == 2
     assert sum(f"{case['id']}/grad" in ARRAYS for case in CONTRASTIVE) >= 100
 
 
 @pytest.mark.parametrize("case", CONTRASTIVE, ids=lambda case: case["id"])
-def test_contrastive_losses_equal_the_official_code(case: dict[str, Any]) -> None:
+def test_contrastive_losses_match_the_official_code(case: dict[str, Any]) -> None:
     hidden = ARRAYS[case["hidden"]].clone().requires_grad_()
     loss, metrics = ours_for(case, *hidden.split(case["B"]))
     close(loss, case["loss"])
@@ -110,7 +110,7 @@ def test_contrastive_losses_equal_the_official_code(case: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "case", [case for case in BYOL if case.get("hidden_norm")], ids=lambda case: case["id"]
 )
-def test_byol_loss_equals_the_official_code(case: dict[str, Any]) -> None:
+def test_byol_loss_matches_the_official_code(case: dict[str, Any]) -> None:
     hidden = BYOL_ARRAYS[case["hidden"]].clone().requires_grad_()
     online, target = hidden.split(case["B"])
     out = byol_loss(online, target, weight=case["byol_loss_weight"])
@@ -126,8 +126,8 @@ def test_byol_loss_equals_the_official_code(case: dict[str, Any]) -> None:
     [case for case in BYOL if case["fn"] == "add_byol_ceb_loss"],
     ids=lambda case: case["id"],
 )
-def test_cbyol_loss_equals_the_official_code(case: dict[str, Any]) -> None:
-    """Both directions; b(z|y) of the first uses target_proj_output2, as the official code does."""
+def test_cbyol_loss_matches_the_official_code(case: dict[str, Any]) -> None:
+    """Both directions; b(z|y) of the first uses target_proj_output2, as in the official code."""
     names = ("hidden", "hidden2", "target_proj_output", "target_proj_output2", "z_mu", "z_mu2")
     given = {name: BYOL_ARRAYS[f"{case['id']}/{name}"].clone().requires_grad_() for name in names}
     settings = {name: case[name] for name in ("kappa_e", "kappa_b", "beta")}
@@ -154,8 +154,8 @@ def test_cbyol_loss_equals_the_official_code(case: dict[str, Any]) -> None:
     for name in names:
         official = BYOL_ARRAYS[f"{case['id']}/grad_{name}"]
         if name.startswith("z_mu"):
-            # The official mu is normalized before the loss, ours inside: compare what reaches
-            # the projection below, the part of the gradient along the sphere. z is the same.
+            # The official mu is normalized before the loss, ours inside. Compare what reaches the
+            # projection: the part of the gradient along the sphere. z is the same.
             z_official, mu_official = official.split(case["dim"], dim=-1)
             z_ours, mu_ours = grads[name].split(case["dim"], dim=-1)
             mu = given[name].detach().split(case["dim"], dim=-1)[1]
@@ -189,7 +189,7 @@ def naive_direction(z, mu_own, mu_other, kappa_e, kappa_b, beta, own) -> Tensor:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_csimclr_is_the_papers_equation(own: bool) -> None:
+def test_csimclr_matches_the_papers_equation(own: bool) -> None:
     r_x, r_y = projections(5, 8)
     mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
     z_x, z_y = unit_vectors(2, 5, 8, seed=4)
@@ -205,8 +205,8 @@ def test_csimclr_is_the_papers_equation(own: bool) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 16), st.sampled_from([2, 3, 64]), st.floats(0.5, 50.0), st.booleans())
-def test_free_compression_is_simclr(batch: int, dim: int, kappa_b: float, own: bool) -> None:
-    """At beta = 0 and z at its mode: SimCLR at temperature 1 / kappa_b, less 2 log K."""
+def test_csimclr_at_beta_zero_is_simclr(batch: int, dim: int, kappa_b: float, own: bool) -> None:
+    """At beta = 0 and z at its mode, it is SimCLR at temperature 1 / kappa_b, minus 2 log K."""
     r_x, r_y = projections(batch, dim)
     z: dict[str, Any] = {"z_x": F.normalize(r_x, dim=-1), "z_y": F.normalize(r_y, dim=-1)}
     ours = csimclr_loss(r_x, r_y, kappa_b=kappa_b, beta=0.0, own_view_negatives=own, **z)
@@ -227,7 +227,7 @@ def test_simclr_is_cross_entropy() -> None:
     )
 
 
-def test_free_cbyol_is_byol() -> None:
+def test_cbyol_at_beta_zero_is_byol() -> None:
     (mu_e, mu_b), (y_hat, y) = projections(6, 8), projections(6, 5, seed=1)
     out = cbyol_loss(mu_e, mu_b, y_hat, y, z=unit_vectors(6, 8), beta=0.0, weight=3.0)
     byol = byol_loss(y_hat, y, weight=3.0)
@@ -236,11 +236,11 @@ def test_free_cbyol_is_byol() -> None:
     torch.testing.assert_close(byol.nll, 3 * (2 - 2 * cosine), rtol=1e-13, atol=1e-14)
 
 
-# The meter
+# Residual and its estimators
 
 
 @pytest.mark.slow
-def test_closed_rate_is_the_mean_of_the_sampled_one() -> None:
+def test_analytic_residual_is_the_mean_of_the_sampled_one() -> None:
     r_x, r_y = projections(4, 64)
     settings: dict[str, Any] = {"kappa_e": 256.0, "kappa_b": 8.0}
     closed = csimclr_loss(r_x, r_y, residual_estimator="analytic", **settings)
@@ -255,8 +255,8 @@ def test_closed_rate_is_the_mean_of_the_sampled_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
-def test_both_rates_have_the_same_expected_gradient(rate) -> None:
-    """-beta kappa_b A(kappa_e) cos(mu_e, mu_b) is all that the residual contributes."""
+def test_both_estimators_have_the_same_expected_gradient(rate) -> None:
+    """The residual contributes only -beta kappa_b A(kappa_e) cos(mu_e, mu_b)."""
     r_x, r_y = projections(3, 16)
     kappa_e, kappa_b, draws = 50.0, 5.0, 1000
     a = special.constants(kappa_e, 16).mean_resultant_length
@@ -273,8 +273,8 @@ def test_both_rates_have_the_same_expected_gradient(rate) -> None:
         assert error.max() < 5
 
 
-def test_closed_rate_cuts_the_gradient_noise() -> None:
-    """At kappa_e = 1024 to about 0.36; 20 draws tell it to a tenth."""
+def test_analytic_residual_reduces_gradient_noise() -> None:
+    """At kappa_e = 1024 it falls to about 0.36; 20 draws measure it to a tenth."""
     r_x, r_y = projections(64, 256)
     rates: list[ResidualEstimator] = ["sampled", "analytic"]
     spread = []
@@ -286,7 +286,7 @@ def test_closed_rate_cuts_the_gradient_noise() -> None:
     assert spread[1] / spread[0] == pytest.approx(0.36, abs=0.04)
 
 
-def test_movable_is_the_residual_above_its_floor() -> None:
+def test_reducible_residual_is_the_residual_above_its_floor() -> None:
     r_x, r_y = projections(5, 32)
     out = csimclr_loss(r_x, r_y, residual_estimator="analytic")
     same = csimclr_loss(r_x, r_x, residual_estimator="analytic")
@@ -300,8 +300,8 @@ def test_movable_is_the_residual_above_its_floor() -> None:
     torch.testing.assert_close(out.entropy_b, out.entropy_e + out.residual_x)
 
 
-def test_meter_of_cbyol() -> None:
-    """Residual at coinciding means, n = 256, kappa_e = 16384, kappa_b = 10: 522.4 nats (mpmath)."""
+def test_cbyol_residual_matches_mpmath() -> None:
+    """Residual at equal means, n = 256, kappa_e = 16384, kappa_b = 10: 522.4 nats (mpmath)."""
     mu = unit_vectors(4, 256)
     y = unit_vectors(4, 256, seed=2)
     out = cbyol_loss(mu, 3 * mu, y, y, z=mu, residual_estimator="analytic")
@@ -311,7 +311,7 @@ def test_meter_of_cbyol() -> None:
     torch.testing.assert_close(out.entropy_b, out.entropy_e + out.residual)
 
 
-def test_samples_are_drawn_where_none_are_given() -> None:
+def test_missing_samples_are_drawn() -> None:
     r_x, r_y = projections(8, 32)
     torch.manual_seed(5)
     drawn = csimclr_loss(r_x, r_y)
@@ -321,11 +321,11 @@ def test_samples_are_drawn_where_none_are_given() -> None:
     given = csimclr_loss(r_x, r_y, z_x=z_x, z_y=z_y)
     torch.testing.assert_close(drawn.loss, given.loss, rtol=1e-14, atol=0)
     grads = [torch.autograd.grad(out.loss, (r_x, r_y)) for out in (drawn, given)]
-    for a, b in zip(*grads, strict=True):  # log e is left out of the graph of the first
+    for a, b in zip(*grads, strict=True):  # the first graph omits log e
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_parts_compress_any_loss() -> None:
+def test_compress_works_with_any_loss() -> None:
     r_x, r_y = projections(6, 16)
     e = VonMisesFisher(F.normalize(r_x, dim=-1), 100.0)
     b = VonMisesFisher(F.normalize(r_y, dim=-1), 10.0)
@@ -336,7 +336,7 @@ def test_parts_compress_any_loss() -> None:
     torch.testing.assert_close(each.mean(), (out.nll_x + 0.5 * out.residual_x).mean())
 
 
-def test_beta_may_be_a_tensor_that_a_schedule_fills() -> None:
+def test_beta_may_be_a_tensor_updated_in_place() -> None:
     r_x, r_y = projections(4, 8)
     z_x, z_y = unit_vectors(2, 4, 8)
     number = csimclr_loss(r_x, r_y, beta=0.25, z_x=z_x, z_y=z_y).loss
@@ -347,8 +347,8 @@ def test_beta_may_be_a_tensor_that_a_schedule_fills() -> None:
 # Precision
 
 
-def test_autocast_and_narrow_projections_cost_no_nats() -> None:
-    """From bfloat16 projections on, everything is float32: as if they had been cast outside."""
+def test_autocast_and_bfloat16_projections_lose_no_precision() -> None:
+    """After bfloat16 projections, everything is float32, as if they had been cast outside."""
     r_x, r_y = (r.detach().bfloat16() for r in projections(32, 256))
     torch.manual_seed(2)
     outside = csimclr_loss(r_x.float(), r_y.float(), kappa_e=16384.0)
@@ -361,7 +361,7 @@ def test_autocast_and_narrow_projections_cost_no_nats() -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_float32_losses_are_near_float64() -> None:
+def test_float32_losses_are_close_to_float64() -> None:
     r_x, r_y = projections(64, 256)
     z_x, z_y = (
         VonMisesFisher(F.normalize(r, dim=-1), 16384.0).sample()
@@ -388,7 +388,7 @@ def test_mixed_precision_is_promoted() -> None:
     torch.testing.assert_close(mixed, wide, rtol=1e-5, atol=1e-3)
 
 
-def test_closed_rate_keeps_small_differences_in_float32() -> None:
+def test_analytic_residual_keeps_small_differences_in_float32() -> None:
     """n = 2048, kappa 10 and 11 at equal means: 2.44e-4 nats between numbers near 5000."""
     r = unit_vectors(3, 2048, dtype=torch.float32)
     out = csimclr_loss(r, r, kappa_e=10.0, kappa_b=11.0, residual_estimator="analytic")
@@ -399,65 +399,65 @@ def test_closed_rate_keeps_small_differences_in_float32() -> None:
     assert exact.residual_x[0].item() == pytest.approx(2.44e-4, rel=2e-3)
 
 
-# Bad input
+# Invalid input
 
 
 BAD = [
-    (lambda a: simclr_loss(a[0], a), r"r_x must have shape \(batch, dim\) .* got \(8,\)"),
-    (lambda a: simclr_loss(a[:0], a[:0]), r"r_x must have shape .* got \(0, 8\)"),
-    (lambda a: simclr_loss(a[:, :1], a[:, :1]), r"r_x must have .* dim >= 2, got \(4, 1\)"),
-    (lambda a: simclr_loss(a, a[:3]), r"r_y must have the shape of r_x, \(4, 8\), got \(3, 8\)"),
-    (lambda a: simclr_loss(a, a.long()), "r_y must be a floating-point tensor, got torch.int64"),
-    (lambda a: simclr_loss(a, a.numpy()), "r_y must be a floating-point tensor, got ndarray"),
-    (lambda a: simclr_loss(a, a.to("meta")), "r_y must be on the device of r_x, cpu, got meta"),
+    (lambda a: simclr_loss(a[0], a), r"^r_x .* \(8,\)$"),
+    (lambda a: simclr_loss(a[:0], a[:0]), r"^r_x .* \(0, 8\)$"),
+    (lambda a: simclr_loss(a[:, :1], a[:, :1]), r"^r_x .* \(4, 1\)$"),
+    (lambda a: simclr_loss(a, a[:3]), r"^r_y .* \(3, 8\)$"),
+    (lambda a: simclr_loss(a, a.long()), r"^r_y .* torch\.int64$"),
+    (lambda a: simclr_loss(a, a.numpy()), r"^r_y .* ndarray$"),
+    (lambda a: simclr_loss(a, a.to("meta")), r"^r_y .* meta$"),
     (
         lambda a: simclr_loss(a, a * math.nan),
-        "r_y must hold vectors of finite length.* got length nan in row 0",
+        r"^r_y .* length nan in row 0$",
     ),
     (
         lambda a: simclr_loss(a, a * 0),
-        "r_y must hold vectors .* 1e-12 or more, got length 0 in row 0",
+        r"^r_y .* length 0 in row 0$",
     ),
-    (lambda a: simclr_loss(a * 1e-20, a), "r_x must hold vectors .* got length 2.8.*e-20 in row 0"),
-    (lambda a: simclr_loss(a * 1e20, a), "r_x must hold vectors of finite length"),
-    (lambda a: simclr_loss(a, a, temperature=0), "temperature must be .* above 0, got 0"),
-    (lambda a: csimclr_loss(a, a, kappa_e=-1.0), "kappa_e must be .* 0 or more, got -1.0"),
-    (lambda a: csimclr_loss(a, a, kappa_b=math.nan), "kappa_b must be .* got nan"),
-    (lambda a: csimclr_loss(a, a, beta=-0.1), "beta must be .* got -0.1"),
+    (lambda a: simclr_loss(a * 1e-20, a), r"^r_x .* length 2\.8.*e-20 in row 0$"),
+    (lambda a: simclr_loss(a * 1e20, a), r"^r_x .*finite"),
+    (lambda a: simclr_loss(a, a, temperature=0), r"^temperature .* 0$"),
+    (lambda a: csimclr_loss(a, a, kappa_e=-1.0), r"^kappa_e .* -1\.0$"),
+    (lambda a: csimclr_loss(a, a, kappa_b=math.nan), r"^kappa_b .* nan$"),
+    (lambda a: csimclr_loss(a, a, beta=-0.1), r"^beta .* -0\.1$"),
     (
         lambda a: csimclr_loss(a, a, residual_estimator="exact"),  # pyright: ignore
-        "residual_estimator must be one of sampled, analytic, got 'exact'",
+        r"^residual_estimator .* 'exact'",
     ),
-    (lambda a: csimclr_loss(a, a, z_x=a), "z_x must hold unit vectors, got one of length 2.8"),
-    (lambda a: csimclr_loss(a, a, z_y=a[:2]), r"z_y must have the shape of r_y, \(4, 8\)"),
-    (lambda a: byol_loss(a, a, weight=-1.0), "weight must be .* got -1.0"),
-    (lambda a: byol_loss(a, a[:, :4]), r"target must have the shape of prediction, \(4, 8\)"),
+    (lambda a: csimclr_loss(a, a, z_x=a), r"^z_x .* length 2\.8"),
+    (lambda a: csimclr_loss(a, a, z_y=a[:2]), r"^z_y .*r_y, \(4, 8\)"),
+    (lambda a: byol_loss(a, a, weight=-1.0), r"^weight .* -1\.0$"),
+    (lambda a: byol_loss(a, a[:, :4]), r"^target .*prediction, \(4, 8\)"),
     (
         lambda a: cbyol_loss(a, a, a[:2], a[:2], z=a),
-        "y_hat must have as many rows as mu_e, 4, got 2",
+        r"^y_hat .* 2$",
     ),
-    (lambda a: cbyol_loss(a, a, a, a, z=2 * a), "z must hold unit vectors"),
-    (lambda a: info_nce(a, a[:2], 1.0), r"mu must have the shape of z, \(4, 8\), got \(2, 8\)"),
-    (lambda a: info_nce(a, a, 1.0, own=a[:2]), r"own must have the shape of z"),
+    (lambda a: cbyol_loss(a, a, a, a, z=2 * a), r"^z .*unit vectors"),
+    (lambda a: info_nce(a, a[:2], 1.0), r"^mu .* \(2, 8\)$"),
+    (lambda a: info_nce(a, a, 1.0, own=a[:2]), r"^own .*shape of z"),
     (lambda a: compress(a[:, 0], a[:3, 0], 1.0), r"nll and residual .* shapes \(4,\) and \(3,\)"),
     (lambda a: compress(a, a, 1.0), r"nll and residual .* shapes \(4, 8\)"),
-    (lambda a: compress(a[:, 0], a[:, 0], -1.0), "beta must be .* got -1.0"),
+    (lambda a: compress(a[:, 0], a[:, 0], -1.0), r"^beta .* -1\.0$"),
     (
         lambda a: compress(a[:, 0], a[:, 0], a[:, :1]),
-        r"beta must be one number, or one for each of 4 images, got .* \(4, 1\)",
+        r"^beta .* \(4, 1\)$",
     ),
-    (lambda a: csimclr_loss(a, a, beta=a[:, 0]), r"beta must be one number, got .* \(4,\)"),
+    (lambda a: csimclr_loss(a, a, beta=a[:, 0]), r"^beta .* \(4,\)$"),
     (
         lambda a: csimclr_loss(a, a, adaptive_weight="all"),  # pyright: ignore
-        "adaptive_weight must be one of likelihood, rank, got 'all'",
+        r"^adaptive_weight .* 'all'",
     ),
-    (lambda a: csimclr_loss(a, a, kappa_e=torch.tensor(5.0)), "kappa_e must be a number here"),  # pyright: ignore
-    (lambda a: info_nce(a, a, torch.tensor(5.0)), "kappa must be a number here, got a tensor"),  # pyright: ignore
-    (lambda a: cbyol_loss(a, a, a.to("meta"), a.to("meta"), z=a), "y_hat must be on the device"),
+    (lambda a: csimclr_loss(a, a, kappa_e=torch.tensor(5.0)), r"^kappa_e .*number"),  # pyright: ignore
+    (lambda a: info_nce(a, a, torch.tensor(5.0)), r"^kappa .* a tensor"),  # pyright: ignore
+    (lambda a: cbyol_loss(a, a, a.to("meta"), a.to("meta"), z=a), r"^y_hat .*device"),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), BAD)
-def test_bad_arguments_are_refused(call, message: str) -> None:
+def test_invalid_arguments_are_rejected(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(torch.ones(4, 8))

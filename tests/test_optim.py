@@ -1,4 +1,4 @@
-"""Longer than 300 lines: three golden sets, one reference loop and the ways a state can move."""
+"""LARS and schedules match golden files and a reference loop; state can be moved and resumed."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ HYPER = {"momentum": 0.9, "weight_decay": 0.02, "trust_coefficient": 0.001}
 
 
 def naive_step(params: list[Tensor], momenta: list[Tensor], spared: set[int], lr: float) -> None:
-    """LARS as the paper's code has it: tensor by tensor, norms on the host."""
+    """Apply LARS as in the paper's code: tensor by tensor, with norms on the host."""
     for i, (p, v) in enumerate(zip(params, momenta, strict=True)):
         if p.grad is None:
             continue
@@ -48,8 +48,8 @@ def naive_step(params: list[Tensor], momenta: list[Tensor], spared: set[int], lr
         p.data.sub_(v)
 
 
-def assorted(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Shapes and layouts that a model may hold; the last two make the spared group."""
+def various_parameters(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Return parameters of different shapes and layouts. The last two have no decay."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
@@ -58,8 +58,8 @@ def assorted(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     tensors = [
         randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last),
         randn(16, 8, 1, 1).contiguous(memory_format=torch.channels_last),
-        randn(40, 33),  # more than one chunk, and not a whole number of them
-        randn(40, 64)[:, ::2],  # not dense: its strides would reach into its neighbor
+        randn(40, 33),  # more than one chunk, with a remainder
+        randn(40, 64)[:, ::2],  # not dense: its strides reach into its neighbor
         torch.zeros(4, 3, dtype=dtype),
         randn(5, 7).T,
         randn(4, 4),  # its gradient is always zero
@@ -70,7 +70,7 @@ def assorted(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def give_gradients(params: list[Tensor], step: int) -> None:
-    """The gradients of a step: some missing, one zero, one with strides unlike its weight's."""
+    """Set gradients of a step: some missing, one zero, one with other strides than its weight."""
     generator = torch.Generator().manual_seed(1000 + step)
     for i, p in enumerate(params):
         g = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
@@ -100,14 +100,14 @@ def momentum_of(optimizer: LARS, p: Tensor) -> Tensor:
 
 
 def assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    """Equal up to `tolerance` of the tensor's largest entry."""
+    """Compare up to `tolerance` of the tensor's largest entry."""
     scale = float(theirs.abs().max())
     torch.testing.assert_close(ours.detach(), theirs, rtol=0, atol=tolerance * scale)
 
 
 @pytest.mark.parametrize("case", TRAJECTORIES, ids=lambda case: case["prefix"].strip("/"))
-def test_five_steps_are_the_official_ones(case: dict[str, Any]) -> None:
-    """Float32 may differ by the order of sums and by fma: 8 units in the last place, 5e-7."""
+def test_five_steps_match_the_official_code(case: dict[str, Any]) -> None:
+    """Float32 may differ by summation order and fma: 8 units in the last place, 5e-7."""
     tolerance = 1e-13 if "float64" in case["prefix"] else 5e-7
     arrays = np.load(GOLDEN / "lars.npz")
 
@@ -134,9 +134,9 @@ def test_five_steps_are_the_official_ones(case: dict[str, Any]) -> None:
             assert_close(momentum_of(optimizer, p), tensor(f"mom{step}", name), tolerance)
 
 
-def test_the_fused_step_is_the_loop_over_tensors() -> None:
-    """20 steps, changing rate, all layouts, gradients that come and go: only rounding differs."""
-    ours, theirs = assorted(), assorted()
+def test_fused_step_matches_a_loop_over_tensors() -> None:
+    """20 steps with a changing rate, all layouts and missing gradients differ only by rounding."""
+    ours, theirs = various_parameters(), various_parameters()
     momenta = [torch.zeros_like(p) for p in theirs]
     optimizer = lars(ours)
     for step in range(20):
@@ -148,16 +148,16 @@ def test_the_fused_step_is_the_loop_over_tensors() -> None:
             assert_close(momentum_of(optimizer, p), v, 1e-13)
 
 
-def test_momenta_lie_as_their_weights() -> None:
-    """Equal strides, or torch would update the list one tensor at a time."""
-    params = assorted()
+def test_momentum_has_the_strides_of_its_weight() -> None:
+    """With different strides, torch would update one tensor at a time."""
+    params = various_parameters()
     optimizer = lars(params)
     run(optimizer, params, range(1))
     dense = [p for i, p in enumerate(params) if i != 3]
     assert all(momentum_of(optimizer, p).stride() == p.stride() for p in dense)
 
 
-def test_without_decay_a_zero_gradient_moves_nothing() -> None:
+def test_zero_gradient_without_decay_changes_nothing() -> None:
     w = torch.ones(2, 2, requires_grad=True)
     optimizer = LARS([w], lr=1.0)
     w.grad = torch.zeros(2, 2)
@@ -165,9 +165,11 @@ def test_without_decay_a_zero_gradient_moves_nothing() -> None:
     assert torch.equal(w, torch.ones(2, 2))
 
 
-def test_one_group_may_mix_dtypes() -> None:
+def test_group_may_mix_dtypes() -> None:
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
-    ours, theirs = ([p for dtype in dtypes for p in assorted(dtype)[:4]] for _ in range(2))
+    ours, theirs = (
+        [p for dtype in dtypes for p in various_parameters(dtype)[:4]] for _ in range(2)
+    )
     momenta = [torch.zeros_like(p) for p in theirs]
     optimizer = LARS(ours, 0.5, **HYPER)
     for step in range(3):
@@ -179,9 +181,9 @@ def test_one_group_may_mix_dtypes() -> None:
         assert_close(p, q.detach(), 4 * torch.finfo(p.dtype).eps)
 
 
-def test_a_parameter_without_gradient_rests() -> None:
-    """Neither it nor its momentum changes while its neighbors move."""
-    params = assorted()
+def test_parameter_without_gradient_is_unchanged() -> None:
+    """The parameter and its momentum keep their values while others change."""
+    params = various_parameters()
     optimizer = lars(params)
     run(optimizer, params, range(2))
     resting, moving = params[2], params[0]
@@ -195,9 +197,9 @@ def test_a_parameter_without_gradient_rests() -> None:
     assert not torch.equal(moving, moved)
 
 
-@pytest.mark.parametrize("pause", [2, 4, 10])  # 4 and 10: just after gradients were missing
-def test_a_saved_run_goes_on_bit_by_bit(pause: int) -> None:
-    straight, params = assorted(), assorted()
+@pytest.mark.parametrize("pause", [2, 4, 10])  # 4 and 10: just after missing gradients
+def test_saved_state_resumes_bitwise(pause: int) -> None:
+    straight, params = various_parameters(), various_parameters()
     run(lars(straight), straight, range(12))
 
     first = lars(params)
@@ -217,9 +219,9 @@ def test_a_saved_run_goes_on_bit_by_bit(pause: int) -> None:
     assert all(torch.equal(p, q) for p, q in zip(resumed, straight, strict=True))
 
 
-def test_a_deep_copy_goes_its_own_way() -> None:
-    """It continues as the original would, and shares no memory with it."""
-    params = assorted()
+def test_deep_copy_is_independent() -> None:
+    """The copy continues as the original would, and shares no memory with it."""
+    params = various_parameters()
     optimizer = lars(params)
     run(optimizer, params, range(5))
     twins, twin = copy.deepcopy((params, optimizer))
@@ -230,8 +232,8 @@ def test_a_deep_copy_goes_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("adapt", [True, False])
-def test_the_learning_rate_is_inside_the_momentum(adapt: bool) -> None:
-    """A rate of zero does not stop a moving weight: it coasts at 0.9 of its speed."""
+def test_learning_rate_is_inside_the_momentum(adapt: bool) -> None:
+    """At a rate of zero, a moving weight continues at 0.9 of its speed."""
     w = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
     optimizer = LARS([{"params": [w], "adapt": adapt}], lr=1.0)
     w.grad = torch.full_like(w, 0.5)
@@ -243,7 +245,7 @@ def test_the_learning_rate_is_inside_the_momentum(adapt: bool) -> None:
     assert first[0, 0] == pytest.approx(0.001 if adapt else 0.5, rel=1e-12)
 
 
-def test_closure_and_late_groups() -> None:
+def test_closure_and_added_groups_work() -> None:
     w, late = torch.ones(2, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     optimizer = LARS([w], lr=0.1, weight_decay=0.3)
     optimizer.add_param_group({"params": [late], "adapt": False, "lr": 1.0})
@@ -260,7 +262,7 @@ def test_closure_and_late_groups() -> None:
 
 
 def aten_calls(parameters: int) -> int:
-    """Operations that a step asks of torch; what each does inside is torch's affair."""
+    """Return the torch operations that a step calls, without their internals."""
     params = [torch.randn(3, 5).requires_grad_() for _ in range(parameters)]
     optimizer = lars(params)
     for p in params:
@@ -273,15 +275,15 @@ def aten_calls(parameters: int) -> int:
     return len([child for child in outer[0].cpu_children if child.name.startswith("aten::")])
 
 
-def test_calls_do_not_grow_with_parameters() -> None:
+def test_number_of_calls_does_not_depend_on_parameters() -> None:
     assert aten_calls(100) == aten_calls(10) < 40
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_step_on_the_gpu_is_a_few_kernels_and_no_wait() -> None:
-    """60 convolutions, gradients from autograd: far fewer kernels than tensors, and no sync."""
+def test_gpu_step_has_few_kernels_and_no_synchronization() -> None:
+    """60 convolutions with autograd gradients: far fewer kernels than tensors, and no sync."""
     convs = [nn.Conv2d(16, 16, 1 + 2 * (i % 2), padding=i % 2) for i in range(60)]
     model = nn.Sequential(*convs).cuda().to(memory_format=torch.channels_last)
     optimizer = LARS(parameter_groups(model, weight_decay=1e-4), lr=0.1)
@@ -311,7 +313,7 @@ class Small(nn.Module):
         self.frozen = nn.Linear(4, 2).requires_grad_(False)
 
 
-def test_groups_spare_biases_norms_and_named_heads() -> None:
+def test_biases_norms_and_excluded_heads_have_no_decay() -> None:
     model = Small()
     adapted, spared = parameter_groups(model, weight_decay=0.1, exclude=("probe",))
     names = {p: name for name, p in model.named_parameters()}
@@ -323,8 +325,8 @@ def test_groups_spare_biases_norms_and_named_heads() -> None:
 
 
 @pytest.mark.parametrize("build", [LARS, torch.optim.SGD, torch.optim.AdamW])
-def test_every_optimizer_takes_the_groups(build: type[torch.optim.Optimizer]) -> None:
-    """With zero gradients only decay moves a weight, and the spared ones have none."""
+def test_every_optimizer_accepts_the_groups(build: type[torch.optim.Optimizer]) -> None:
+    """With zero gradients only decay changes a weight, and excluded ones have none."""
     model = Small()
     optimizer = build(parameter_groups(model, weight_decay=0.1), lr=0.5)  # pyright: ignore[reportCallIssue]
     before = copy.deepcopy(model)
@@ -337,13 +339,16 @@ def test_every_optimizer_takes_the_groups(build: type[torch.optim.Optimizer]) ->
 
 
 @pytest.mark.parametrize("config", SCHEDULES, ids=lambda config: config["name"])
-def test_schedules_are_the_official_ones(config: dict[str, Any]) -> None:
-    """Closed forms to float64's last places; the official float32 to one unit of full scale."""
+def test_schedules_match_the_official_code(config: dict[str, Any]) -> None:
+    """Closed forms agree to float64's last places.
+
+    The official float32 agrees to one unit of full scale.
+    """
     examples, batch, steps = config["num_examples"], config["train_batch_size"], config["steps"]
     total, warmup = config["total_steps"], config["warmup_steps"]
     peak, beta = scaled_lr(config["learning_rate"], batch), config["ceb_beta"]
     assert warmup_steps(examples, config["warmup_epochs"], batch) == warmup
-    if not config["train_steps"]:  # else the run's length was given, not computed
+    if not config["train_steps"]:  # else the length was given, not computed
         assert total_steps(examples, config["train_epochs"], batch) == total
 
     lr = [warmup_cosine(k, peak=peak, warmup=warmup, total=total) for k in steps]
@@ -360,7 +365,7 @@ def test_schedules_are_the_official_ones(config: dict[str, Any]) -> None:
     np.testing.assert_allclose(cosine, config["beta_cosine"], rtol=0, atol=ulp * beta)
 
 
-def test_schedules_at_their_ends() -> None:
+def test_schedules_at_first_and_last_step() -> None:
     assert warmup_cosine(0, peak=2.0, warmup=5, total=10) == 0.0
     assert warmup_cosine(5, peak=2.0, warmup=5, total=10) == 2.0
     assert warmup_cosine(0, peak=2.0, warmup=0, total=10) == 2.0
@@ -373,17 +378,17 @@ def test_schedules_at_their_ends() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -0.1}, r"lr must be finite and 0 or more, got -0\.1"),
-        ({"lr": math.nan}, "lr must be finite and 0 or more, got nan"),
-        ({"lr": 0.1, "momentum": 1.0}, r"momentum must be in \[0, 1\), got 1\.0"),
-        ({"lr": 0.1, "weight_decay": -1.0}, r"weight_decay must be finite .* got -1\.0"),
+        ({"lr": -0.1}, r"^lr .* -0\.1$"),
+        ({"lr": math.nan}, r"^lr .* nan$"),
+        ({"lr": 0.1, "momentum": 1.0}, r"^momentum .* 1\.0$"),
+        ({"lr": 0.1, "weight_decay": -1.0}, r"^weight_decay .* -1\.0$"),
         (
             {"lr": 0.1, "trust_coefficient": 0.0},
-            r"trust_coefficient must be finite and positive, got 0\.0",
+            r"^trust_coefficient .* 0\.0$",
         ),
     ],
 )
-def test_lars_refuses_impossible_numbers(options: dict[str, float], message: str) -> None:
+def test_lars_rejects_invalid_values(options: dict[str, float], message: str) -> None:
     w = torch.ones(2, 2, requires_grad=True)
     with pytest.raises(ValueError, match=message):
         LARS([w], **options)
@@ -391,15 +396,15 @@ def test_lars_refuses_impossible_numbers(options: dict[str, float], message: str
         LARS([{"params": [w], **options}], lr=0.1)
 
 
-def test_lars_refuses_what_it_would_ignore() -> None:
+def test_lars_rejects_unsupported_options() -> None:
     w = torch.ones(2, 2, requires_grad=True)
-    with pytest.raises(ValueError, match=r"weight_decay must be 0 where adapt=False, got 0\.1"):
+    with pytest.raises(ValueError, match=r"weight_decay .*adapt=False.* 0\.1"):
         LARS([{"params": [w], "adapt": False, "weight_decay": 0.1}], lr=0.1)
     optimizer = LARS([w], lr=0.1)
     w.grad = torch.ones(2, 2).to_sparse()
-    with pytest.raises(ValueError, match=r"dense gradients, got one of torch\.sparse_coo"):
+    with pytest.raises(ValueError, match=r"torch\.sparse_coo"):
         optimizer.step()
-    with pytest.raises(ValueError, match=r"exclude must be a sequence of strings, got .*'head'"):
+    with pytest.raises(ValueError, match=r"exclude .*'head'"):
         parameter_groups(Small(), weight_decay=0.0, exclude="head")
 
 
@@ -409,17 +414,17 @@ def test_lars_refuses_what_it_would_ignore() -> None:
         (
             warmup_cosine,
             {"step": -1, "peak": 1.0, "warmup": 2, "total": 9},
-            "step must be 0 or more",
+            r"^step .* -1$",
         ),
-        (warmup_cosine, {"step": 0, "peak": 1.0, "warmup": 9, "total": 9}, "with total = 9, got 9"),
-        (ema_decay, {"step": -1, "base": 0.9, "total": 9}, "step must be 0 or more, got -1"),
-        (linear_beta, {"step": -1, "beta": 1.0, "warmup": 9}, "step must be 0 or more, got -1"),
-        (cosine_beta, {"step": 0, "beta": 1.0, "total": 0}, "total must be positive, got 0"),
-        (total_steps, {"examples": 9, "epochs": 1, "batch": 0}, "batch must be positive, got 0"),
-        (warmup_steps, {"examples": 9, "epochs": 1.0, "batch": 0}, "batch must be positive, got 0"),
+        (warmup_cosine, {"step": 0, "peak": 1.0, "warmup": 9, "total": 9}, r"total = 9.* 9$"),
+        (ema_decay, {"step": -1, "base": 0.9, "total": 9}, r"^step .* -1$"),
+        (linear_beta, {"step": -1, "beta": 1.0, "warmup": 9}, r"^step .* -1$"),
+        (cosine_beta, {"step": 0, "beta": 1.0, "total": 0}, r"^total .* 0$"),
+        (total_steps, {"examples": 9, "epochs": 1, "batch": 0}, r"^batch .* 0$"),
+        (warmup_steps, {"examples": 9, "epochs": 1.0, "batch": 0}, r"^batch .* 0$"),
     ],
 )
-def test_schedules_refuse_impossible_steps(
+def test_schedules_reject_invalid_steps(
     schedule: Callable[..., float], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -16,7 +16,7 @@ def shown(*, terminal: bool, quiet: bool = False, every: float = 10) -> tuple[Di
     return Display(console, quiet=quiet, every=every), text
 
 
-def test_a_log_gets_lines_at_the_given_interval() -> None:
+def test_log_gets_lines_at_the_given_interval() -> None:
     text, now = io.StringIO(), [0.0]
     with Display(Console(file=text, width=200), every=10, clock=lambda: now[0]) as display:
         for step in range(1, 4):
@@ -30,7 +30,7 @@ def test_a_log_gets_lines_at_the_given_interval() -> None:
     ]
 
 
-def test_a_terminal_shows_a_transient_bar() -> None:
+def test_terminal_shows_a_transient_bar() -> None:
     display, text = shown(terminal=True)
     with display:
         display.progress("byol epoch 3.0", 30, 40, {"loss": "2.718", "kNN": "41.0%"})
@@ -58,7 +58,7 @@ class Closing(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_closed_terminal_raises_nothing(terminal: bool) -> None:
+def test_closed_terminal_raises_nothing(terminal: bool) -> None:
     file = Closing()
     display = Display(Console(file=file, force_terminal=terminal, width=80), every=0)
     with display:
@@ -73,7 +73,7 @@ def test_a_closed_terminal_raises_nothing(terminal: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 130])
-def test_a_narrow_terminal_cuts_only_metrics(width: int) -> None:
+def test_narrow_terminal_truncates_only_metrics(width: int) -> None:
     file = io.StringIO()
     display = Display(Console(file=file, force_terminal=True, width=width, color_system=None))
     display.progress("c-simclr epoch 12.5", 0, 100)
@@ -97,15 +97,15 @@ def test_a_narrow_terminal_cuts_only_metrics(width: int) -> None:
     assert ("\u2501" in line) == (width == 130)
 
 
-def test_a_log_shows_the_end_of_what_it_showed_the_start_of() -> None:
+def test_log_shows_the_end_of_every_started_task() -> None:
     display, text = shown(terminal=False, every=60)
     for done in (1, 2, 3):
         display.progress("decoding", done, 3)
-    display.progress("embedding", 3, 3)  # too soon, and begun by no line
+    display.progress("embedding", 3, 3)  # too soon, and no line shows its start
     assert text.getvalue().splitlines() == ["decoding  33%", "decoding  100%"]
 
 
-def test_a_quiet_display_prints_nothing() -> None:
+def test_quiet_display_prints_nothing() -> None:
     for terminal in (True, False):
         display, text = shown(terminal=terminal, quiet=True, every=0)
         with display:
@@ -131,7 +131,7 @@ def test_one_display_can_show_two_runs() -> None:
     assert "c-simclr" in text.getvalue()
 
 
-def test_an_error_stops_the_bar() -> None:
+def test_error_stops_the_bar() -> None:
     display, _ = shown(terminal=True)
     with pytest.raises(ZeroDivisionError), display:
         raise ZeroDivisionError

@@ -47,12 +47,12 @@ def revealed(checker: str, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_type_checkers_resolve_the_public_names(checker: str, tmp_path: Path) -> None:
+def test_type_checkers_resolve_public_names(checker: str, tmp_path: Path) -> None:
     distribution, load, pretrain = revealed(checker, tmp_path)
     assert "VonMisesFisher" in distribution
     assert "Encoder" in load
     assert "Config" in pretrain
 
 
-def test_the_package_is_marked_as_typed() -> None:
+def test_package_is_marked_as_typed() -> None:
     assert (SOURCE / "compressive" / "py.typed").exists()

@@ -88,7 +88,7 @@ OF_SCHEDULES = {"bottleneck.warmup_epochs", "bottleneck.adaptive_weight"}
 
 @pytest.mark.slow
 def test_each_method_reads_its_own_settings() -> None:
-    """From the terms of the losses."""
+    """The expected settings follow from the terms of the losses."""
     mine = {name for name in OTHER if not name.startswith(("optim", "train"))}
     found = {method: mine & unused_settings(tiny(f"method={method}")).keys() for method in METHODS}
     assert found == {
@@ -108,7 +108,7 @@ def test_each_method_reads_its_own_settings() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_unused_settings_change_no_bit_and_others_do(method: str, tmp_path: Path) -> None:
+def test_only_used_settings_change_the_weights(method: str, tmp_path: Path) -> None:
     base = ("train.steps=3", f"method={method}")
     found = unused_settings(tiny(*base))
     plain = weights(tmp_path / "plain", *base)
@@ -117,7 +117,7 @@ def test_unused_settings_change_no_bit_and_others_do(method: str, tmp_path: Path
     for name in TRIED.get(method, []):
         assert name not in found
         assert not same(plain, weights(tmp_path / name, *base, *changed([name]))), name
-    # Other values of these are refused, or need another setting as well.
+    # Other values of these are rejected or need another setting as well.
     others = {"bottleneck.stochastic", "bottleneck.target_residual", "views.strength"}
     assert found.keys() - OTHER.keys() <= others
 
@@ -133,7 +133,7 @@ def test_each_optimizer_reads_its_own_settings(optimizer: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_linear_schedule_of_beta_reads_its_warm_up(tmp_path: Path) -> None:
+def test_linear_beta_schedule_reads_its_warmup(tmp_path: Path) -> None:
     rising = ("train.steps=20", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=1")
     assert "bottleneck.warmup_epochs" in unused_settings(Config())
     assert "bottleneck.warmup_epochs" not in unused_settings(tiny(*rising))
@@ -142,7 +142,7 @@ def test_the_linear_schedule_of_beta_reads_its_warm_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_adaptive_schedule_of_beta_reads_its_weight(tmp_path: Path) -> None:
+def test_adaptive_beta_schedule_reads_its_weight(tmp_path: Path) -> None:
     adaptive, rank = "bottleneck.schedule=adaptive", "bottleneck.adaptive_weight=rank"
     assert "bottleneck.adaptive_weight" not in unused_settings(tiny(adaptive))
     likely = weights(tmp_path / "a", adaptive)
@@ -152,7 +152,7 @@ def test_the_adaptive_schedule_of_beta_reads_its_weight(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pretrain_notes_a_changed_setting_that_is_unused(tmp_path: Path) -> None:
-    """Once per setting, and only for changes on the command line."""
+    """There is one note per setting, and only for changes on the command line."""
     changes = ["--set", "bottleneck.beta=0.5", "--set", " bottleneck.beta =1"]
     config = tiny("method=simclr", "train.steps=1")
     line = ["pretrain", config.data.source, *words(config), "--out", str(tmp_path / "a")]

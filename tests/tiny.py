@@ -1,4 +1,4 @@
-"""Runs of a second, for tests: a network of 0.4 million weights on pictures of 16 pixels."""
+"""Runs of one second for tests: a network of 0.4 million weights on images of 16 pixels."""
 
 import atexit
 import functools
@@ -18,8 +18,8 @@ from compressive.config import Config, flat, override
 from compressive.progress import Display
 from compressive.rundir import checkpoint
 
-# No verdict of collapse, as a handful of images in one dimension or two is what health is for.
-# Probe and neighbors are asked every 5 steps. tensorboard takes longer than the run.
+# Disable collapse detection: a few images in one or two dimensions would trigger it. Online
+# evaluation runs every 5 steps. TensorBoard takes longer than the run.
 CHANGES = (
     "views.size=16",
     "network.name=test_resnet",
@@ -45,7 +45,10 @@ def tiny(*changes: str) -> Config:
 
 @functools.cache
 def sorted_photos() -> Path:
-    """40 images in 5 class folders, which all tests share; the built-in set takes a second."""
+    """Return 40 images in 5 class folders shared by all tests.
+
+    The built-in dataset takes a second.
+    """
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     for label in range(5):
@@ -56,7 +59,7 @@ def sorted_photos() -> Path:
 
 
 def words(config: Config) -> list[str]:
-    """Arguments that make a command line come to this config, whatever it begins with."""
+    """Return arguments that give this config on the command line with any recipe."""
     settings = flat(config)
     settings.pop("recipe")
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -67,7 +70,7 @@ def silent() -> Display:
 
 
 class Written(Display):
-    """A display that remembers what it said."""
+    """A display that records its messages."""
 
     def __init__(self) -> None:
         super().__init__(Console(quiet=True))
@@ -78,14 +81,14 @@ class Written(Display):
 
 
 def last(run: Path) -> dict[str, Any]:
-    """The state in a run's last checkpoint."""
+    """Return the state in a run's last checkpoint."""
     found = checkpoint.latest(run / "checkpoints")
     assert found is not None
     return found[1]
 
 
 def journal(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run without what is measured by a clock, and without the header."""
+    """Return the metrics lines of a run without timings and header."""
     _, *lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         for name in TIMING:
@@ -96,7 +99,7 @@ def journal(run: Path) -> list[dict[str, Any]]:
 
 
 def tensors(state: Any, place: str = "") -> dict[str, Any]:
-    """Every leaf of a nested state by its place."""
+    """Return every leaf of a nested state by its path."""
     if isinstance(state, dict):
         pairs = list(state.items())
     elif isinstance(state, list | tuple):
@@ -111,7 +114,7 @@ def tensors(state: Any, place: str = "") -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any) -> list[str]:
-    """Places in which two states are not the same bit by bit."""
+    """Return the paths at which two states are not bitwise equal."""
     a, b = tensors(one), tensors(other)
     shared = a.keys() & b.keys()
     return sorted((a.keys() | b.keys()) - shared) + sorted(
@@ -131,7 +134,7 @@ def noise(height: int, width: int, seed: int = 0) -> Image.Image:
 
 
 def photos(folder: Path, count: int, side: int = 24) -> Path:
-    """A folder of images that nobody has sorted."""
+    """Write images to a flat, unlabeled folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
         noise(side, side + i, seed=i).save(folder / f"{i:03d}.png")

@@ -1,4 +1,4 @@
-"""Small evaluation contexts for tests: images of noise and a network of mean colors."""
+"""Small evaluation contexts for tests: noise images and a network of mean colors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ def shard(path: Path, words: Sequence[str | None], folder: Path) -> None:
 
 
 class Mean(nn.Module):
-    """Features that a person can compute: mean colors of the normalized image."""
+    """Features that can be computed by hand: mean colors of the normalized image."""
 
     one: Tensor
 
@@ -64,7 +64,7 @@ LEVELS = 25 * np.arange(10, dtype=np.uint8)
 
 
 class Level(nn.Module):
-    """The level of an image, 0 to 255, as its only feature."""
+    """Use the gray level of an image, 0 to 255, as its only feature."""
 
     one: Tensor
 

@@ -1,4 +1,4 @@
-"""Views against the official code's outputs, a loop over images in numpy, and their own laws."""
+"""Views match the official code, a numpy loop over images and their own distributions."""
 
 import dataclasses
 import math
@@ -32,8 +32,8 @@ GEOMETRY = golden_json("augment")["crop_geometry"]
 ARRAYS = golden_arrays("augment")
 
 SINGLE = {"rtol": 0, "atol": 1e-6}  # float32 on both sides: a dozen roundings of 6e-8
-# TensorFlow rounds the fraction of a position to 1/1024: moved by at most 1/2048 pixel, a weight
-# changes by at most 5e-4 times its slope; 1.33e-4 is the largest in the golden images.
+# TensorFlow rounds the fraction of a position to 1/1024. A shift of at most 1/2048 pixel changes a
+# weight by at most 5e-4 times its slope; 1.33e-4 is the largest in the golden images.
 QUANTIZED = {"rtol": 0, "atol": 1.4e-4}
 
 
@@ -42,7 +42,7 @@ def of_one(*values: float) -> list[Tensor]:
 
 
 def golden(case: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The uint8 input and the official output, (1, 3, h, w)."""
+    """Return the uint8 input and the official output, (1, 3, h, w)."""
     image, output = ARRAYS[f"img/{case['img']}"], ARRAYS[case["key"]]
     return image.permute(2, 0, 1)[None], output.permute(2, 0, 1)[None]
 
@@ -64,7 +64,7 @@ def keys_cubic(d: float) -> float:
 
 
 def cubic_matrix(length: int, size: int, quantized: bool = False) -> np.ndarray:
-    """Four taps per output pixel, those outside left out, the rest divided by their sum."""
+    """Use four taps per output pixel, drop those outside and divide by the sum of the rest."""
     matrix = np.zeros((size, length))
     for i in range(size):
         at = (i + 0.5) * length / size - 0.5
@@ -82,7 +82,7 @@ def naive_resize(image: np.ndarray, size: int, quantized: bool = False) -> np.nd
 
 
 def naive_hsv(image: np.ndarray, factor: float, turn: float) -> np.ndarray:
-    """By matplotlib-like textbook conversion, one pixel at a time."""
+    """Convert pixel by pixel, as in textbooks and matplotlib."""
     import colorsys
 
     out = np.empty_like(image)
@@ -101,7 +101,7 @@ def naive_blur(image: np.ndarray, sigma: float, taps: int) -> np.ndarray:
 
 
 def naive_view(image: np.ndarray, key: Tensor, view: View, size: int) -> np.ndarray:
-    """One image (3, h, w) of uint8, one operation after the other."""
+    """Apply one operation after the other to one uint8 image (3, h, w)."""
     d = draw(key[None], view, *image.shape[1:])
     assert d.box is not None
     top, left, height, width = (int(side) for side in d.box)
@@ -131,7 +131,10 @@ def naive_view(image: np.ndarray, key: Tensor, view: View, size: int) -> np.ndar
 
 
 def pictures(n: int = 4, h: int = 40, w: int = 52, seed: int = 0) -> Tensor:
-    """Smooth colors with some noise, uint8: at pure noise solarization would flip on roundings."""
+    """Return smooth colors with some noise, uint8.
+
+    On pure noise, solarization would flip by rounding.
+    """
     rng = np.random.default_rng(seed)
     coarse = torch.from_numpy(rng.random((n, 3, 5, 5), dtype=np.float32))
     smooth = torch.nn.functional.interpolate(coarse, (h, w), mode="bilinear")
@@ -159,14 +162,14 @@ OPERATORS: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
 RESIZING = {"crop_bicubic", "eval_center_crop", "flip_left_right"}
 
 
-def test_every_golden_operator_is_tested() -> None:
-    """All but SimCLR v2's brightness, a factor: neither the paper nor its code uses it."""
+def test_all_golden_operators_are_covered() -> None:
+    """SimCLR v2's brightness, a factor, is left out: neither the paper nor its code uses it."""
     rest = {case["op"] for case in CASES} - set(OPERATORS) - RESIZING - {"color_jitter_chain"}
     assert rest == {"brightness_v2_multiplicative"}
 
 
 @named(*OPERATORS)
-def test_operator_is_the_official_one(case: dict[str, Any]) -> None:
+def test_operator_matches_the_official_code(case: dict[str, Any]) -> None:
     image, expected = golden(case)
     torch.testing.assert_close(
         OPERATORS[case["op"]](image.float() / 255, case["params"]), expected, **SINGLE
@@ -174,7 +177,7 @@ def test_operator_is_the_official_one(case: dict[str, Any]) -> None:
 
 
 @named("color_jitter_chain")
-def test_jitter_in_each_order_is_the_official_one(case: dict[str, Any]) -> None:
+def test_jitter_in_each_order_matches_the_official_code(case: dict[str, Any]) -> None:
     image, expected = golden(case)
     p = case["params"]
     amounts = of_one(*(p[name] for name in ("brightness", "contrast", "saturation", "hue")))
@@ -182,7 +185,7 @@ def test_jitter_in_each_order_is_the_official_one(case: dict[str, Any]) -> None:
     torch.testing.assert_close(ops.jitter(image.float() / 255, change), expected, **SINGLE)
 
 
-def test_jitter_in_all_24_orders_is_one_operation_after_the_other() -> None:
+def test_jitter_in_all_24_orders_matches_sequential_operations() -> None:
     orders = torch.tensor(list(permutations(range(4))))
     images = pictures(24, 12, 9).float() / 255
     b, c, s, h = (torch.linspace(low, high, 24) for low, high in AMOUNTS)
@@ -192,14 +195,14 @@ def test_jitter_in_all_24_orders_is_one_operation_after_the_other() -> None:
         x = images[i : i + 1]
         for operator, amount in (steps[j] for j in order):
             x = operator(x, amount[i : i + 1]).clamp(0, 1)
-        torch.testing.assert_close(ours[i : i + 1], x, rtol=0, atol=2e-6)  # hsv up to six times
+        torch.testing.assert_close(ours[i : i + 1], x, rtol=0, atol=2e-6)  # hsv: up to sixfold
 
 
 AMOUNTS = [(-0.4, 0.35), (1.4, 0.5), (0.3, 1.7), (0.5, -0.45)]
 
 
 def crop(case: dict[str, Any], image: Tensor) -> tuple[Tensor, int, np.ndarray]:
-    """Ours, the size, and the same part of the image in numpy."""
+    """Return our crop, its size, and the same part of the image in numpy."""
     p, (height, width) = case["params"], image.shape[2:]
     if case["op"] == "crop_bicubic":
         sides = [p[name] for name in ("offset_y", "offset_x", "height", "width")]
@@ -214,8 +217,8 @@ def crop(case: dict[str, Any], image: Tensor) -> tuple[Tensor, int, np.ndarray]:
 
 
 @named("crop_bicubic", "eval_center_crop")
-def test_crop_is_the_official_one(case: dict[str, Any]) -> None:
-    """Ours is the exact cubic; with positions rounded to 1/1024 that cubic is TensorFlow's."""
+def test_crop_matches_the_official_code(case: dict[str, Any]) -> None:
+    """Ours is the exact cubic; with positions rounded to 1/1024, that cubic is TensorFlow's."""
     image, expected = golden(case)
     ours, size, part = crop(case, image)
     torch.testing.assert_close(ours, expected.clamp(0, 1), **QUANTIZED)
@@ -228,14 +231,14 @@ def test_crop_is_the_official_one(case: dict[str, Any]) -> None:
 
 
 @named("flip_left_right")
-def test_flip_alone_moves_pixels_exactly(case: dict[str, Any]) -> None:
+def test_flip_is_exact(case: dict[str, Any]) -> None:
     image, expected = golden(case)
     torch.testing.assert_close(crop(case, image)[0], expected, rtol=0, atol=6e-8)
 
 
 @pytest.mark.parametrize("size", [24, 96])
-def test_antialias_is_torchs(size: int) -> None:
-    """torch's own antialiased bicubic has Keys' a = -0.5 too."""
+def test_antialias_matches_torch(size: int) -> None:
+    """torch's antialiased bicubic has Keys' a = -0.5 too."""
     image = pictures(1, 61, 83)
     box = Box(*(torch.tensor([n]) for n in (4, 7, 50, 70)))
     part = image[:, :, 4:54, 7:77].float() / 255
@@ -246,8 +249,8 @@ def test_antialias_is_torchs(size: int) -> None:
     torch.testing.assert_close(ours, expected.clamp(0, 1), rtol=0, atol=2e-6)
 
 
-def test_small_images_are_evaluated_whole() -> None:
-    """Up to a rounding of the product with 1/255."""
+def test_small_images_are_not_cropped_for_evaluation() -> None:
+    """Equal up to the rounding of the product with 1/255."""
     images = pictures(2, 32, 32)
     torch.testing.assert_close(center_crop(images, 32), images.float() / 255, rtol=0, atol=6e-8)
     last = center_crop(images.permute(0, 2, 3, 1), 32)
@@ -255,7 +258,7 @@ def test_small_images_are_evaluated_whole() -> None:
 
 
 def canvas(sizes: list[tuple[int, int]], side: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Images of these sizes in the corners of gray canvases, and each on its own."""
+    """Return images of these sizes in the corners of gray canvases, and each on its own."""
     images = [pictures(1, h, w) for h, w in sizes]
     canvases = torch.full((len(sizes), 3, side, side), 77, dtype=torch.uint8)
     for held, image in zip(canvases, images, strict=True):
@@ -264,8 +267,8 @@ def canvas(sizes: list[tuple[int, int]], side: int) -> tuple[Tensor, Tensor, Ten
     return canvases, height, width, images
 
 
-def test_views_of_images_in_canvases_are_those_of_each_image_alone() -> None:
-    """What lies around an image in its canvas is never seen; 1e-6: products sum in other orders."""
+def test_views_ignore_the_canvas_padding() -> None:
+    """The padding around an image is never used. Tolerance 1e-6: products sum in other orders."""
     canvases, height, width, images = canvas([(40, 64), (64, 33), (50, 50)], 64)
     keys = image_keys(torch.arange(3), seed=5)
     for view in (*paper_views(), View(crop=False)):
@@ -278,7 +281,7 @@ def test_views_of_images_in_canvases_are_those_of_each_image_alone() -> None:
         torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-6)
 
 
-def test_an_epoch_for_each_image_is_the_same_as_one_at_a_time() -> None:
+def test_per_image_epochs_match_single_epochs() -> None:
     index, epoch = torch.tensor([4, 9, 4]), torch.tensor([0, 3, 7])
     together = image_keys(index, seed=1, epoch=epoch, view=1)
     for i in range(3):
@@ -286,7 +289,7 @@ def test_an_epoch_for_each_image_is_the_same_as_one_at_a_time() -> None:
         assert torch.equal(together[i : i + 1], one)
 
 
-def test_normalize_is_the_definition() -> None:
+def test_normalize_matches_its_definition() -> None:
     images = pictures(2, 8, 9).float() / 255
     out = normalize(images, torch.bfloat16)
     assert out.is_contiguous(memory_format=torch.channels_last)
@@ -296,11 +299,11 @@ def test_normalize_is_the_definition() -> None:
 
 # Crop geometry
 
-# Uniform draws behind the golden boxes, in order, as the offsets show: (down, across).
+# Uniform draws behind the golden boxes, in the order shown by the offsets: (down, across).
 PLACES = [(0.0, 0.0), (0.9, 0.3), (0.5, 0.999), (0.0, 0.5), (0.7, 0.2), (0.5, 0.5), (0.1, 0.8)]
 
 
-def test_crop_boxes_are_the_official_integers() -> None:
+def test_crop_boxes_match_the_official_integers() -> None:
     random = [case for case in GEOMETRY if "kind" not in case]
     for i, case in enumerate(random):
         area = (case["area_fraction"] - 0.08) / 0.92
@@ -311,13 +314,13 @@ def test_crop_boxes_are_the_official_integers() -> None:
     assert len(random) == 35
 
 
-def test_center_boxes_are_the_official_integers() -> None:
+def test_center_boxes_match_the_official_integers() -> None:
     for case in (case for case in GEOMETRY if "kind" in case):
         box = center_box(torch.tensor([case["H"]]), torch.tensor([case["W"]]))
         assert [int(side) for side in box] == [case[k] for k in ("oy", "ox", "h", "w")]
 
 
-def test_boxes_of_images_of_many_sizes_are_those_of_one_at_a_time() -> None:
+def test_boxes_of_mixed_sizes_match_single_images() -> None:
     u = uniforms(image_keys(torch.arange(50), seed=3), 4)
     heights, widths = torch.arange(1, 51) * 7, torch.arange(50, 0, -1) * 5
     boxes = torch.stack(crop_box(u, View(), heights, widths))
@@ -340,10 +343,10 @@ EVERYTHING = View(jitter=0.9, gray=0.3, blur=0.7, solarize=0.4, hue=0.3, saturat
 
 
 @pytest.mark.parametrize("size", [20, 44])
-def test_views_are_those_of_a_loop_over_images(size: int) -> None:
-    """Float32 against float64; a contrast of 1.4, hsv and 1/std = 4.4 widen 1e-6 somewhat.
+def test_views_match_a_loop_over_images(size: int) -> None:
+    """Float32 against float64; a contrast of 1.4, hsv and 1/std = 4.4 amplify 1e-6 somewhat.
 
-    Solarization jumps in slope, not in value, at 0.5: a rounding there costs no more than itself.
+    Solarization jumps in slope, not in value, at 0.5, so rounding there costs no more than itself.
     """
     images, keys = pictures(12), image_keys(torch.arange(12), seed=5)
     ours = augment(images, keys, EVERYTHING, size)
@@ -355,19 +358,19 @@ def test_views_are_those_of_a_loop_over_images(size: int) -> None:
     assert d.sigma is not None
     assert d.solarize is not None
     for flags in (d.flip, d.gray, d.sigma > 0, d.solarize):
-        assert flags.unique().numel() == 2, "both happen among the twelve"
+        assert flags.unique().numel() == 2, "both must occur among the twelve"
 
 
 def flat(d: Any) -> list[Tensor]:
     return [d] if isinstance(d, Tensor) else [tensor for field in d for tensor in flat(field)]
 
 
-def test_a_view_does_not_depend_on_the_batch() -> None:
+def test_views_do_not_depend_on_the_batch() -> None:
     images, index = pictures(9), torch.tensor([3, 14, 15, 92, 65, 35, 89, 79, 32])
     keys = image_keys(index, seed=1, epoch=2, view=1)
     whole = augment(images, keys, EVERYTHING, 24)
     parts = [augment(images[s], keys[s], EVERYTHING, 24) for s in (slice(2), slice(2, 9))]
-    # Sums inside a batched product may come in another order: a few roundings, times 1/std.
+    # Sums inside a batched product may have another order: a few roundings, times 1/std.
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
     all_of_them, one = (flat(draw(k, EVERYTHING, 40, 52)) for k in (keys, keys[4:5]))
     assert len(one) == 13
@@ -375,7 +378,7 @@ def test_a_view_does_not_depend_on_the_batch() -> None:
         assert torch.equal(got[0], expected[4])
 
 
-def test_same_key_same_view_and_any_other_another() -> None:
+def test_views_are_determined_by_their_keys() -> None:
     images, index = pictures(3), torch.arange(3)
     view = lambda **key: augment(images, image_keys(index, **key), View(), 24)  # noqa: E731
     first = view(seed=0)
@@ -384,10 +387,10 @@ def test_same_key_same_view_and_any_other_another() -> None:
         assert (first - other).abs().amax((1, 2, 3)).min() > 0.1
 
 
-def test_workers_crop_what_the_device_would() -> None:
-    """The worker's box, resized by it, then the rest: equal up to the worker's uint8."""
+def test_crops_by_workers_match_crops_on_the_device() -> None:
+    """A worker crops and resizes, then the device does the rest: equal up to the worker's uint8."""
     images, keys = pictures(6), image_keys(torch.arange(6), seed=2)
-    view = View(blur=0.0, contrast=0.0, saturation=0.0, hue=0.0)  # what is left enlarges nothing
+    view = View(blur=0.0, contrast=0.0, saturation=0.0, hue=0.0)  # the rest amplifies nothing
     box = crop_box(uniforms(keys, 4), view, 40, 52)
     cut = ops.crop_resize_flip(images, box, torch.zeros(6, dtype=torch.bool), 24)
     later = augment((cut * 255).round().byte(), keys, dataclasses.replace(view, crop=False), 24)
@@ -396,7 +399,7 @@ def test_workers_crop_what_the_device_would() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_uint8_in_either_layout_gives_channels_last(dtype: torch.dtype) -> None:
+def test_either_uint8_layout_gives_channels_last(dtype: torch.dtype) -> None:
     images, keys = pictures(3), image_keys(torch.arange(3), seed=0)
     out = augment(images, keys, paper_views()[1], 24, dtype=dtype)
     assert out.dtype == dtype
@@ -408,8 +411,11 @@ def test_uint8_in_either_layout_gives_channels_last(dtype: torch.dtype) -> None:
         assert torch.equal(out, augment(images, keys, paper_views()[1], 24, dtype=dtype))
 
 
-def test_half_precision_products_cost_little() -> None:
-    """Weights and pixels each to 2**-12, four products: 1e-3 of the range, 1/std = 4.4 times."""
+def test_half_precision_products_are_accurate() -> None:
+    """Weights and pixels are each accurate to 2**-12.
+
+    Four products give 1e-3 of the range, times 1/std = 4.4.
+    """
     images, keys = pictures(8), image_keys(torch.arange(8), seed=0)
     half = augment(images, keys, View(), 24, products=torch.float16)
     error = (half - augment(images, keys, View(), 24)).abs()
@@ -417,7 +423,7 @@ def test_half_precision_products_cost_little() -> None:
     assert error.max() < 0.03
 
 
-def test_nothing_happens_when_nothing_may() -> None:
+def test_disabled_augmentations_have_no_effect() -> None:
     still = View(crop=False, flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
     images, keys = pictures(2, 24, 24), image_keys(torch.arange(2), seed=0)
     assert torch.equal(augment(images, keys, still, 24), normalize(images.float() / 255))
@@ -431,8 +437,8 @@ def test_nothing_happens_when_nothing_may() -> None:
 # Random numbers
 
 
-def test_threefry_is_random123s() -> None:
-    """The known answers of Random123 (kat_vectors, threefry2x32 20)."""
+def test_threefry_matches_random123() -> None:
+    """Known answers of Random123 (kat_vectors, threefry2x32 20)."""
     answers = {
         (0, 0, 0, 0): (0x6B200159, 0x99BA4EFE),
         (0xFFFFFFFF,) * 4: (0x1CB996FC, 0xBB002BE7),
@@ -451,7 +457,7 @@ def sample(seed: int = 11, **key: int) -> Tensor:
     return image_keys(torch.arange(SAMPLE), seed=seed, **key)
 
 
-def test_uniforms_are_uniform_and_unrelated() -> None:
+def test_uniforms_are_uniform_and_independent() -> None:
     u = uniforms(sample(), 18).numpy()
     assert u.min() >= 0
     assert u.max() < 1
@@ -464,7 +470,7 @@ def test_uniforms_are_uniform_and_unrelated() -> None:
     assert np.abs(pairs).max() < bound
 
 
-def test_fewer_uniforms_are_the_first_ones() -> None:
+def test_fewer_uniforms_are_a_prefix() -> None:
     keys = sample()[:9]
     assert torch.equal(uniforms(keys, 18)[:, :5], uniforms(keys, 5))
 
@@ -473,8 +479,8 @@ def uniform_on(values: Tensor, low: float, high: float) -> float:
     return float(stats.kstest(values.numpy(), "uniform", (low, high - low)).pvalue)
 
 
-def test_crops_have_their_distribution() -> None:
-    """On an image so large that rounding and clamping (area above 3/4 of it) are out of the way."""
+def test_crops_have_the_specified_distribution() -> None:
+    """The image is so large that rounding and clamping (area above 3/4 of it) do not matter."""
     side, view = 100_000, View(crop_scale_min=0.2, crop_scale_max=0.7)
     box = draw(sample(), view, side, side).box
     assert box is not None
@@ -490,7 +496,7 @@ def test_crops_have_their_distribution() -> None:
 
 
 @pytest.mark.parametrize("view", [*paper_views(), simclr_views()[0]], ids=["t", "t'", "simclr"])
-def test_parameters_have_their_distributions(view: View) -> None:
+def test_parameters_have_the_specified_distributions(view: View) -> None:
     d = draw(sample(), view, 64, 64)
     assert d.jitter is not None
     assert d.gray is not None
@@ -539,7 +545,7 @@ TABLE = {  # rows of the paper's table of augmentation parameters: t, t', origin
 }
 
 
-def test_views_are_those_of_the_papers_table() -> None:
+def test_default_views_match_the_papers_table() -> None:
     views = (*paper_views(), simclr_views()[1])
     for name, row in TABLE.items():
         assert tuple(getattr(view, name) for view in views) == row, name
@@ -552,38 +558,38 @@ def test_views_are_those_of_the_papers_table() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"flip": 1.5}, r"view.flip must be from 0 to 1.0, got 1.5"),
-        ({"blur": -0.1}, r"view.blur must be from 0 to 1.0, got -0.1"),
-        ({"solarize": math.nan}, r"view.solarize must be from 0 to 1.0, got nan"),
-        ({"brightness": -1.0}, r"view.brightness must be from 0 to 1.0, got -1.0"),
-        ({"hue": 0.6}, r"view.hue must be from 0 to 0.5, got 0.6"),
-        ({"crop_scale_min": 0.0}, r"0 < view.crop_scale_min <= view.crop_scale_max <= 1 must hold"),
-        ({"crop_scale_min": 0.5, "crop_scale_max": 0.4}, r"got 0.5 and 0.4"),
-        ({"sigma_min": 3.0}, r"view.sigma_min <= view.sigma_max .* got 3.0 and 2.0"),
+        ({"flip": 1.5}, r"view\.flip .* 1\.5"),
+        ({"blur": -0.1}, r"view\.blur .* -0\.1"),
+        ({"solarize": math.nan}, r"view\.solarize .* nan"),
+        ({"brightness": -1.0}, r"view\.brightness .* -1\.0"),
+        ({"hue": 0.6}, r"view\.hue .* 0\.6"),
+        ({"crop_scale_min": 0.0}, r"view\.crop_scale_min .* 0\.0 "),
+        ({"crop_scale_min": 0.5, "crop_scale_max": 0.4}, r"view\.crop_scale_min .* 0\.5 and 0\.4"),
+        ({"sigma_min": 3.0}, r"view\.sigma_min .* 3\.0 and 2\.0"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         View(**settings)  # pyright: ignore
 
 
-def test_bad_inputs_are_refused() -> None:
+def test_invalid_inputs_are_rejected() -> None:
     images, keys = pictures(2), image_keys(torch.arange(2), seed=0)
-    with pytest.raises(ValueError, match=r"images must be uint8 .* got torch.float32"):
+    with pytest.raises(ValueError, match=r"images .*uint8 .*torch\.float32"):
         augment(images.float(), keys, View(), 24)
-    with pytest.raises(ValueError, match=r"images must be uint8 .* of shape \(2, 4, 40, 52\)"):
+    with pytest.raises(ValueError, match=r"images .*uint8 .*\(2, 4, 40, 52\)"):
         augment(torch.zeros(2, 4, 40, 52, dtype=torch.uint8), keys, View(), 24)
-    with pytest.raises(ValueError, match=r"keys must be \(2, 2\) on cpu, .* got \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"keys .*\(2, 2\) .*\(1, 2\)"):
         augment(images, keys[:1], View(), 24)
-    with pytest.raises(ValueError, match=r"size must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"^size .* 0"):
         augment(images, keys, View(), 0)
-    with pytest.raises(ValueError, match=r"seed must be from 0 to 2\*\*32 - 1, got -1"):
+    with pytest.raises(ValueError, match=r"^seed .* -1$"):
         image_keys(torch.arange(2), seed=-1)
 
 
 @pytest.mark.parametrize("pair", [paper_views(), simclr_views(), (View(jitter=0), View(gray=0))])
-def test_two_views_at_once_are_those_of_two_calls(pair: tuple[View, View]) -> None:
-    """1e-6: products of another shape may sum in another order."""
+def test_joint_views_match_two_calls(pair: tuple[View, View]) -> None:
+    """Tolerance 1e-6: products of another shape may sum in another order."""
     canvases, height, width, _ = canvas([(40, 64), (64, 33), (50, 50), (64, 64)], 64)
     index, epoch = torch.arange(4), torch.tensor([0, 1, 1, 2])
     keys = [image_keys(index, seed=3, epoch=epoch, view=number) for number in (0, 1)]

@@ -39,12 +39,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows(output: str) -> list[list[float]]:
-    """The numbers of the table's rows that hold nothing but numbers."""
+    """Return the numbers of the table rows that have four numbers."""
     lines = [re.findall(r"-?\d+\.\d+", line) for line in output.splitlines() if "│" in line]
     return [[float(x) for x in line] for line in lines if len(line) == 4]
 
 
-def test_meter_reads_the_known_values() -> None:
+def test_meter_prints_known_values() -> None:
     """Residual at agreement 1 and 0.5, n = 256, kappa 1024 and 10: mpmath, to the printed digit."""
     result = RUN.invoke(app, ["meter", "--batch", "256"])
     assert result.exit_code == 0
@@ -58,7 +58,7 @@ def test_meter_reads_the_known_values() -> None:
     assert predictive[-1] < 6.24
 
 
-def test_meter_repeats_by_seed() -> None:
+def test_meter_is_reproducible_by_seed() -> None:
     first, again, other = (
         RUN.invoke(app, ["meter", "--dim", "16", "--seed", seed]).output for seed in "001"
     )
@@ -75,7 +75,7 @@ def test_meter_repeats_by_seed() -> None:
         ("--seed", "-1", "-1"),
     ],
 )
-def test_a_bad_option_is_one_line_and_exit_code_2(option: str, value: str, shown: str) -> None:
+def test_invalid_option_is_one_line_and_exit_code_2(option: str, value: str, shown: str) -> None:
     message = complaint(RUN.invoke(app, ["meter", option, value]))
     assert message.startswith(option)
     assert message.endswith(f" {shown}")
@@ -89,7 +89,7 @@ def test_a_bad_option_is_one_line_and_exit_code_2(option: str, value: str, shown
         (lambda: exhausted(), "20.00 GiB"),
     ],
 )
-def test_too_little_memory_is_one_line(
+def test_out_of_memory_is_one_line_with_the_size(
     ask: Callable[[], object], size: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as caught, one_line_errors():
@@ -110,7 +110,7 @@ def test_too_little_memory_is_one_line(
         RuntimeError("std::bad_alloc"),
     ],
 )
-def test_too_little_memory_without_a_number_is_one_line(
+def test_out_of_memory_without_a_size_is_one_line(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit), one_line_errors():
@@ -122,7 +122,7 @@ def test_too_little_memory_without_a_number_is_one_line(
 
 
 def exhausted() -> None:
-    """Raise torch's error of a GPU."""
+    """Raise torch's out-of-memory error of a GPU."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a ...")
 
 
@@ -131,7 +131,7 @@ def test_other_errors_keep_their_traceback() -> None:
         raise RuntimeError("a fault")
 
 
-def test_help_names_every_command() -> None:
+def test_help_lists_every_command() -> None:
     result = RUN.invoke(app, ["--help"])
     assert result.exit_code == 0
     for command in ("quickstart", "pretrain", "recipes", "meter"):
@@ -141,7 +141,7 @@ def test_help_names_every_command() -> None:
 # recipes
 
 
-def test_names_of_recipes_are_not_wrapped_in_a_narrow_terminal() -> None:
+def test_recipe_names_are_not_wrapped_in_a_narrow_terminal() -> None:
     output = RUN.invoke(app, ["recipes"], env={"COLUMNS": "80"}).stdout
     assert all(f" {name} " in output for name in recipes.names())
 
@@ -153,7 +153,7 @@ def test_recipes_lists_every_recipe() -> None:
     assert [line[0] for line in lines[2:] if "/" in line[0]] == recipes.names()
 
 
-def test_a_recipe_is_shown_with_every_value_and_its_origin() -> None:
+def test_recipe_is_shown_with_all_values_and_origins() -> None:
     name = "c-byol/imagenet-r50-300"
     result = RUN.invoke(app, ["recipes", name], env={"COLUMNS": "200"})
     assert result.exit_code == 0
@@ -175,7 +175,7 @@ def pretrain(*arguments: object) -> Result:
 
 
 def complaint(result: Result, code: int = 2) -> str:
-    """Return the one line of an error."""
+    """Return the single line of an error message."""
     assert result.exit_code == code, result.output
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -203,7 +203,7 @@ def test_pretrain_needs_only_a_folder_of_photos(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_automatic_warm_up_is_a_tenth_of_the_given_epochs(tmp_path: Path) -> None:
+def test_automatic_warmup_is_a_tenth_of_the_epochs(tmp_path: Path) -> None:
     images, out = photos(tmp_path / "photos", 7), tmp_path / "run"
     result = pretrain(images, "--epochs", 20, "--steps", 1, "--out", out)
     assert result.exit_code == 0, result.output
@@ -212,7 +212,7 @@ def test_the_automatic_warm_up_is_a_tenth_of_the_given_epochs(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_options_are_short_for_settings(tmp_path: Path) -> None:
+def test_options_are_shortcuts_for_settings(tmp_path: Path) -> None:
     config = tiny("method=simclr")
     given = ["--recipe", "simclr/quickstart", *words(config)]
     out = tmp_path / "run"
@@ -230,7 +230,7 @@ def test_options_are_short_for_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_out_the_folder_is_named_after_recipe_data_and_seed(
+def test_default_folder_is_named_after_recipe_data_and_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -242,13 +242,13 @@ def test_without_out_the_folder_is_named_after_recipe_data_and_seed(
 
 
 def small(tmp_path: Path, *changes: str) -> list[str]:
-    """Return arguments of a run of a second on six images."""
+    """Return arguments of a one-second run on six images."""
     config = tiny("method=simclr", f"data.source={photos(tmp_path / 'photos', 6)}", *changes)
     return [config.data.source, "--recipe", "simclr/quickstart", *words(config)]
 
 
 @pytest.mark.slow
-def test_a_folder_with_another_run_or_other_files_is_refused(tmp_path: Path) -> None:
+def test_folder_with_another_run_or_other_files_is_rejected(tmp_path: Path) -> None:
     given, out = small(tmp_path), tmp_path / "run"
     assert pretrain(*given, "--out", out).exit_code == 0
     other = complaint(pretrain(*given, "--set", "optim.lr=0.7", "--out", out))
@@ -278,7 +278,7 @@ def test_a_folder_with_another_run_or_other_files_is_refused(tmp_path: Path) -> 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_to_pretrain_is_one_line_and_leaves_nothing(
+def test_invalid_pretrain_input_is_one_line_and_creates_nothing(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -289,7 +289,7 @@ def test_bad_input_to_pretrain_is_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_folder_of_unreadable_images_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_images_are_one_line(tmp_path: Path) -> None:
     images = tmp_path / "photos"
     images.mkdir()
     for name in "abc":
@@ -307,9 +307,7 @@ SMALL: list[str | int] = ["--steps", 1, "--set", "views.size=32"]
 SMALL += ["--set", "network.name=test_resnet", "--set", "network.stem=imagenet"]
 
 
-def test_a_tilde_that_the_shell_leaves_is_expanded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tilde_in_paths_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     photos(tmp_path / "photos", 8)
@@ -332,7 +330,7 @@ def test_automatic_settings_depend_on_split_and_limit(tmp_path: Path) -> None:
         assert config["train"]["batch_size"] == batch
 
 
-def test_our_warnings_are_one_line_notes(tmp_path: Path) -> None:
+def test_own_warnings_are_one_line_notes(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 8)
     (tmp_path / "photos/x.heic").write_bytes(b"a phone's")
     words = [*SMALL, "--out", tmp_path / "run"]
@@ -344,7 +342,7 @@ def test_our_warnings_are_one_line_notes(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-def test_other_warnings_keep_their_format_and_tf32_advice_is_dropped(
+def test_other_warnings_keep_pythons_format_and_tf32_advice_is_dropped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     advice = (
@@ -357,7 +355,7 @@ def test_other_warnings_keep_their_format_and_tf32_advice_is_dropped(
     )
 
 
-def test_a_single_image_is_one_line(tmp_path: Path) -> None:
+def test_single_image_is_one_line(tmp_path: Path) -> None:
     images = photos(tmp_path / "photos", 1)
     given = ["--recipe", "simclr/quickstart", "--out", tmp_path / "run"]
     assert re.search("photos.* 1 image.* 2 ", complaint(pretrain(images, *given)))
@@ -365,15 +363,15 @@ def test_a_single_image_is_one_line(tmp_path: Path) -> None:
     assert re.search("photos.* 1 image.* 2 ", complaint(pretrain(images, *given)))
 
 
-def test_a_diverged_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+def test_diverged_run_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     given = small(tmp_path, "optim.lr=1e9", "train.steps=30", "health.max_restarts=1")
     message = complaint(pretrain(*given, "--out", tmp_path / "run"), code=1)
     assert "nan: loss" in message
     assert last(tmp_path / "run")["step"] == 0
 
 
-def test_a_stopped_run_says_how_to_resume(tmp_path: Path) -> None:
-    """SIGTERM during training: it saves, prints where, and exits with 130."""
+def test_stopped_run_prints_how_to_resume(tmp_path: Path) -> None:
+    """SIGTERM during training saves a checkpoint, prints its step and exits with 130."""
     given, out = [*small(tmp_path, "train.steps=400"), "--out", str(tmp_path / "run")], tmp_path
 
     def stop() -> None:
@@ -395,15 +393,15 @@ def test_a_stopped_run_says_how_to_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["data.source=elsewhere", "recipe=byol/quickstart"])
 def test_data_source_and_recipe_cannot_be_set(change: str, tmp_path: Path) -> None:
-    """The run would have the name of one and the images of another."""
+    """The recorded source or recipe would not match the one that was used."""
     message = complaint(pretrain(*small(tmp_path), "--set", change, "--out", tmp_path / "run"))
     name, _, value = change.partition("=")
     assert re.search(f"{name}.*'{value}'.*DATA.*--recipe", message)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
-    """As in `compressive settings | head`."""
+def test_closed_pipe_does_not_change_the_exit_code() -> None:
+    """This happens in `compressive settings | head`."""
     there, here = os.pipe()
     os.close(there)
     with os.fdopen(here, "w") as pipe:
@@ -436,7 +434,7 @@ def test_ctrl_c_during_imports_is_one_line(
     assert "interrupted" in complaint(result, code=130)
 
 
-def test_a_run_that_stopped_after_a_failure_names_its_last_checkpoint(
+def test_run_stopped_after_a_failure_names_its_last_checkpoint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_outcome(Outcome(Path("a"), step=7, total=24, saved=4, accuracy=None))
@@ -444,7 +442,7 @@ def test_a_run_that_stopped_after_a_failure_names_its_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
+def test_watch_and_report_show_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = tiny()
     begun = RUN.invoke(app, ["pretrain", config.data.source, "--out", str(run), *words(config)])
@@ -469,7 +467,7 @@ def test_a_run_is_watched_and_reported(tmp_path: Path) -> None:
         ("sweep builtin --vary bottleneck.gamma=1,2", "'bottleneck.gamma'"),
     ],
 )
-def test_bad_input_to_other_commands_is_one_line(line: str, message: str) -> None:
+def test_invalid_input_to_other_commands_is_one_line(line: str, message: str) -> None:
     assert message in complaint(RUN.invoke(app, line.split()))
 
 
@@ -479,7 +477,7 @@ def test_version_prints_the_version() -> None:
     assert result.output.strip() == version("compressive")
 
 
-def test_final_accuracies_are_printed_under_their_names(
+def test_final_accuracies_are_printed_with_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     accuracy = Accuracy(probe=0.25, neighbors=0.75, count=1200)

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PENALTIES = (1e-3, 1e-1, 10.0, 1e3)
 
 
-def few(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return three classes, with one informative feature among many of other scales."""
+def synthetic(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return three classes with one informative feature among 20 of different scales."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
     feats = torch.randn(count, 20, generator=generator)
@@ -30,26 +30,28 @@ def few(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return feats * torch.logspace(-2, 2, 20) + 3, labels
 
 
-def sklearns(train: tuple[Tensor, Tensor], feats: Tensor, penalty: float) -> Tensor:
-    """Return predictions from features standardized by the training part."""
+def sklearn_predictions(train: tuple[Tensor, Tensor], feats: Tensor, penalty: float) -> Tensor:
+    """Return predictions from features standardized with training statistics."""
     mean, std = train[0].mean(0), train[0].std(0, unbiased=False)
     model = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=10_000)
     model.fit(((train[0] - mean) / std).double().numpy(), train[1].numpy())
     return torch.from_numpy(model.predict(((feats - mean) / std).double().numpy()))
 
 
-def test_the_penalty_is_the_best_on_a_held_out_fifth() -> None:
-    (feats, labels), test = few(60, seed=0), few(400, seed=1)
+def test_penalty_is_chosen_on_a_held_out_fifth() -> None:
+    (feats, labels), test = synthetic(60, seed=0), synthetic(400, seed=1)
     held = torch.randperm(60, generator=torch.Generator().manual_seed(0)) % 5 == 0
     assert held.sum() == 12
     part = feats[~held], labels[~held]
 
     def score(penalty: float) -> tuple[float, float]:
-        right = sklearns(part, feats[held], penalty) == labels[held]
+        right = sklearn_predictions(part, feats[held], penalty) == labels[held]
         return right.double().mean().item(), penalty
 
     best = max(PENALTIES, key=score)
-    expected = (sklearns((feats, labels), test[0], best) == test[1]).double().mean().item()
+    expected = (
+        (sklearn_predictions((feats, labels), test[0], best) == test[1]).double().mean().item()
+    )
     found = linear_probe((feats, labels), test, classes=3, penalties=PENALTIES)
     assert found == pytest.approx(expected)
 
@@ -57,9 +59,9 @@ def test_the_penalty_is_the_best_on_a_held_out_fifth() -> None:
 def test_test_labels_do_not_influence_the_penalty() -> None:
     """Wrong test labels do not change which classifier is chosen.
 
-    Each label is moved to the next class. A penalty tuned on the test part would then be another.
+    Each label is moved to the next class. A penalty tuned on the test part would change.
     """
-    train, (feats, labels) = few(60, seed=0), few(400, seed=1)
+    train, (feats, labels) = synthetic(60, seed=0), synthetic(400, seed=1)
     fits = fit(*train, classes=3, penalties=PENALTIES, standardize=True)
     rights = [
         [
@@ -103,7 +105,7 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_stand_ins")
-def test_rows_have_the_metrics_of_their_names(tmp_path: Path) -> None:
+def test_rows_hold_the_named_metrics(tmp_path: Path) -> None:
     pixels, *rows = quickstart.run_quickstart(tmp_path)
     assert pixels[:5] == ("raw pixels", 0.095, None, None, None)
     assert [row[:5] for row in rows] == [
@@ -112,7 +114,7 @@ def test_rows_have_the_metrics_of_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_stand_ins")
-def test_the_table_has_the_metrics_in_its_columns(
+def test_table_columns_hold_the_named_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compressive.report.page.write_report", lambda runs, out, **_: out)

@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 SETTINGS = {setting.name: setting for section in sections() for setting in section.settings}
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_settings_document_is_up_to_date() -> None:
     run = CliRunner().invoke(app, ["settings", "--markdown"])
     assert run.exit_code == 0
     assert DOCUMENT.read_text() == run.stdout, "compressive settings --markdown > docs/settings.md"
@@ -30,15 +30,15 @@ def test_every_setting_has_a_help_text() -> None:
     assert not [name for name, setting in SETTINGS.items() if not setting.meaning]
 
 
-def test_a_default_can_be_set_as_written() -> None:
+def test_printed_defaults_can_be_set() -> None:
     changes = [f"{setting.name}={setting.default}" for setting in SETTINGS.values()]
     assert override(Config(), *changes) == Config()
     assert SETTINGS["optim.weight_decay"].default == "1.5e-06"
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_values_outside_the_documented_range_are_refused(setting: Setting) -> None:
-    """The lowest documented value is accepted, and the one below is refused."""
+def test_values_outside_the_documented_range_are_rejected(setting: Setting) -> None:
+    """The lowest documented value is accepted, and the one below is rejected."""
     name, allowed = setting.name, setting.allowed
     if bound := re.search(
         r"number, (above )?([\d.]+)(?: or more)?(?: and at most ([\d.]+))?", allowed
@@ -56,17 +56,17 @@ def test_values_outside_the_documented_range_are_refused(setting: Setting) -> No
         taken = [str(flat(override(Config(), f"{name}={o}"))[name]).lower() for o in options]
         assert taken == options
     for value in outside:
-        with pytest.raises(ValueError, match=rf"^{re.escape(name)} must be "):
+        with pytest.raises(ValueError, match=rf"^{re.escape(name)} "):
             override(Config(), f"{name}={value}")
 
 
-def test_a_vertical_bar_is_escaped_in_its_cell() -> None:
+def test_vertical_bar_is_escaped_in_table_cells() -> None:
     lines = [line for line in markdown(sections()).splitlines() if line.startswith("| `")]
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
     assert any("e(z\\|x)" in line for line in lines)
 
 
-def test_a_section_or_a_setting_can_be_shown_alone() -> None:
+def test_single_section_or_setting_can_be_shown() -> None:
     (section,) = find("bottleneck")
     assert [s.name for s in section.settings] == [n for n in SETTINGS if n.startswith("bottleneck")]
     (section,) = find("bottleneck.beta")
@@ -86,7 +86,7 @@ def test_a_section_or_a_setting_can_be_shown_alone() -> None:
         ("zzz", "`compressive settings` lists all"),
     ],
 )
-def test_an_unknown_name_is_one_line_and_code_2(name: str, hint: str) -> None:
+def test_unknown_name_is_one_line_and_exit_code_2(name: str, hint: str) -> None:
     run = CliRunner().invoke(app, ["settings", name])
     assert run.exit_code == 2
     (line,) = run.stderr.splitlines()
@@ -94,6 +94,6 @@ def test_an_unknown_name_is_one_line_and_code_2(name: str, hint: str) -> None:
     assert hint in line
 
 
-def test_settings_in_no_section_are_found_as_run() -> None:
+def test_top_level_settings_are_listed_as_run() -> None:
     (section,) = find("run")
     assert [setting.name for setting in section.settings] == ["recipe", "method", "seed"]

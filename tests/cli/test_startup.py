@@ -1,4 +1,4 @@
-"""Light commands and all errors in recipes, settings and options come before torch is imported."""
+"""Light commands do not import torch, and invalid input is rejected before torch is imported."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ from compressive.evaluation.results import Results
 from compressive.rundir.folder import write_config
 
 HEAVY = ("torch", "torchvision", "timm", "scipy", "matplotlib", "pyarrow")
-# Runs command lines in one process, and prints for each its exit code and the heavy modules.
+# Run command lines in one process, and print each exit code and the imported heavy modules.
 PROGRAM = """
 import json, sys
 from compressive.cli.app import app
@@ -57,7 +57,7 @@ WRONG = [
 
 
 def invoke(lines: list[str], folder: Path) -> list[tuple[int, list[str]]]:
-    """Return the exit code of each line and the heavy modules that are imported by then."""
+    """Return the exit code of each line and the heavy modules imported so far."""
     program = [sys.executable, "-c", PROGRAM.replace("{heavy}", repr(HEAVY))]
     words = json.dumps([line.split() for line in lines])
     done = subprocess.run([*program, words], capture_output=True, text=True, cwd=folder)
@@ -78,7 +78,7 @@ def test_help_recipes_settings_report_and_watch_import_no_torch(tmp_path: Path) 
     assert "undecided" in (tmp_path / "report.html").read_text()
 
 
-def test_wrong_recipes_settings_and_options_are_refused_before_torch_is_imported(
+def test_invalid_input_is_rejected_before_importing_torch(
     tmp_path: Path,
 ) -> None:
     for line, (code, heavy) in zip(WRONG, invoke(WRONG, tmp_path), strict=True):
@@ -87,15 +87,15 @@ def test_wrong_recipes_settings_and_options_are_refused_before_torch_is_imported
 
 
 @pytest.mark.slow
-def test_torch_is_found_when_it_is_imported(tmp_path: Path) -> None:
-    """The check above can fail."""
+def test_torch_import_is_detected(tmp_path: Path) -> None:
+    """The checks above can fail."""
     ((code, heavy),) = invoke(["meter --dim 4 --batch 2"], tmp_path)
     assert code == 0
     assert "torch" in heavy
 
 
 def test_options_with_a_metavar_state_their_name() -> None:
-    """typer 0.27 takes the metavar for the option's name if there is none: `--TASKS`."""
+    """Without a name, typer 0.27 uses the metavar as the option's name: `--TASKS`."""
     for path in Path(compressive.cli.__file__).parent.glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "typer.Option":

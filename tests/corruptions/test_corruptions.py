@@ -1,4 +1,4 @@
-"""Corruptions against SciPy, OpenCV, Pillow and loops written out, with the same random draws."""
+"""Corruptions against SciPy, OpenCV, Pillow and explicit loops, with the same random draws."""
 
 import colorsys
 import itertools
@@ -34,13 +34,13 @@ from compressive.corruptions.parameters import TABLES
 from compressive.rng import image_keys, uniforms
 
 ALL = NAMES + EXTRAS
-FLAT = 1e-9 / 255  # so that a filter leaves a flat area flat, though its weights sum to 1 - 1e-16
+FLAT = 1e-9 / 255  # keeps flat areas flat although filter weights sum to 1 - 1e-16
 SIZES = {"frost1.png": (90, 60), "frost2.png": (56, 40), "frost3.png": (56, 40)}
 SIZES |= {"frost4.jpg": (52, 38), "frost5.jpg": (66, 49), "frost6.jpg": (48, 39)}
 
 
 def pictures(count: int, size: int, seed: int = 0) -> Tensor:
-    """Smooth patches with some grain, clipped at both ends as photographs are."""
+    """Return smooth patches with grain, clipped at both ends as in photographs."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, 3, size // 4, size // 4, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
@@ -58,7 +58,7 @@ def keyed(count: int, name: str, severity: int, seed: int = 0) -> Tensor:
 
 
 def made(images: Tensor, name: str, severity: int, size: int) -> NDArray[np.uint8]:
-    """Ours, channels last."""
+    """Return our corrupted images, channels last."""
     frost = photographs() if name == "frost" else None
     at = torch.arange(len(images))
     done = corrupt(images, name, severity, index=at, table=size, frost=frost)
@@ -70,14 +70,14 @@ def arrays(images: Tensor) -> NDArray[np.uint8]:
 
 
 def same_levels(ours: NDArray, theirs: NDArray, share: float = 0.001) -> None:
-    """Equal but for one level, and that where a sum lies on a whole number: rounding decides."""
+    """Allow a difference of one level where a sum lies on an integer and rounding decides."""
     apart = np.abs(ours.astype(int) - theirs.astype(int))
     assert apart.max() <= 1, apart.max()
     assert (apart > 0).mean() <= share, (apart > 0).mean()
 
 
 def cut(x: NDArray) -> NDArray[np.uint8]:
-    """The official way into uint8, from [0, 1]."""
+    """Convert to uint8 from [0, 1] as the official code does."""
     return (np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
@@ -127,13 +127,13 @@ def test_every_table_has_five_severities_of_every_corruption() -> None:
         (32, "speckle_noise", 3, (0.12,)),
     ],
 )
-def test_cells_are_the_official_ones(
+def test_parameters_match_the_official_tables(
     size: int, name: str, severity: int, expected: tuple[float, ...]
 ) -> None:
     assert TABLES[size][name][severity - 1] == pytest.approx(expected, rel=1e-12)
 
 
-def test_numbers_that_follow_from_the_tables() -> None:
+def test_derived_numbers_match_the_official_tables() -> None:
     zooms = {
         size: [len(np.arange(1, *row)) for row in TABLES[size]["zoom_blur"]] for size in TABLES
     }
@@ -151,7 +151,7 @@ def test_numbers_that_follow_from_the_tables() -> None:
 # Noise.
 
 
-def test_noise_repeats_with_the_same_draws_in_scipy() -> None:
+def test_noise_matches_scipy_with_the_same_draws() -> None:
     images = pictures(4, 32)
     for size in TABLES:
         for severity, (strength,) in each("gaussian_noise", size):
@@ -169,18 +169,18 @@ def test_noise_repeats_with_the_same_draws_in_scipy() -> None:
 
 
 @CELLS
-def test_shot_noise_is_the_quantile_of_poissons_law(size: int, severity: int) -> None:
+def test_shot_noise_is_the_poisson_quantile(size: int, severity: int) -> None:
     images = pictures(2, 32)
     u = uniforms(keyed(2, "shot_noise", severity), 3 * 32 * 32).view(2, 3, 32, 32).numpy()
     (c,) = TABLES[size]["shot_noise"][severity - 1]
     expected = cut(stats.poisson.ppf(u, images.numpy() / 255 * c).clip(0) / c)
-    # ppf turns at the distribution function itself, known to 1e-13: one draw in 1e9 may differ.
+    # ppf switches at the distribution function, known to 1e-13: one draw in 1e9 may differ.
     np.testing.assert_array_equal(
         made(images, "shot_noise", severity, size), expected.transpose(0, 2, 3, 1)
     )
 
 
-def test_normal_numbers_have_the_normal_law_and_no_ties_to_their_neighbors() -> None:
+def test_normal_noise_is_normal_and_uncorrelated() -> None:
     z = noise.normal(uniforms(keyed(40, "gaussian_noise", 1), 5000)).numpy()
     assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3
     lagged = np.corrcoef(z[:, :-1].ravel(), z[:, 1:].ravel())[0, 1]
@@ -189,15 +189,15 @@ def test_normal_numbers_have_the_normal_law_and_no_ties_to_their_neighbors() -> 
     assert abs(between) < 4 / math.sqrt(z.size)
 
 
-def test_shot_noise_keeps_the_mean_and_has_poissons_variance() -> None:
+def test_shot_noise_has_poisson_mean_and_variance() -> None:
     images = torch.full((40, 3, 32, 32), 102, dtype=torch.uint8)  # 0.4
     found = made(images, "shot_noise", 5, 32) / 255  # 50 photons: steps of 5.1 levels
-    counts = np.rint(found * 50 + 0.05)  # truncation takes 0.2 of a photon at most
+    counts = np.rint(found * 50 + 0.05)  # truncation removes at most 0.2 of a photon
     assert counts.mean() == pytest.approx(20, abs=4 * math.sqrt(20 / counts.size))
     assert counts.var() == pytest.approx(20, rel=4 * math.sqrt(2 / counts.size))
 
 
-def test_impulse_noise_hits_numbers_not_pixels_half_black_half_white() -> None:
+def test_impulse_noise_is_per_channel_and_half_black_half_white() -> None:
     images = torch.full((60, 3, 32, 32), 100, dtype=torch.uint8)
     found = made(images, "impulse_noise", 5, 224)  # amount 0.27
     error = 4 * math.sqrt(0.27 * 0.73 / found.size)
@@ -213,13 +213,13 @@ def test_impulse_noise_hits_numbers_not_pixels_half_black_half_white() -> None:
 
 
 def smooth(x: NDArray, sigma: float) -> NDArray:
-    """scikit-image's `gaussian` for images with channels last."""
+    """Apply scikit-image's `gaussian` to images with channels last."""
     axes = (1, 2) if x.ndim > 2 else (0, 1)
     return ndimage.gaussian_filter(x, sigma, mode="nearest", truncate=4.0, axes=axes)
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_gaussian_blur_is_scipys(size: int) -> None:
+def test_gaussian_blur_matches_scipy(size: int) -> None:
     images = pictures(2, 40)
     for severity, (sigma,) in each("gaussian_blur", size):
         same_levels(
@@ -229,7 +229,7 @@ def test_gaussian_blur_is_scipys(size: int) -> None:
 
 
 @CELLS
-def test_defocus_blur_is_opencvs(size: int, severity: int) -> None:
+def test_defocus_blur_matches_opencv(size: int, severity: int) -> None:
     images = pictures(2, 48)
     radius, alias = TABLES[size]["defocus_blur"][severity - 1]
     half, taps = (8, 3) if radius <= 8 else (int(radius), 5)
@@ -242,7 +242,7 @@ def test_defocus_blur_is_opencvs(size: int, severity: int) -> None:
 
 
 def shuffled(image: NDArray, down: NDArray, across: NDArray, reach: int) -> NDArray:
-    """One pass of frosted glass, pixel after pixel."""
+    """Apply one pass of frosted glass, pixel by pixel."""
     image, size = image.copy(), len(image)
     for h in range(size - reach, reach, -1):
         for w in range(size - reach, reach, -1):
@@ -251,7 +251,7 @@ def shuffled(image: NDArray, down: NDArray, across: NDArray, reach: int) -> NDAr
 
 
 @pytest.mark.parametrize("reach", [1, 2, 3, 4])
-def test_copies_in_parallel_are_copies_one_after_the_other(reach: int) -> None:
+def test_parallel_copies_match_sequential_copies(reach: int) -> None:
     generator = torch.Generator().manual_seed(reach)
     down, across = (
         torch.randint(-reach, reach, (3, 24, 24), generator=generator) for _ in range(2)
@@ -263,17 +263,17 @@ def test_copies_in_parallel_are_copies_one_after_the_other(reach: int) -> None:
         np.testing.assert_array_equal(source[i], expected)
 
 
-def test_the_longest_chain_of_copies_is_followed_to_its_end() -> None:
+def test_longest_chain_of_copies_is_followed() -> None:
     across = torch.ones(1, 24, 24, dtype=torch.int64)
     down = torch.zeros_like(across)
-    down[:, :, 22] = 1  # at the end of each row on to the next, back by reach
+    down[:, :, 22] = 1  # at the end of each row, move to the next row and back by reach
     across[:, :, 22] = -2
     expected = shuffled(np.arange(24 * 24).reshape(24, 24), down[0].numpy(), across[0].numpy(), 2)
     np.testing.assert_array_equal(blur.sources(down, across, 2)[0].view(24, 24), expected)
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_glass_blur_is_the_loop(size: int) -> None:
+def test_glass_blur_matches_a_pixel_loop(size: int) -> None:
     images = pictures(2, 24)
     for severity, (sigma, reach, passes) in each("glass_blur", size):
         reach, passes = int(reach), int(passes)
@@ -289,7 +289,7 @@ def test_glass_blur_is_the_loop(size: int) -> None:
 
 
 def streaked(image: NDArray, angle: float, radius: int, sigma: float) -> NDArray[np.uint8]:
-    """ImageMagick's motion blur: one shifted copy after the other."""
+    """Apply ImageMagick's motion blur as a sum of shifted copies."""
     weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in range(2 * radius + 1)]
     total = np.zeros(image.shape)
     size = len(image)
@@ -324,7 +324,7 @@ def test_motion_blur_runs_forward_along_its_angle() -> None:
 
 
 def zoomed(x: NDArray, factor: float) -> NDArray:
-    """SciPy's linear zoom of the middle, cut to size."""
+    """Return SciPy's linear zoom of the center, cropped to size."""
     size = len(x)
     part = math.ceil(size / factor)
     start = (size - part) // 2
@@ -335,7 +335,7 @@ def zoomed(x: NDArray, factor: float) -> NDArray:
 
 
 @CELLS
-def test_zoom_blur_is_scipys(size: int, severity: int) -> None:
+def test_zoom_blur_matches_scipy(size: int, severity: int) -> None:
     images = pictures(1, size)
     factors = np.arange(1, *TABLES[size]["zoom_blur"][severity - 1])
     x = arrays(images)[0] / 255.0
@@ -347,7 +347,7 @@ def test_zoom_blur_is_scipys(size: int, severity: int) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_snow_is_made_step_by_step(size: int) -> None:
+def test_snow_matches_a_step_by_step_reference(size: int) -> None:
     images = pictures(2, 32)
     for severity, (mean, scale, factor, least, radius, sigma, keep) in each("snow", size):
         u = uniforms(keyed(2, "snow", severity), 1 + 32 * 32).numpy()
@@ -361,7 +361,7 @@ def test_snow_is_made_step_by_step(size: int) -> None:
             gray = cv2.cvtColor(x.astype(np.float32), cv2.COLOR_RGB2GRAY)[..., None]
             x = keep * x + (1 - keep) * np.maximum(x, 1.5 * gray + 0.5)
             expected.append(cut(x + layer + layer[::-1, ::-1]))
-        # OpenCV's gray is float32: some sums lie on a whole number.
+        # OpenCV's gray is float32: some sums lie on an integer.
         same_levels(made(images, "snow", severity, size), np.stack(expected), 0.01)
 
 
@@ -376,7 +376,7 @@ def test_frost_is_a_crop_of_one_of_five_photographs(size: int) -> None:
         for image, v in zip(arrays(images), u, strict=True):
             chosen.add(int(5 * v[0]))
             photo = photos[int(5 * v[0])]
-            # Small photographs: the shrinking stops where a crop still fits.
+            # For small photographs, shrinking stops while a crop still fits.
             scale = max(parameters.FROST_SCALES[size], 33 / min(photo.shape[:2]))
             photo = cv2.resize(photo, (0, 0), fx=scale, fy=scale)
             top, left = (int(r * (n - 32)) for r, n in zip(v[1:], photo.shape, strict=False))
@@ -389,7 +389,7 @@ def test_frost_is_a_crop_of_one_of_five_photographs(size: int) -> None:
 
 
 def clouds(u: NDArray, decay: float) -> NDArray:
-    """Diamond-square, point by point."""
+    """Compute diamond-square point by point."""
     side = len(u)
     height = np.zeros((side, side))
     wibble, step = 100.0, side
@@ -413,7 +413,7 @@ def clouds(u: NDArray, decay: float) -> NDArray:
 
 
 @pytest.mark.parametrize(("size", "side"), [(32, 32), (64, 64), (224, 256)])
-def test_fog_is_diamond_square_point_by_point(size: int, side: int) -> None:
+def test_fog_matches_pointwise_diamond_square(size: int, side: int) -> None:
     images = pictures(1, 32)
     severities = each("fog", size) if side < 256 else each("fog", size)[-1:]
     for severity, (strength, decay) in severities:
@@ -423,21 +423,21 @@ def test_fog_is_diamond_square_point_by_point(size: int, side: int) -> None:
         same_levels(made(images, "fog", severity, size)[0], cut(light))
 
 
-def test_photographs_of_frost_come_from_a_folder(tmp_path: Path) -> None:
+def test_frost_photographs_are_loaded_from_a_folder(tmp_path: Path) -> None:
     for name, photo in zip(SIZES, photographs(), strict=True):
         Image.fromarray(photo.permute(1, 2, 0).numpy()).save(tmp_path / name)
     photos = load_frost(tmp_path)
     assert [tuple(photo.shape) for photo in photos] == [(3, h, w) for w, h in SIZES.values()]
     assert torch.equal(photos[0], photographs()[0])
     (tmp_path / "frost4.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks frost4\.jpg: copy the six frost files"):
+    with pytest.raises(FileNotFoundError, match=r"frost4\.jpg"):
         load_frost(tmp_path)
 
 
-# Colors, shapes, codes.
+# Color, geometry and compression.
 
 
-def test_brightness_and_saturation_are_those_of_colorsys() -> None:
+def test_brightness_and_saturation_match_colorsys() -> None:
     images = pictures(1, 16)
     images[:, :, 0] = torch.tensor([[0, 255, 128, 7] * 4] * 3, dtype=torch.uint8)  # grays
     x = (arrays(images)[0] / 255.0).reshape(-1, 3).tolist()
@@ -450,7 +450,7 @@ def test_brightness_and_saturation_are_those_of_colorsys() -> None:
         for severity, (delta,) in each("brightness", size):
             levels = through(lambda h, s, v, delta=delta: (h, s, min(v + delta, 1)))
             ours = made(images, "brightness", severity, size)[0]
-            # Whole numbers where delta is a multiple of 0.2: the last bit decides.
+            # Integers where delta is a multiple of 0.2: the last bit decides.
             assert (ours <= levels + 1e-9).all()
             assert (ours >= levels - 1 - 1e-9).all()
         for severity, (factor, delta) in each("saturate", size):
@@ -470,7 +470,7 @@ def test_contrast_shrinks_distances_to_the_mean_of_each_channel() -> None:
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_elastic_transform_is_opencvs_and_scipys(size: int) -> None:
+def test_elastic_transform_matches_opencv_and_scipy(size: int) -> None:
     side = 48
     images = pictures(3, side)
     for severity, (alpha, sigma, jolt) in each("elastic_transform", size):
@@ -505,13 +505,13 @@ def test_elastic_transform_is_opencvs_and_scipys(size: int) -> None:
             expected.append(np.clip(x, 0, 1) * 255)
         keys = keyed(3, "elastic_transform", severity)
         ours = arrays(digital.elastic_transform(images, keys, alpha, sigma, jolt)).astype(float)
-        # Truncated ones lie half a level off at most; OpenCV's are float32 and near the border sums
-        # of positions are rounded there: 1e-3 of a level.
+        # Truncated values are at most half a level off. OpenCV's are float32, and near the border
+        # it rounds sums of positions: 1e-3 of a level.
         assert np.abs(ours + 0.5 - np.stack(expected)).max() < 0.501
 
 
 @pytest.mark.parametrize("side", [32, 64, 224, 96, 37])
-def test_pixelate_is_pillows_box(side: int) -> None:
+def test_pixelate_matches_pillows_box_filter(side: int) -> None:
     images = pictures(1, side) if side % 4 == 0 else pictures(1, 40)[:, :, :side, :side].clone()
     image = Image.fromarray(arrays(images)[0])
     for size in TABLES:
@@ -523,9 +523,9 @@ def test_pixelate_is_pillows_box(side: int) -> None:
 
 
 @pytest.mark.parametrize("side", [32, 64, 112, 16, 17, 33, 40, 50, 97])
-def test_jpeg_compression_is_pillows_to_the_bit(side: int) -> None:
+def test_jpeg_compression_matches_pillow_bitwise(side: int) -> None:
     images = pictures(3, 112)[..., :side, :side].clone()
-    images[2] = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)  # the hardest to code
+    images[2] = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)  # the hardest to compress
     for quality in (7, 10, 15, 18, 25, 40, 50, 58, 65, 80, 85):
         for image, ours in zip(
             arrays(images), arrays(jpeg.jpeg_compression(images, quality)), strict=True
@@ -546,9 +546,9 @@ def drops(count: int, size: int, blur: float) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize(("size", "blur"), [(32, 1.0), (64, 2.0), (112, 4.0), (96, 0.7)])
-def test_edges_distances_and_histograms_are_opencvs(size: int, blur: float) -> None:
+def test_edges_distances_and_histograms_match_opencv(size: int, blur: float) -> None:
     levels = drops(8, size, blur)
-    levels[-1] = 9  # nothing at all
+    levels[-1] = 9  # an empty image
     edges = spatter.canny(torch.from_numpy(levels).long(), 50, 150).numpy()
     far = spatter.distance(torch.from_numpy(edges), 20)
     equal = spatter.equalized(far.long(), 20).numpy()
@@ -589,7 +589,7 @@ def spattered(images: Tensor, keys: Tensor, row: tuple[float, ...]) -> NDArray[n
 
 
 @CELLS
-def test_spatter_is_made_step_by_step(size: int, severity: int) -> None:
+def test_spatter_matches_a_step_by_step_reference(size: int, severity: int) -> None:
     images = pictures(3, 48)
     row = TABLES[size]["spatter"][severity - 1]
     expected = spattered(images, keyed(3, "spatter", severity), row)
@@ -603,7 +603,7 @@ def test_drops_above_white_wrap_around_as_in_the_official_code() -> None:
     same_levels(ours, spattered(images, keys, row), 0.002)
 
 
-# The door.
+# corrupt().
 
 
 @pytest.mark.slow
@@ -630,7 +630,7 @@ NOT_GROWING = {
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NOT_GROWING))
-def test_harm_grows_with_severity(name: str) -> None:
+def test_distortion_grows_with_severity(name: str) -> None:
     images = pictures(8, 32)
     found = [made(images, name, severity, 32) for severity in range(1, 6)]
     harm = [np.abs(x - arrays(images).astype(float)).mean() for x in found]
@@ -639,9 +639,9 @@ def test_harm_grows_with_severity(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_image_does_not_depend_on_its_batch(name: str) -> None:
+def test_corruption_does_not_depend_on_the_batch(name: str) -> None:
     images = pictures(7, 32)
-    images[2] = 255  # flat: sums that are whole numbers but for rounding
+    images[2] = 255  # flat: sums are integers up to rounding
     index = torch.arange(7) + 10**6
     frost = photographs()
     whole = corrupt(images, name, 3, index=index, seed=5, frost=frost)
@@ -660,7 +660,7 @@ RANDOM = [name for name in ALL if name not in (
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_seed_and_index_change_what_is_drawn(name: str) -> None:
+def test_draws_depend_on_seed_and_index(name: str) -> None:
     images = pictures(1, 32).repeat(4, 1, 1, 1)
     frost = photographs()
 
@@ -675,15 +675,15 @@ def test_seed_and_index_change_what_is_drawn(name: str) -> None:
     assert torch.equal(first[1:], done(0, 1)[:3])
 
 
-def test_severities_and_names_draw_from_different_keys() -> None:
+def test_severities_and_names_have_different_keys() -> None:
     drawn = {tuple(keyed(1, name, s)[0].tolist()) for name in RANDOM for s in range(1, 6)}
     assert len(drawn) == 5 * len(RANDOM)
 
 
-def test_the_noise_of_a_corruption_does_not_depend_on_the_list_of_names(
+def test_noise_does_not_depend_on_the_list_of_corruptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Numbers are pinned, as results of other versions were made with the same noise."""
+    """The numbers are pinned because results of other versions used the same noise."""
     assert (noise_view("gaussian_noise"), noise_view("spatter")) == (1959867985, 1655132894)
     assert len({noise_view(name) for name in ALL}) == len(ALL)
     images = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
@@ -695,16 +695,16 @@ def test_the_noise_of_a_corruption_does_not_depend_on_the_list_of_names(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "blizzard"}, "name must be one of gaussian_noise, .*, got 'blizzard'"),
-        ({"severity": 0}, "severity must be a whole number from 1 to 5, got 0"),
-        ({"table": 100}, "table must be one of 224, 64, 32, got 100"),
-        ({"index": torch.arange(3)}, r"index must hold 2 whole numbers, got torch.int64 \(3,\)"),
-        ({"images": torch.rand(2, 3, 32, 32)}, "images must be uint8"),
-        ({"images": pictures(2, 32)[..., :16]}, "images must be square"),
-        ({"name": "frost"}, r"frost must be given for frost: pass load_frost\(folder\)"),
+        ({"name": "blizzard"}, "name .*gaussian_noise, .*'blizzard'"),
+        ({"severity": 0}, "severity .* 1 to 5.* 0"),
+        ({"table": 100}, "table .*224, 64, 32.* 100"),
+        ({"index": torch.arange(3)}, r"index .* 2 .*torch\.int64 \(3,\)"),
+        ({"images": torch.rand(2, 3, 32, 32)}, "images .*uint8"),
+        ({"images": pictures(2, 32)[..., :16]}, "images .*square"),
+        ({"name": "frost"}, r"frost .*load_frost\(folder\)"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(change: dict, message: str) -> None:
+def test_invalid_arguments_are_one_line(change: dict, message: str) -> None:
     good = {"images": pictures(2, 32), "name": "fog", "severity": 1, "index": torch.arange(2)}
     with pytest.raises(ValueError, match=message) as found:
         corrupt(**(good | change))
@@ -712,8 +712,8 @@ def test_bad_arguments_are_refused_in_one_line(change: dict, message: str) -> No
 
 
 @pytest.mark.parametrize("divisor", [255, 6, 9, 3, 60, 25, 12, 500])
-def test_a_quotient_is_ieees_to_the_last_bit(divisor: int) -> None:
-    """A product with the reciprocal is not: whole levels would be truncated to the one below."""
+def test_division_is_correctly_rounded(divisor: int) -> None:
+    """Multiplying by the reciprocal is not, so integers would be truncated to the level below."""
     levels = torch.arange(1001, dtype=torch.float64)
     expected = levels.numpy() / divisor
     assert torch.equal(over(levels, divisor), torch.from_numpy(expected))

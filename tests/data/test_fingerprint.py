@@ -1,4 +1,4 @@
-"""The fingerprint of a data set ignores its path and detects other images."""
+"""A data set's fingerprint ignores its path and detects changed images."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ def fingerprint(folder: Path, *, samples: int = 64) -> DatasetFingerprint:
     return DatasetFingerprint(open_source(str(folder)), samples=samples)
 
 
-def test_a_copy_elsewhere_has_the_same_fingerprint(tmp_path: Path) -> None:
+def test_copied_folder_has_the_same_fingerprint(tmp_path: Path) -> None:
     here = photos(tmp_path / "here", 5)
     there = shutil.copytree(here, tmp_path / "there")
     assert fingerprint(here).of() == fingerprint(there).of()
@@ -29,7 +29,7 @@ def test_a_copy_elsewhere_has_the_same_fingerprint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["name", "pixels", "unreadable", "count"])
-def test_other_images_have_another_fingerprint(tmp_path: Path, change: str) -> None:
+def test_changed_images_change_the_fingerprint(tmp_path: Path, change: str) -> None:
     folder = photos(tmp_path, 5)
     before, file = fingerprint(folder).of(), folder / "003.png"
     if change == "name":
@@ -43,7 +43,7 @@ def test_other_images_have_another_fingerprint(tmp_path: Path, change: str) -> N
     assert fingerprint(folder).of() != before
 
 
-def test_labels_count() -> None:
+def test_labels_change_the_fingerprint() -> None:
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
 
     def labeled(*labels: int) -> str:
@@ -61,9 +61,7 @@ def test_labels_count() -> None:
 
 
 @pytest.mark.parametrize("change", ["time", "size"])
-def test_file_times_detect_a_change_of_an_image_that_is_not_sampled(
-    tmp_path: Path, change: str
-) -> None:
+def test_file_times_detect_changes_outside_the_sample(tmp_path: Path, change: str) -> None:
     folder = photos(tmp_path, 5)
     before, file = fingerprint(folder, samples=1), folder / "003.png"
     plain, strict = before.of(), before.with_file_times()
@@ -78,7 +76,7 @@ def test_file_times_detect_a_change_of_an_image_that_is_not_sampled(
     assert after.with_file_times() != strict
 
 
-def test_a_file_has_the_fingerprint_of_its_weights_also_in_float16(tmp_path: Path) -> None:
+def test_file_fingerprint_depends_on_weights_not_precision(tmp_path: Path) -> None:
     weights = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(4, np.int64)}
     expected = weights_fingerprint(weights.items())
     save_file(weights, tmp_path / "a.safetensors")

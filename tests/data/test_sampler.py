@@ -1,4 +1,4 @@
-"""The order of a run."""
+"""The order of images in a run."""
 
 from itertools import islice
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from compressive.data.sampler import batch_index_stream
 
 
-def test_every_epoch_shows_every_image_once() -> None:
-    """10 images in batches of 4: epochs end in the middle of a batch."""
+def test_every_epoch_has_every_image_once() -> None:
+    """10 images in batches of 4: epochs end inside a batch."""
     portions = list(islice(batch_index_stream(10, 4, seed=1), 15))
     index = torch.cat([p.index for p in portions])
     epoch = torch.cat([p.epoch for p in portions])
@@ -23,9 +23,7 @@ def test_every_epoch_shows_every_image_once() -> None:
 
 @pytest.mark.slow
 @given(st.integers(1, 40), st.sampled_from([4, 8, 24]), st.integers(0, 20))
-def test_a_run_that_continues_sees_what_one_without_a_break_sees(
-    count: int, batch: int, step: int
-) -> None:
+def test_resumed_run_has_the_uninterrupted_order(count: int, batch: int, step: int) -> None:
     whole = list(islice(batch_index_stream(count, batch, seed=3), step + 3))[step:]
     resumed = list(islice(batch_index_stream(count, batch, seed=3, step=step), 3))
     for a, b in zip(whole, resumed, strict=True):
@@ -34,7 +32,7 @@ def test_a_run_that_continues_sees_what_one_without_a_break_sees(
 
 
 @pytest.mark.parametrize(("world", "portions"), [(2, 1), (4, 1), (1, 3), (2, 3)])
-def test_shares_of_processes_and_portions_make_up_the_batch(world: int, portions: int) -> None:
+def test_ranks_and_microbatches_partition_the_batch(world: int, portions: int) -> None:
     whole = list(islice(batch_index_stream(50, 24, seed=2), 4))
     parts = [
         list(
@@ -60,15 +58,13 @@ def test_seed_and_attempt_change_the_order() -> None:
     assert len(orders) == 4
 
 
-def test_a_batch_that_cannot_be_shared_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"divisible by grad_accum_steps x processes, 1 x 3, got 8"
-    ):
+def test_indivisible_batch_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"grad_accum_steps.* 1 x 3.* 8"):
         next(batch_index_stream(10, 8, seed=0, world=3))
 
 
 @pytest.mark.parametrize("count", [3, 5, 8])
-def test_a_batch_over_seams_of_epochs_is_the_epochs_one_after_the_other(count: int) -> None:
+def test_batch_across_epochs_concatenates_them(count: int) -> None:
     one_by_one = [p.index for p in islice(batch_index_stream(count, 1, seed=4), 64)]
     at_once = torch.cat([p.index for p in islice(batch_index_stream(count, 16, seed=4), 4)])
     assert torch.equal(at_once, torch.cat(one_by_one))

@@ -1,4 +1,4 @@
-"""Every kind of place gives the pixels that were put there; what is broken says so."""
+"""Every kind of source returns the stored pixels, and damaged files are reported."""
 
 import errno
 import io
@@ -21,13 +21,13 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from compressive.data import source as rooms
+from compressive.data import source as source_module
 from compressive.data.decode import Unreadable, decode
 from compressive.data.source import ImageSource, Source, labeled, subset
 from compressive.data.sources import open_source
 from compressive.data.synthetic import CLASSES, pictures
 
-# torchvision 0.29 says so of its decoders at every call; users do not see it.
+# torchvision 0.29 emits this warning at every call of its decoders; users do not see it.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The image decoding and encoding capabilities:DeprecationWarning"
 )
@@ -37,7 +37,7 @@ LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "BMP": {}, "TIFF": {}, "PPM":
 
 
 def picture(seed: int = 0, height: int = 20, width: int = 28) -> Image.Image:
-    """Not symmetric in any way, and smooth enough that JPEG keeps it."""
+    """Return an image without symmetry, smooth enough to survive JPEG."""
     generator = np.random.default_rng(seed)
     small = generator.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -80,7 +80,7 @@ def ids(source: Source) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_lossless_formats_give_the_pixels_of_pil(kind: str) -> None:
+def test_lossless_formats_match_pil(kind: str) -> None:
     image = picture()
     found = decode(encoded(image, kind, **LOSSLESS[kind]))
     assert found.dtype == torch.uint8
@@ -88,7 +88,7 @@ def test_lossless_formats_give_the_pixels_of_pil(kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1"])
-def test_gray_alpha_and_palette_become_rgb_as_in_pil(mode: str) -> None:
+def test_gray_alpha_and_palette_convert_to_rgb_as_in_pil(mode: str) -> None:
     image = picture().convert(mode)
     if mode in ("LA", "RGBA"):
         image.putalpha(Image.fromarray(np.arange(20 * 28, dtype=np.uint8).reshape(20, 28)))
@@ -96,27 +96,27 @@ def test_gray_alpha_and_palette_become_rgb_as_in_pil(mode: str) -> None:
         assert_same(decode(encoded(image, kind)), image.convert("RGB"))
 
 
-def test_a_palette_with_a_transparent_color_keeps_its_colors() -> None:
+def test_palette_with_transparency_keeps_its_colors() -> None:
     image = picture().convert("P")
     assert_same(decode(encoded(image, "PNG", transparency=3)), image.convert("RGB"))
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 20}])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_jpeg_is_what_pil_decodes(mode: str, options: dict[str, Any]) -> None:
-    """Two builds of libjpeg may round an inverse DCT differently: up to 2 of 255."""
+def test_jpeg_matches_pil(mode: str, options: dict[str, Any]) -> None:
+    """Two builds of libjpeg may round the inverse DCT differently, by up to 2 of 255."""
     data = encoded(picture().convert(mode), "JPEG", **options)
     with Image.open(io.BytesIO(data)) as image:
         assert_same(decode(data), image.convert("RGB"), tolerance=2)
 
 
-def test_cmyk_in_tiff_is_what_pil_decodes() -> None:
+def test_cmyk_tiff_matches_pil() -> None:
     image = picture().convert("CMYK")
     assert_same(decode(encoded(image, "TIFF")), image.convert("RGB"))
 
 
-def png_of_16_bits(pixels: np.ndarray) -> bytes:
-    """Written by hand: PIL cannot write color of 16 bits."""
+def png_16_bit(pixels: np.ndarray) -> bytes:
+    """Write the PNG by hand: PIL cannot write 16-bit color."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + body))
@@ -130,10 +130,10 @@ def png_of_16_bits(pixels: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_of_16_bits_the_upper_8_are_kept(channels: int) -> None:
+def test_16_bit_images_keep_the_upper_8_bits(channels: int) -> None:
     deep = np.random.default_rng(0).integers(0, 65536, (6, 9, channels))
     expected = np.broadcast_to(deep >> 8, (6, 9, 3))
-    assert_same(decode(png_of_16_bits(deep)), expected)
+    assert_same(decode(png_16_bit(deep)), expected)
     if channels == 1:
         gray = Image.fromarray(deep[:, :, 0].astype(np.uint16))
         assert_same(decode(encoded(gray, "TIFF")), expected)
@@ -141,13 +141,13 @@ def test_of_16_bits_the_upper_8_are_kept(channels: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_pixels_without_an_agreed_range_are_unreadable(dtype: type) -> None:
+def test_float_and_large_int32_pixels_are_unreadable(dtype: type) -> None:
     image = Image.fromarray((np.arange(12).reshape(3, 4) * 10_000_000).astype(dtype))
-    with pytest.raises(Unreadable, match="no agreed range"):
+    with pytest.raises(Unreadable, match="range"):
         decode(encoded(image, "TIFF"))
 
 
-# What turns a stored picture upright, from the EXIF standard's table of the first row and column.
+# How to turn a stored image upright, from the EXIF standard's table of first row and column.
 UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -172,13 +172,13 @@ def test_exif_orientation_is_applied(kind: str, turn: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_bad_exif_data_does_not_cost_the_picture(kind: str) -> None:
+def test_invalid_exif_data_is_ignored(kind: str) -> None:
     data = encoded(picture(), kind, exif=b"Exif\0\0nonsense", **LOSSLESS.get(kind, {}))
     assert decode(data).shape == (3, 20, 28)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_is_read(kind: str) -> None:
+def test_first_frame_of_an_animation_is_read(kind: str) -> None:
     first, second = picture(0).quantize(16).convert("RGB"), ImageOps.invert(picture(0))
     options = {"save_all": True, "append_images": [second], **LOSSLESS.get(kind, {})}
     assert_same(decode(encoded(first, kind, **options)), first)
@@ -193,24 +193,22 @@ def reason_of(data: bytes) -> str:
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True, "lossless": True}])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM"])
-def test_a_file_without_its_end_is_unreadable_wherever_it_is_cut(
-    kind: str, options: dict[str, Any]
-) -> None:
+def test_truncated_file_is_unreadable(kind: str, options: dict[str, Any]) -> None:
     data = encoded(picture(), kind, **options)
     assert decode(data).shape == (3, 20, 28)
     for end in (*range(0, len(data), 7), len(data) - 3, len(data) - 2, len(data) - 1):
         assert reason_of(data[:end])
 
 
-def test_a_jpeg_cut_after_its_scan_began_says_truncated() -> None:
+def test_jpeg_truncated_in_its_scan_is_reported() -> None:
     data = encoded(picture(height=64, width=64), "JPEG")
     assert "truncated" in reason_of(data[: len(data) // 2])
-    # As a download leaves it that had reserved the whole file.
+    # An aborted download with preallocated space ends in zeros.
     assert reason_of(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
 
 
-def test_every_changed_byte_of_a_png_is_noticed() -> None:
-    """In torchvision's decoder most of these end the process."""
+def test_corrupted_png_bytes_are_detected() -> None:
+    """In torchvision's decoder, most of these abort the process."""
     data = encoded(picture(), "PNG")
     for at in range(0, len(data), 3):
         assert reason_of(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
@@ -218,16 +216,16 @@ def test_every_changed_byte_of_a_png_is_noticed() -> None:
         assert reason_of(data[:at] + bytes(len(data) - at))
 
 
-def test_bytes_after_the_end_do_no_harm() -> None:
+def test_trailing_bytes_are_ignored() -> None:
     for kind in ("JPEG", "PNG"):
         data = encoded(picture(), kind)
         assert torch.equal(decode(data + b"trailing"), decode(data))
 
 
-def test_what_is_no_image_says_why() -> None:
+def test_non_image_data_is_unreadable_with_a_reason() -> None:
     assert reason_of(b"") == "empty file"
     assert "<html>" in reason_of(b"<html>404</html>")
-    assert "no known image format" in reason_of(bytes(100))
+    assert "format" in reason_of(bytes(100))
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -238,15 +236,15 @@ def test_what_is_no_image_says_why() -> None:
     [
         (errno.EIO, 2, 3),
         (errno.EMFILE, 1, 2),
-        (errno.ESTALE, 3, 3),  # the third time it is believed
-        (errno.ENOENT, 1, 1),  # what is not there need not be asked for again
+        (errno.ESTALE, 3, 3),  # the third failure is final
+        (errno.ENOENT, 1, 1),  # a missing file is not retried
     ],
 )
-def test_a_disk_that_stumbles_is_asked_again(
+def test_transient_read_errors_are_retried(
     monkeypatch: pytest.MonkeyPatch, number: int, failures: int, asked: int
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(rooms.time, "sleep", waited.append)
+    monkeypatch.setattr(source_module.time, "sleep", waited.append)
     whole, calls = torch.full((3, 2, 2), 7, dtype=torch.uint8), []
 
     def read(i: int) -> Tensor:
@@ -265,12 +263,12 @@ def test_a_disk_that_stumbles_is_asked_again(
     assert waited == [0.1, 1.0][: asked - 1]
 
 
-def test_a_set_that_would_be_unpickled_is_refused() -> None:
-    with pytest.raises(ValueError, match="torchvision:LSUN@here keeps a pickle"):
+def test_pickled_dataset_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"torchvision:LSUN@here.*pickle"):
         open_source("torchvision:LSUN@here")
 
 
-def test_a_flat_folder_has_its_images_in_sorted_order_and_no_labels(tmp_path: Path) -> None:
+def test_flat_folder_is_sorted_and_unlabeled(tmp_path: Path) -> None:
     for seed, name in enumerate(["b.png", "a.PNG", "c.JpG", "d.webp"]):
         put(tmp_path / name, seed)
     for name in [".hidden.png", "._a.png", ".DS_Store", "Thumbs.db", "notes.txt", "x.npy", "jpg"]:
@@ -294,8 +292,8 @@ def test_a_flat_folder_has_its_images_in_sorted_order_and_no_labels(tmp_path: Pa
     ("link", "to"),
     [("cat/up", ".."), ("here", "."), ("dog/far", "../.."), ("cat/root", "/")],
 )
-def test_a_link_to_a_folder_around_it_is_passed_by(tmp_path: Path, link: str, to: str) -> None:
-    """It would have no end; a link to a folder elsewhere is followed."""
+def test_symlink_loops_are_skipped(tmp_path: Path, link: str, to: str) -> None:
+    """A link to a parent would recurse forever; a link to another folder is followed."""
     root = tmp_path / "photos"
     for name in ("cat", "dog"):
         for i in range(2):
@@ -325,7 +323,7 @@ def test_class_folders_are_labels(tmp_path: Path) -> None:
         assert_same(source.image(i), picture(seed))
 
 
-def test_images_beside_folders_of_images_are_one_flat_set(tmp_path: Path) -> None:
+def test_images_next_to_image_folders_are_unlabeled(tmp_path: Path) -> None:
     for name in ("z.png", "cat/1.png", "dog/2.png"):
         put(tmp_path / name)
     source = open_source(tmp_path)
@@ -333,7 +331,7 @@ def test_images_beside_folders_of_images_are_one_flat_set(tmp_path: Path) -> Non
     assert source.labels is None
 
 
-def test_a_single_class_is_no_label(tmp_path: Path) -> None:
+def test_single_class_folder_gives_no_labels(tmp_path: Path) -> None:
     put(tmp_path / "all" / "1.png")
     assert open_source(tmp_path).labels is None
 
@@ -346,10 +344,10 @@ def imagenet(root: Path) -> Path:
     return root
 
 
-def test_imagenet_has_splits_that_agree_on_their_classes(tmp_path: Path) -> None:
+def test_imagenet_splits_share_their_classes(tmp_path: Path) -> None:
     root = imagenet(tmp_path)
     with tarfile.open(root / "ILSVRC2012_img_train.tar", "w"):
-        pass  # the archive it came from, forgotten there
+        pass  # the original archive, left behind
     (root / "ILSVRC2012_devkit_t12").mkdir()
 
     train, val = open_source(root), open_source(root, "val")
@@ -361,21 +359,21 @@ def test_imagenet_has_splits_that_agree_on_their_classes(tmp_path: Path) -> None
     assert names(open_source(root / "val")) == names(val)
 
 
-def test_test_images_do_not_stand_in_for_validation(tmp_path: Path) -> None:
+def test_test_split_is_not_used_as_validation(tmp_path: Path) -> None:
     put(tmp_path / "train" / "a.png")
     put(tmp_path / "test" / "b.png")
     assert names(open_source(tmp_path, "test")) == ["b.png"]
-    with pytest.raises(ValueError, match=r"no split 'val'; there are: test, train$"):
+    with pytest.raises(ValueError, match=r"'val'.* test, train$"):
         open_source(tmp_path, "val")
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_class_may_be_named_train(tmp_path: Path) -> None:
     for name in ("bus", "car", "train"):
         put(tmp_path / name / "1.png")
     assert open_source(tmp_path).classes == ("bus", "car", "train")
 
 
-def test_listing_touches_no_file(tmp_path: Path) -> None:
+def test_listing_opens_no_image(tmp_path: Path) -> None:
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
     put(tmp_path / "here.png")
     source = open_source(tmp_path)
@@ -409,7 +407,7 @@ def structs(seeds: range) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("folder", [".", "data"])
-def test_parquet_as_hugging_face_writes_it(tmp_path: Path, folder: str) -> None:
+def test_hugging_face_parquet_is_read(tmp_path: Path, folder: str) -> None:
     classes = ["plane", "car", "bird"]
     first = tmp_path / folder / "train-00000-of-00002.parquet"
     write_parquet(first, structs(range(7)), [0, 1, 2, 0, 1, 2, 0], classes=classes)
@@ -434,55 +432,55 @@ def test_parquet_as_hugging_face_writes_it(tmp_path: Path, folder: str) -> None:
     assert (ids(test), test.classes) == ([1, 0], ("0", "1"))
     assert_same(test.image(1), picture(21))
     assert len(open_source(tmp_path, "more")) == 1
-    with pytest.raises(ValueError, match=r"no split 'extra'; there are: more, test, train$"):
+    with pytest.raises(ValueError, match=r"'extra'.* more, test, train$"):
         open_source(tmp_path, "extra")
 
 
 @pytest.mark.parametrize("shard", ["backup.tar", "features.parquet", "data/more.parquet"])
-def test_a_stray_shard_does_not_take_the_place_of_photographs(tmp_path: Path, shard: str) -> None:
+def test_stray_shard_among_images_is_rejected(tmp_path: Path, shard: str) -> None:
     for i in range(10):
         put(tmp_path / "ab"[i % 2] / f"{i}.png")
     assert len(open_source(tmp_path)) == 10
     (tmp_path / shard).parent.mkdir(exist_ok=True)
     (tmp_path / shard).write_bytes(b"anything")
-    with pytest.raises(ValueError, match=rf"holds images, such as a/0.png, and {shard}, .*move it"):
+    with pytest.raises(ValueError, match=rf"a/0\.png.* {shard}"):
         open_source(tmp_path)
 
 
-def test_what_lies_beside_the_folders_of_splits_is_named(tmp_path: Path) -> None:
+def test_files_outside_the_split_folders_are_reported(tmp_path: Path) -> None:
     for name in ("train/a/1", "train/b/2", "val/a/3", "more/4", "empty/x/5"):
         put(tmp_path / f"{name}.png")
     (tmp_path / "empty/x/5.png").unlink()
-    with pytest.warns(UserWarning, match=r"has the splits train, val; not used: more/$"):
+    with pytest.warns(UserWarning, match=r"train, val.*: more/$"):
         assert len(open_source(tmp_path)) == 2
     for name in ("1", "2"):
         put(tmp_path / f"{name}.png")
-    with pytest.warns(UserWarning, match=r"not used: more/, 2 images$"):
+    with pytest.warns(UserWarning, match=r": more/, 2 images$"):
         assert len(open_source(tmp_path, "val")) == 1
     (tmp_path / "train").rename(tmp_path / "c")
-    with pytest.raises(ValueError, match=r"no split 'train'; .*: val; c/, more/, 2 .*/train$"):
+    with pytest.raises(ValueError, match=r"'train'.* val; c/, more/, 2 .*/train$"):
         open_source(tmp_path)
 
 
-def test_pictures_in_formats_that_are_not_read_are_counted(tmp_path: Path) -> None:
+def test_unsupported_image_formats_are_counted(tmp_path: Path) -> None:
     for i in range(3):
         put(tmp_path / "a" / f"{i}.png")
         (tmp_path / "a" / f"{i}.HEIC").write_bytes(b"a phone's")
     (tmp_path / "one.dng").write_bytes(b"a camera's")
     (tmp_path / "notes.txt").write_text("no picture")
-    with pytest.warns(UserWarning, match=r"not read here: .heic 3, .dng 1; convert them"):
+    with pytest.warns(UserWarning, match=r"\.heic 3, \.dng 1"):
         assert len(open_source(tmp_path)) == 3
 
 
-def test_one_parquet_file_is_a_whole(tmp_path: Path) -> None:
+def test_single_parquet_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "test-00000-of-00001.parquet"
     write_parquet(file, structs(range(3)))
     assert len(open_source(file)) == len(open_source(file, "test")) == 3
-    with pytest.raises(ValueError, match="no split 'val'"):
+    with pytest.raises(ValueError, match="'val'"):
         open_source(file, "val")
 
 
-def test_parquet_with_plain_bytes_and_words_for_labels(tmp_path: Path) -> None:
+def test_parquet_with_plain_bytes_and_text_labels(tmp_path: Path) -> None:
     cells = [encoded(picture(seed)) for seed in range(4)]
     options = {"column": "jpg", "label": "fine_label"}
     write_parquet(tmp_path / "a.parquet", cells, ["dog", "cat", None, "dog"], **options)
@@ -491,33 +489,33 @@ def test_parquet_with_plain_bytes_and_words_for_labels(tmp_path: Path) -> None:
     assert_same(source.image(3), picture(3))
 
 
-def test_parquet_without_labels_has_none(tmp_path: Path) -> None:
+def test_parquet_without_single_labels_is_unlabeled(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", structs(range(2)))
-    write_parquet(tmp_path / "b" / "b.parquet", structs(range(2)), [[0, 1], [1]])  # of many labels
+    write_parquet(tmp_path / "b" / "b.parquet", structs(range(2)), [[0, 1], [1]])  # multi-label
     assert open_source(tmp_path).labels is None
     assert open_source(tmp_path / "b").labels is None
 
 
-def test_a_row_without_bytes_is_unreadable(tmp_path: Path) -> None:
+def test_parquet_row_without_bytes_is_unreadable(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [*structs(range(1)), {"bytes": None, "path": "b.png"}])
     source = open_source(tmp_path)
     assert_same(source.image(0), picture(0))
-    with pytest.raises(Unreadable, match="no image bytes"):
+    with pytest.raises(Unreadable, match="bytes"):
         source.image(1)
 
 
-def test_parquet_larger_than_memory_is_read_all_the_same(
+def test_parquet_larger_than_memory_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_parquet(tmp_path / "a.parquet", structs(range(9)))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2**60))  # each process's share of memory is nothing
-    with pytest.warns(UserWarning, match="more than the 0 GiB kept"):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2**60))  # leaves no memory per process
+    with pytest.warns(UserWarning, match=" 0 GiB"):
         source = open_source(tmp_path)
     for i in (0, 8, 1, 4, 0):
         assert_same(source.image(i), picture(i))
 
 
-def test_a_damaged_row_group_is_unreadable_alone(tmp_path: Path) -> None:
+def test_damaged_row_group_leaves_others_readable(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     options = {"use_dictionary": False, "compression": "zstd"}
     write_parquet(path, [encoded(picture(seed)) for seed in range(6)], **options)
@@ -532,12 +530,12 @@ def test_a_damaged_row_group_is_unreadable_alone(tmp_path: Path) -> None:
     assert_same(source.image(4), picture(4))
 
 
-def test_parquet_that_is_none_is_one_clear_error(tmp_path: Path) -> None:
+def test_invalid_parquet_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("version https://git-lfs.github.com/spec/v1\n" * 9)
-    with pytest.raises(ValueError, match=r"a.parquet: parquet that cannot be read"):
+    with pytest.raises(ValueError, match=r"a\.parquet"):
         open_source(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": ["a"], "label": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match="no column of image bytes; it has text, label"):
+    with pytest.raises(ValueError, match="text, label"):
         open_source(tmp_path / "b.parquet")
 
 
@@ -560,8 +558,8 @@ KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfil
 @pytest.mark.parametrize("folder", ["", "./", "some/folder/", "deep/" * 30 + "folder/", "ü/"])
 @pytest.mark.parametrize("mtime", [0, 1e9 + 0.5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tar_as_webdataset_writes_it(tmp_path: Path, kind: str, mtime: float, folder: str) -> None:
-    """A time with a fraction makes pax write a header more for each file, as webdataset does."""
+def test_webdataset_tar_is_read(tmp_path: Path, kind: str, mtime: float, folder: str) -> None:
+    """A fractional mtime makes pax write an extra header per file, as webdataset does."""
     files = {}
     for seed in range(4):
         files[f"{folder}{seed:06}.png"] = encoded(picture(seed))
@@ -580,7 +578,7 @@ def test_tar_as_webdataset_writes_it(tmp_path: Path, kind: str, mtime: float, fo
         assert_same(source.image(i), picture(i))
 
 
-def test_tar_shards_belong_to_the_split_in_their_name(tmp_path: Path) -> None:
+def test_tar_shards_are_assigned_to_the_split_in_their_name(tmp_path: Path) -> None:
     shards = ["set-train-000001", "set-train-000000", "set-val-000000"]
     for seed, name in enumerate(shards):
         write_tar(tmp_path / f"{name}.tar", {"a.jpg": encoded(picture(seed), "JPEG")}, KINDS["pax"])
@@ -589,11 +587,11 @@ def test_tar_shards_belong_to_the_split_in_their_name(tmp_path: Path) -> None:
     assert [train.origin(i) for i in range(2)] == expected
     assert test.origin(0) == f"{tmp_path / 'set-val-000000.tar'}:a.jpg"
     assert train.labels is None
-    with pytest.raises(ValueError, match=r"no split 'unlabeled'; there are: train, val$"):
+    with pytest.raises(ValueError, match=r"'unlabeled'.* train, val$"):
         open_source(tmp_path, "unlabeled")
 
 
-def test_tar_shards_may_lie_in_folders_of_splits(tmp_path: Path) -> None:
+def test_tar_shards_in_split_folders_are_read(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         write_tar(tmp_path / split / "0.tar", {f"{split}.png": encoded(picture())}, KINDS["gnu"])
@@ -601,7 +599,7 @@ def test_tar_shards_may_lie_in_folders_of_splits(tmp_path: Path) -> None:
     assert open_source(tmp_path, "train").origin(0).endswith(":train.png")
 
 
-def test_tar_labels_may_be_words_or_in_json(tmp_path: Path) -> None:
+def test_tar_labels_may_be_text_or_json(tmp_path: Path) -> None:
     image = encoded(picture())
     words = {"a.png": image, "a.cls": b"dog\n", "b.png": image, "b.cls": b"cat", "c.png": image}
     write_tar(tmp_path / "words.tar", words, KINDS["pax"])
@@ -612,22 +610,22 @@ def test_tar_labels_may_be_words_or_in_json(tmp_path: Path) -> None:
     assert ids(open_source(tmp_path / "json.tar")) == [4, 1]
 
 
-def test_a_broken_tar_is_named(tmp_path: Path) -> None:
+def test_damaged_tar_is_rejected_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, {f"{i}.png": encoded(picture(i)) for i in range(3)}, KINDS["ustar"])
     whole = path.read_bytes()
     path.write_bytes(whole[:1500])
-    with pytest.raises(ValueError, match=r"a.tar cannot be read as a WebDataset tar: it ends in"):
+    with pytest.raises(ValueError, match=r"a\.tar .*: it ends in"):
         open_source(path)
     path.write_bytes(zlib.compress(whole))
-    with pytest.raises(ValueError, match=r"a.tar cannot be read as a WebDataset tar: "):
+    with pytest.raises(ValueError, match=r"a\.tar .*tar: "):
         open_source(tmp_path)
     write_tar(path, {"train.tar": b"a tar of tars"}, KINDS["ustar"])
-    with pytest.raises(ValueError, match=r"no images in .*a.tar"):
+    with pytest.raises(ValueError, match=r"no images .*a\.tar"):
         open_source(path)
 
 
-def test_a_damaged_image_in_a_shard_is_unreadable_alone(tmp_path: Path) -> None:
+def test_damaged_image_in_a_shard_leaves_others_readable(tmp_path: Path) -> None:
     good = encoded(picture(), "JPEG")
     files = {"a.jpg": good, "b.jpg": good[: len(good) // 2], "c.jpg": b"", "d.jpg": good}
     write_tar(tmp_path / "a.tar", files, KINDS["pax"])
@@ -638,7 +636,7 @@ def test_a_damaged_image_in_a_shard_is_unreadable_alone(tmp_path: Path) -> None:
     assert torch.equal(source.image(0), source.image(3))
 
 
-# --- torchvision and the built-in pictures --------------------------------------------------------
+# --- torchvision and the built-in images ----------------------------------------------------------
 
 
 def dtd(root: Path) -> Path:
@@ -652,7 +650,7 @@ def dtd(root: Path) -> Path:
     return root
 
 
-def test_a_torchvision_set_of_files(tmp_path: Path) -> None:
+def test_torchvision_dataset_of_files_is_read(tmp_path: Path) -> None:
     place = f"torchvision:DTD@{dtd(tmp_path)}"
     source, val = open_source(place), open_source(place, "val")
     assert source.name == "torchvision:DTD"
@@ -660,11 +658,11 @@ def test_a_torchvision_set_of_files(tmp_path: Path) -> None:
     assert source.origin(1) == str(tmp_path / "dtd" / "dtd" / "images" / "grid" / "2.jpg")
     assert torch.equal(source.image(1), decode(encoded(picture(2), "JPEG")))
     assert torch.equal(val.image(0), decode(encoded(picture(3), "JPEG")))
-    with pytest.raises(ValueError, match=r"torchvision:DTD@.* has no split 'extra'; .*train"):
+    with pytest.raises(ValueError, match=r"torchvision:DTD@.* 'extra'.*train"):
         open_source(place, "extra")
 
 
-def test_a_torchvision_set_that_opens_its_images_itself(tmp_path: Path) -> None:
+def test_torchvision_dataset_that_opens_its_own_images_is_read(tmp_path: Path) -> None:
     base = tmp_path / "oxford-iiit-pet"
     (base / "annotations").mkdir(parents=True)
     put(base / "images" / "Great_Pyrenees_1.png", 1).rename(
@@ -672,7 +670,7 @@ def test_a_torchvision_set_that_opens_its_images_itself(tmp_path: Path) -> None:
     )
     put(base / "images" / "Pug_2.png", 2).rename(base / "images" / "Pug_2.jpg")
     (base / "annotations" / "trainval.txt").write_text("Great_Pyrenees_1 1 2 1\nPug_2 2 2 1\n")
-    source = open_source(f"torchvision:OxfordIIITPet@{tmp_path}")  # its train is called trainval
+    source = open_source(f"torchvision:OxfordIIITPet@{tmp_path}")  # train is called trainval
     assert (ids(source), source.classes) == ([0, 1], ("Great Pyrenees", "Pug"))
     assert_same(source.image(1), picture(2))
     (base / "images" / "Pug_2.jpg").write_bytes(b"")
@@ -680,7 +678,7 @@ def test_a_torchvision_set_that_opens_its_images_itself(tmp_path: Path) -> None:
         source.image(1)
 
 
-def test_a_torchvision_set_in_memory_with_a_flag_for_its_split(
+def test_torchvision_dataset_in_memory_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = tmp_path / "MNIST" / "raw"
@@ -700,31 +698,31 @@ def test_a_torchvision_set_in_memory_with_a_flag_for_its_split(
     assert train.classes[9] == "9 - nine"
     assert_same(test.image(2), np.repeat(digits[6][:, :, None], 3, axis=2))
     assert test.origin(2) == "torchvision:MNIST:2"
-    with pytest.raises(ValueError, match=r"no split 'val'; there are: test, train$"):
+    with pytest.raises(ValueError, match=r"'val'.* test, train$"):
         open_source("torchvision:MNIST", "val")
 
 
-def test_a_download_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens: no internet here
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(FileNotFoundError) as caught:
         open_source(f"torchvision:CIFAR10@{tmp_path / 'new'}")
     message = str(caught.value)
     assert "\n" not in message
-    assert f"is not in {tmp_path / 'new'} and could not be fetched" in message
+    assert str(tmp_path / "new") in message
     assert not (tmp_path / "new").exists()
     assert "torchvision:CIFAR10@FOLDER" in message
 
 
-def test_a_torchvision_set_must_exist_and_have_classes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no 'CIFAR'; did you mean CIFAR10"):
+def test_unknown_or_classless_torchvision_dataset_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'CIFAR'.*CIFAR10"):
         open_source("torchvision:CIFAR")
-    with pytest.raises(ValueError, match="not a set of images with one class each"):
+    with pytest.raises(ValueError, match=r"CocoDetection.*class"):
         open_source(f"torchvision:CocoDetection@{tmp_path}")
 
 
 @pytest.mark.slow
-def test_the_built_in_pictures_are_a_source() -> None:
+def test_builtin_images_are_a_source() -> None:
     source, test = open_source("builtin"), open_source("builtin", "test")
     images, labels = pictures(len(source), split="train")
     assert len(source) >= 4096
@@ -735,11 +733,11 @@ def test_the_built_in_pictures_are_a_source() -> None:
     assert np.array_equal(test.image(5).numpy(), pictures(6, split="test")[0][5])
     assert not torch.equal(source.image(0), test.image(0))
     assert source.origin(3) == "builtin:train:3"
-    with pytest.raises(ValueError, match=r"builtin has no split 'val'; there are: test, train$"):
+    with pytest.raises(ValueError, match=r"builtin .*'val'.* test, train$"):
         open_source("builtin", "val")
 
 
-# --- what holds for all ---------------------------------------------------------------------------
+# --- all sources ----------------------------------------------------------------------------------
 
 
 def every_kind(root: Path, count: int) -> dict[str, Source]:
@@ -756,7 +754,7 @@ def every_kind(root: Path, count: int) -> dict[str, Source]:
     return sources | {"torchvision": open_source(f"torchvision:EuroSAT@{root}")}
 
 
-def test_sixteen_threads_read_what_one_reads(tmp_path: Path) -> None:
+def test_sources_are_thread_safe(tmp_path: Path) -> None:
     count = 30
     alone, shared = (every_kind(tmp_path / part, count) for part in ("a", "b"))
     order = np.random.default_rng(0).permutation(np.repeat(np.arange(count), 8)).tolist()
@@ -768,7 +766,7 @@ def test_sixteen_threads_read_what_one_reads(tmp_path: Path) -> None:
             assert torch.equal(image, expected[i]), kind
 
 
-def test_a_subset_keeps_images_labels_and_classes(tmp_path: Path) -> None:
+def test_subset_keeps_images_labels_and_classes(tmp_path: Path) -> None:
     for name in ("ant/0", "bee/1", "bee/2", "cow/3"):
         put(tmp_path / f"{name}.png", int(name[-1]))
     source = open_source(tmp_path)
@@ -780,19 +778,19 @@ def test_a_subset_keeps_images_labels_and_classes(tmp_path: Path) -> None:
     assert_same(subset(some, torch.tensor([1])).image(0), picture(1))
     assert len(subset(source, torch.tensor([], dtype=torch.int64))) == 0
     for index in ([4], [0, -1]):
-        with pytest.raises(ValueError, match=r"index must lie in 0 to 3"):
+        with pytest.raises(ValueError, match=r"index.* 0 to 3"):
             subset(source, torch.tensor(index))
 
 
-def test_an_image_number_out_of_range_is_an_error(tmp_path: Path) -> None:
+def test_out_of_range_index_raises(tmp_path: Path) -> None:
     put(tmp_path / "1.png")
     source = open_source(tmp_path)
     for i in (1, -1):
-        with pytest.raises(IndexError, match="has images 0 to 0"):
+        with pytest.raises(IndexError, match="0 to 0"):
             source.image(i)
 
 
-def test_a_source_of_ones_own_is_a_function() -> None:
+def test_custom_source_reads_with_a_function() -> None:
     image = torch.zeros(3, 4, 5, dtype=torch.uint8)
     source = ImageSource(name="mine", count=2, read=lambda i: image + i, place=str)
     assert isinstance(source, Source)
@@ -800,7 +798,7 @@ def test_a_source_of_ones_own_is_a_function() -> None:
     assert source.origin(1) == "1"
 
 
-def test_a_folder_without_images_is_one_clear_error(tmp_path: Path) -> None:
+def test_folder_without_images_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing here")
     (tmp_path / "sub").mkdir()
     with pytest.raises(ValueError, match="no images") as caught:
@@ -809,29 +807,29 @@ def test_a_folder_without_images_is_one_clear_error(tmp_path: Path) -> None:
     assert "\n" not in message
     for word in (str(tmp_path), ".jpg", "*.parquet", "*.tar", "torchvision:NAME", "builtin"):
         assert word in message
-    with pytest.raises(ValueError, match=r"notes.txt is neither a folder nor"):
+    with pytest.raises(ValueError, match=r"notes\.txt"):
         open_source(tmp_path / "notes.txt")
-    with pytest.raises(ValueError, match="source of images is empty"):
+    with pytest.raises(ValueError, match="empty"):
         open_source("")
 
 
-def test_a_path_that_is_not_there_gets_the_nearest_names(tmp_path: Path) -> None:
+def test_missing_path_error_suggests_similar_names(tmp_path: Path) -> None:
     for name in ("cifar10", "photos"):
         (tmp_path / name).mkdir()
-    with pytest.raises(FileNotFoundError, match=f"no file or folder .*; {tmp_path} has cifar10;"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path / 'cifar'}.*cifar10;"):
         open_source(tmp_path / "cifar")
-    with pytest.raises(FileNotFoundError, match=f"; {tmp_path} has photos;") as caught:
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} .*photos;") as caught:
         open_source(tmp_path / "fotos" / "train")
     assert "\n" not in str(caught.value)
 
 
-def test_what_has_no_splits_is_train_as_a_whole(tmp_path: Path) -> None:
+def test_source_without_splits_is_the_train_split(tmp_path: Path) -> None:
     put(tmp_path / "1.png")
-    with pytest.raises(ValueError, match=r"no split 'test'; there are: train$"):
+    with pytest.raises(ValueError, match=r"'test'.* train$"):
         open_source(tmp_path, "test")
 
 
-# --- real sets ------------------------------------------------------------------------------------
+# --- real datasets --------------------------------------------------------------------------------
 
 
 def shared(name: str) -> Path:
@@ -841,7 +839,7 @@ def shared(name: str) -> Path:
 
 
 @pytest.mark.shared
-def test_cifar10_is_whole() -> None:
+def test_cifar10_is_read_completely() -> None:
     root = shared("cifar10")
     train, test = open_source(root), open_source(root, "test")
     assert (len(train), len(test)) == (50_000, 10_000)
@@ -872,7 +870,7 @@ def test_photos_are_class_folders() -> None:
             assert_same(source.image(i), image.convert("RGB"), tolerance=2)
 
 
-def test_a_folder_without_images_is_no_class_in_splits_either(tmp_path: Path) -> None:
+def test_folder_without_images_is_no_class_in_a_split(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for kind in ("cats", "dogs") if split == "train" else ("cats",):
             (tmp_path / split / kind).mkdir(parents=True)
@@ -883,28 +881,28 @@ def test_a_folder_without_images_is_no_class_in_splits_either(tmp_path: Path) ->
         assert open_source(tmp_path, split).classes == ("cats", "dogs")
 
 
-def test_labels_are_whole_numbers_or_words() -> None:
+def test_labels_may_be_integers_or_text() -> None:
     assert labeled([3.0, math.nan, None, 0.0, -2])["labels"].tolist() == [3, -1, -1, 0, -1]
     assert labeled([True, False])["labels"].tolist() == [1, 0]
     found = labeled([20240101, 7, None, 20240101])
     assert found["labels"].tolist() == [1, 0, -1, 1]
     assert found["classes"] == ("7", "20240101")
-    assert labeled([2**60, 2**60 + 1])["labels"].tolist() == [0, 1]  # a float would not tell them
+    assert labeled([2**60, 2**60 + 1])["labels"].tolist() == [0, 1]  # floats would be equal
     assert labeled([1, "1", "a"])["labels"].tolist() == [0, 0, 1]
     for value in (1.7, [1], math.inf, {"a": 1}):
-        with pytest.warns(UserWarning, match="labels are left out: a class must be a whole number"):
+        with pytest.warns(UserWarning, match="labels are left out"):
             assert labeled([0, value]) == {}
 
 
-def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
+def test_parquet_files_with_different_columns_are_rejected(tmp_path: Path) -> None:
     for name, column in (("a", "image"), ("b", "img")):
         cells = [{"bytes": encoded(picture()), "path": None}]
         pq.write_table(pa.table({column: cells}), tmp_path / f"{name}.parquet")
-    with pytest.raises(ValueError, match=r"b\.parquet has no column 'image', as a\.parquet has"):
+    with pytest.raises(ValueError, match=r"b\.parquet .*'image'.*a\.parquet"):
         open_source(tmp_path)
 
 
-def test_a_32_bit_picture_of_small_numbers_is_unreadable_not_black() -> None:
+def test_32_bit_image_of_small_values_is_unreadable() -> None:
     gray = Image.fromarray(np.arange(64, dtype=np.int32).reshape(8, 8), "I")
-    with pytest.raises(Unreadable, match="32-bit numbers"):
+    with pytest.raises(Unreadable, match="32-bit"):
         decode(encoded(gray, "TIFF"))

@@ -1,4 +1,4 @@
-"""The distribution: density, moments, samples, gradients, and its manners as a torch citizen."""
+"""The distribution's density, moments, samples and gradients, and its torch interface."""
 
 import math
 from typing import Any
@@ -27,13 +27,13 @@ def vmf(n: int, kappa: float, *batch: int, dtype: torch.dtype = torch.float64) -
 # Density and moments
 
 
-def test_log_prob_equals_scipy() -> None:
+def test_log_prob_matches_scipy() -> None:
     for n, kappa in ((2, 0.3), (3, 5.0), (16, 100.0), (256, 1024.0)):
         p = vmf(n, kappa)
         z = unit_vectors(50, n, seed=1)
         mu: Any = p.mean_direction.numpy()
         scipy = stats.vonmises_fisher.logpdf(z.numpy(), mu, kappa)  # pyright: ignore
-        # scipy forms log C + kappa mu.z, numbers of size kappa
+        # scipy computes log C + kappa mu.z, numbers of size kappa
         np.testing.assert_allclose(p.log_prob(z).numpy(), scipy, rtol=0, atol=3e-14 * (kappa + 10))
 
 
@@ -48,7 +48,7 @@ def test_density_integrates_to_one_on_the_circle(kappa: float) -> None:
 
 
 @pytest.mark.parametrize(("n", "kappa"), list(TABLE))
-def test_entropy_equals_mpmath_over_the_whole_table(n: int, kappa: float) -> None:
+def test_entropy_matches_mpmath(n: int, kappa: float) -> None:
     """-log C - kappa A loses all digits at kappa = 1e8; M and 1 - A do not."""
     exact = TABLE[n, kappa]["entropy"]
     for p in (
@@ -58,7 +58,7 @@ def test_entropy_equals_mpmath_over_the_whole_table(n: int, kappa: float) -> Non
         assert p.entropy().item() == pytest.approx(exact, rel=2e-13, abs=2e-13)
 
 
-def test_normalizer_and_length_by_name() -> None:
+def test_named_properties_match_the_table() -> None:
     row = TABLE[256, 1024.0]
     for kappa in (1024.0, torch.tensor(1024.0, dtype=torch.float64)):
         p = VonMisesFisher(unit_vectors(2, 256), kappa)
@@ -83,11 +83,11 @@ def test_variance_of_each_coordinate(n: int, kappa: float) -> None:
         assert p.stddev.shape == (n,)
 
 
-# float32: the reason for |z - mu|^2 and for keeping autocast out
+# float32: the reason for |z - mu|^2 and for disabling autocast
 
 
-def test_float32_log_prob_keeps_its_digits_at_the_papers_sharpest() -> None:
-    """kappa_e = 16384: within 2e-4 nats of float64, where log C + kappa mu.z is off by 1e-3."""
+def test_float32_log_prob_is_accurate_at_the_papers_largest_kappa() -> None:
+    """At kappa_e = 16384 it is within 2e-4 nats of float64. log C + kappa mu.z is off by 1e-3."""
     p = vmf(256, 16384.0, 512, dtype=torch.float32)
     z = p.sample()
     wide = VonMisesFisher(F.normalize(p.mean_direction.double(), dim=-1), 16384.0)
@@ -97,7 +97,7 @@ def test_float32_log_prob_keeps_its_digits_at_the_papers_sharpest() -> None:
     assert (naive.double() - exact).abs().max() >= 1e-3
 
 
-def test_autocast_changes_nothing() -> None:
+def test_autocast_has_no_effect() -> None:
     mu, other = unit_vectors(2, 64, 256, dtype=torch.float32)
     plain = VonMisesFisher(mu, 16384.0)
     torch.manual_seed(1)
@@ -112,7 +112,7 @@ def test_autocast_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(inside, reference, strict=True))
 
 
-def test_narrow_inputs_are_widened() -> None:
+def test_half_precision_inputs_are_widened() -> None:
     mu = F.one_hot(torch.arange(3), 8).to(torch.bfloat16)
     p = VonMisesFisher(mu, torch.tensor(5.0, dtype=torch.float16))
     assert p.rsample().dtype == p.log_prob(mu).dtype == p.entropy().dtype == torch.float32
@@ -127,7 +127,7 @@ KS_GRID = [
 
 
 def angles(p: VonMisesFisher, z: torch.Tensor) -> np.ndarray:
-    """Angle to the mean, precise at both poles."""
+    """Return the angle to the mean, accurate at both poles."""
     mu = p.mean_direction
     near = torch.linalg.vector_norm(z - mu, dim=-1)
     far = torch.linalg.vector_norm(z + mu, dim=-1)
@@ -137,7 +137,7 @@ def angles(p: VonMisesFisher, z: torch.Tensor) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("learned", [False, True])
-def test_radial_law_of_samples(learned: bool, dtype: torch.dtype) -> None:
+def test_samples_have_the_exact_radial_distribution(learned: bool, dtype: torch.dtype) -> None:
     """Kolmogorov-Smirnov over the whole grid, Bonferroni-corrected (10^7 draws: benchmarks)."""
     p_values = {}
     for n, kappa in KS_GRID:
@@ -153,10 +153,12 @@ def test_radial_law_of_samples(learned: bool, dtype: torch.dtype) -> None:
     ("n", "kappa"), [(256, 16384.0), (2048, 10.0), (2048, 1e6), (3, 1e6), (16, 0.1)]
 )
 @pytest.mark.parametrize("learned", [False, True])
-def test_float32_has_the_exact_law_too(n: int, kappa: float, learned: bool) -> None:
-    """sup |F - F_exact| over given radii, through the whole path of a float32 distribution.
+def test_float32_samples_have_the_exact_radial_distribution(
+    n: int, kappa: float, learned: bool
+) -> None:
+    """Bound sup |F - F_exact| over given radii, using a float32 distribution throughout.
 
-    float32 holds cos and sin(theta) to 6e-8, a few 1e-7 in F; a float32 normalizer would show as
+    float32 holds cos and sin(theta) to 6e-8, a few 1e-7 in F. A float32 normalizer would show as
     2e-5 at n = 256, kappa = 16384 and 3e-5 at n = 2048, kappa = 10.
     """
     k = torch.tensor(kappa) if learned else kappa
@@ -169,8 +171,8 @@ def test_float32_has_the_exact_law_too(n: int, kappa: float, learned: bool) -> N
     assert error < 5e-6
 
 
-def test_gradient_in_a_float32_kappa_is_float64s() -> None:
-    """d theta / d kappa at n = 3, kappa = 1e6: 1 % off if A is rounded to float32."""
+def test_gradient_in_float32_kappa_matches_float64() -> None:
+    """d theta / d kappa at n = 3, kappa = 1e6 is off by 1 % if A is rounded to float32."""
     slopes = []
     for dtype in (torch.float32, torch.float64):
         kappa = torch.full((50,), 1e6, dtype=dtype, requires_grad=True)
@@ -185,8 +187,8 @@ def test_gradient_in_a_float32_kappa_is_float64s() -> None:
 @pytest.mark.parametrize(
     ("n", "kappa"), [(2, 1.0), (3, 10.0), (16, 0.0), (16, 50.0), (256, 1024.0)]
 )
-def test_tangents_are_uniform_and_moments_right(n: int, kappa: float) -> None:
-    """First and second moments of all coordinates, each within five standard errors."""
+def test_sample_moments_are_correct(n: int, kappa: float) -> None:
+    """First and second moments of all coordinates are within five standard errors."""
     p = vmf(n, kappa)
     z = p.sample((40_000,))
     torch.testing.assert_close(
@@ -202,8 +204,8 @@ def test_tangents_are_uniform_and_moments_right(n: int, kappa: float) -> None:
     assert (covariance - exact).abs().max() < 5 * p.variance.max() * math.sqrt(2 / 40_000)
 
 
-def test_fixed_and_learned_concentration_draw_the_same_samples() -> None:
-    """Two programs, one law: the polynomial and the solver turn the same normals into one z."""
+def test_fixed_and_learned_concentration_give_the_same_samples() -> None:
+    """The polynomial and the solver map the same normals to the same z."""
     for n, kappa in ((64, 100.0), (256, 1024.0), (256, 16384.0), (2048, 10.0)):
         mu = unit_vectors(100, n)
         draws = []
@@ -216,7 +218,7 @@ def test_fixed_and_learned_concentration_draw_the_same_samples() -> None:
 @pytest.mark.parametrize("n", [2, 3, 256])
 @pytest.mark.parametrize("kappa", [0.0, 10.0, 1e8])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_basis_vectors_and_their_opposites_are_safe(n: int, kappa: float, sign: int) -> None:
+def test_basis_vectors_and_their_negatives_are_supported(n: int, kappa: float, sign: int) -> None:
     for dtype in (torch.float32, torch.float64):
         mu = (sign * torch.eye(n, dtype=dtype)).requires_grad_()
         p = VonMisesFisher(mu, kappa)
@@ -238,13 +240,13 @@ def test_extreme_concentrations(n: int) -> None:
                 assert value.isfinite().all()
 
 
-def test_the_sampler_most_people_use_is_wrong() -> None:
+def test_s_vae_pytorch_sampler_is_biased() -> None:
     """s-vae-pytorch replaces Wood's b = (sqrt(4 k^2 + m^2) - 2 k) / m, m = n - 1, by m / (4 k).
 
     Wood proposes w = (1 - (1 + b) e) / (1 - (1 - b) e), e ~ Beta(m/2, m/2), and accepts with
-    probability exp(m log t - t + d), t = a (1 + b) (1 - x w), x = (1 - b) / (1 + b),
-    a = (m + 2 k + sqrt(4 k^2 + m^2)) / 4. Only with the true b is the accepted law f(w). The law
-    below is proposal times acceptance, by formula: its mean at kappa = 15 has the wrong sign.
+    probability exp(m log t - t + d), t = a (1 + b) (1 - x w), x = (1 - b) / (1 + b), a = (m + 2 k +
+    sqrt(4 k^2 + m^2)) / 4. The accepted distribution is f(w) only with the true b. The one below is
+    proposal times acceptance, by formula: its mean at kappa = 15 has the wrong sign.
     """
     n = 256
     m = n - 1
@@ -280,13 +282,13 @@ def test_the_sampler_most_people_use_is_wrong() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "kappa"), [(2, 2.0), (3, 5.0), (8, 10.0), (256, 1024.0)])
-def test_gradient_in_mu_of_the_mean(n: int, kappa: float) -> None:
-    """E[z] = A mu: the pathwise gradient of a.z is A times the tangent part of a, on average."""
+def test_pathwise_gradient_in_mu_is_unbiased(n: int, kappa: float) -> None:
+    """E[z] = A mu, so the mean pathwise gradient of a.z is A times the tangent part of a."""
     r = (3 * unit_vectors(n)).requires_grad_()
     a = unit_vectors(n, seed=7)
     draws = 40_000
     noise = torch.randn(draws, n, dtype=torch.float64)
-    # one gradient per draw: the spread says how close the mean must come
+    # one gradient per draw; their spread gives the tolerance of the mean
     copies = r.detach().expand(draws, n).clone().requires_grad_()
     z = VonMisesFisher(F.normalize(copies, dim=-1), kappa).from_noise(noise)
     (each,) = torch.autograd.grad((z * a).sum(), copies)
@@ -296,8 +298,8 @@ def test_gradient_in_mu_of_the_mean(n: int, kappa: float) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_a_nonlinear_function() -> None:
-    """E[(a.z)^2] = across + (1 - n across) (a.mu)^2, across = A/kappa: in mu and in kappa."""
+def test_pathwise_gradients_of_a_quadratic_are_unbiased() -> None:
+    """E[(a.z)^2] = across + (1 - n across) (a.mu)^2, across = A/kappa, in mu and in kappa."""
     n, draws = 8, 200_000
     a = unit_vectors(n, seed=7)
     mu = unit_vectors(n)
@@ -317,7 +319,7 @@ def test_gradients_of_a_nonlinear_function() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "kappa"), [(2, 0.5), (8, 10.0), (256, 1024.0)])
-def test_gradient_in_kappa_of_the_mean(n: int, kappa: float) -> None:
+def test_pathwise_gradient_in_kappa_is_unbiased(n: int, kappa: float) -> None:
     """d E[mu.z] / d kappa = A'; TensorFlow Probability's is 8 % low at n = 8, kappa = 10."""
     draws = 25_000
     kappas = torch.full((draws,), kappa, dtype=torch.float64, requires_grad=True)
@@ -331,7 +333,7 @@ def test_gradient_in_kappa_of_the_mean(n: int, kappa: float) -> None:
 
 
 def test_gradient_in_mu_is_bounded_next_to_the_first_axis() -> None:
-    """At distance 1e-6 from e_1 the Householder map has per-sample gradients of size 8e4."""
+    """At distance 1e-6 from e_1, the Householder map has per-sample gradients of size 8e4."""
     n, kappa = 256, 1024.0
     mu = F.normalize(torch.eye(n, dtype=torch.float64)[0] + 1e-6 * unit_vectors(n), dim=-1)
     a = unit_vectors(n, seed=3)
@@ -341,15 +343,15 @@ def test_gradient_in_mu_is_bounded_next_to_the_first_axis() -> None:
     assert torch.linalg.vector_norm(each, dim=-1).max() <= 2
 
 
-def test_log_density_of_an_own_sample_has_no_gradient() -> None:
-    """The sample moves with mu, so e(z|x) does not depend on it; kappa has A's gradient left."""
+def test_log_prob_of_own_sample_has_no_gradient_in_mu() -> None:
+    """The sample moves with mu, so e(z|x) does not depend on mu; the gradient in kappa is left."""
     r = unit_vectors(64, 256, dtype=torch.float64).mul(4).requires_grad_()
     p = VonMisesFisher(F.normalize(r, dim=-1), 16384.0)
     (grad,) = torch.autograd.grad(p.log_prob(p.rsample()).sum(), r)
     assert grad.abs().max() <= 16384 * 1e-15
 
 
-def test_log_prob_has_the_linear_forms_gradient() -> None:
+def test_log_prob_gradient_matches_the_linear_form() -> None:
     mu = unit_vectors(5, 16).requires_grad_()
     z = unit_vectors(5, 16, seed=1).requires_grad_()
     ours = VonMisesFisher(mu, 30.0).log_prob(z)
@@ -379,8 +381,8 @@ def test_kl_is_never_negative_and_zero_at_equality(n, kappa_p, kappa_q, seed) ->
 
 
 @pytest.mark.parametrize(("n", "kappa_p", "kappa_q"), [(2048, 10.0, 11.0), (65536, 1e8, 1.001e8)])
-def test_float32_divergences_are_float64_rounded(n, kappa_p, kappa_q) -> None:
-    """Differences of numbers near 1e4 and more: any rounding of those would show here."""
+def test_float32_divergences_match_float64(n, kappa_p, kappa_q) -> None:
+    """Divergences are differences of numbers of 1e4 and more, whose rounding would show."""
     mu = unit_vectors(n)
     wide = kl_divergence(VonMisesFisher(mu, kappa_p), VonMisesFisher(mu, kappa_q))
     narrow = mu.float()
@@ -395,7 +397,7 @@ def test_float32_divergences_are_float64_rounded(n, kappa_p, kappa_q) -> None:
         assert against == pytest.approx(exact, rel=1e-6, abs=1e-9)
 
 
-# By mpmath, and confirmed there by 400,000 samples each.
+# From mpmath, confirmed there by 400,000 samples each.
 KL = [
     (256, 1024, 10, 1.0, 184.6841),
     (256, 1024, 10, 0.5, 189.0999),
@@ -415,7 +417,7 @@ def at_cosine(n: int, cosine: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("n", "kappa_p", "kappa_q", "cosine", "value"), KL)
-def test_kl_equals_mpmath_and_its_own_samples(n, kappa_p, kappa_q, cosine, value) -> None:
+def test_kl_matches_mpmath_and_samples(n, kappa_p, kappa_q, cosine, value) -> None:
     mu_p, mu_q = at_cosine(n, cosine)
     p, q = VonMisesFisher(mu_p, float(kappa_p)), VonMisesFisher(mu_q, float(kappa_q))
     assert kl_divergence(p, q).item() == pytest.approx(value, abs=6e-5)
@@ -424,7 +426,7 @@ def test_kl_equals_mpmath_and_its_own_samples(n, kappa_p, kappa_q, cosine, value
     assert (each.mean() - value).abs() < 5 * each.std() / math.sqrt(20_000) + 6e-5
 
 
-def test_kl_against_the_uniform_distribution() -> None:
+def test_kl_to_the_uniform_distribution() -> None:
     for kappa in (0.0, 3.0, 1024.0):
         p, u = vmf(16, kappa), HypersphericalUniform(16, dtype=torch.float64)
         flat = VonMisesFisher(p.mean_direction, 0.0)
@@ -442,7 +444,7 @@ def test_kl_against_the_uniform_distribution() -> None:
 
 
 @pytest.mark.slow
-def test_kl_is_differentiable_in_everything() -> None:
+def test_kl_is_differentiable_in_all_parameters() -> None:
     mu_p, mu_q = (unit_vectors(3, 5, seed=s).requires_grad_() for s in (0, 1))
     kappa_p, kappa_q = (
         torch.tensor([0.5, 3.0, 40.0], dtype=torch.float64, requires_grad=True) for _ in "pq"
@@ -455,7 +457,7 @@ def test_kl_is_differentiable_in_everything() -> None:
     assert torch.autograd.gradcheck(kl, (mu_p, mu_q, kappa_p, kappa_q))
 
 
-# Manners
+# The torch interface
 
 
 def test_torch_func_works_on_densities() -> None:
@@ -487,13 +489,13 @@ def test_uniform_distribution() -> None:
     assert wide.entropy().shape == (4, 2)
     assert HypersphericalUniform(3, dtype=torch.bfloat16).rsample().dtype == torch.float32
     for dim in (1, 3.0):
-        with pytest.raises(ValueError, match=f"dim must be a whole number of 2 or more, got {dim}"):
+        with pytest.raises(ValueError, match=f"^dim .* {dim}"):
             HypersphericalUniform(dim)  # pyright: ignore
-    with pytest.raises(ValueError, match="dtype must be a floating-point"):
+    with pytest.raises(ValueError, match=r"dtype .*floating-point"):
         HypersphericalUniform(3, dtype=torch.int64)
 
 
-def test_shapes_broadcast_like_torchs_own() -> None:
+def test_shapes_broadcast_as_in_torch() -> None:
     mu = unit_vectors(4, 1, 5)
     p = VonMisesFisher(mu, torch.rand(3, dtype=torch.float64))
     assert p.batch_shape == (4, 3)
@@ -510,7 +512,7 @@ def test_shapes_broadcast_like_torchs_own() -> None:
 
 
 @pytest.mark.parametrize("kappa", [20.0, torch.tensor([20.0, 30.0])])
-def test_expand_is_the_same_distribution(kappa) -> None:
+def test_expand_keeps_the_distribution(kappa) -> None:
     p = VonMisesFisher(unit_vectors(2, 6, dtype=torch.float32), kappa)
     wide = p.expand((3, 2))
     assert wide.batch_shape == (3, 2)
@@ -522,7 +524,7 @@ def test_expand_is_the_same_distribution(kappa) -> None:
     assert independent.log_prob(z).shape == (3,)
 
 
-def test_batched_concentrations_are_the_single_ones() -> None:
+def test_batched_concentrations_match_single_ones() -> None:
     mu = unit_vectors(5, 16)
     kappas = torch.tensor([0.0, 0.3, 10.0, 500.0, 1e6], dtype=torch.float64)
     joint = VonMisesFisher(mu, kappas)
@@ -544,40 +546,40 @@ def test_mixed_dtypes_are_promoted() -> None:
         (
             torch.ones(3),
             1.0,
-            r"mean_direction must hold vectors of length 1, got one of length 1\.7",
+            r"^mean_direction .*length 1\.7",
         ),
-        (torch.zeros(3), 1.0, "mean_direction must hold vectors of length 1, got one of length 0"),
-        (torch.full((3,), math.nan), 1.0, "mean_direction .* got one of length nan"),
-        (torch.ones(1), 1.0, r"mean_direction must have .* dimension 2 or more, got shape \(1,\)"),
-        (torch.tensor(1.0), 1.0, r"mean_direction must .* got shape \(\)"),
-        (torch.ones(3, dtype=torch.long), 1.0, "mean_direction must be a floating-point tensor"),
-        (torch.eye(3), -1.0, "concentration must be a number from 0 to 1e\\+100, got -1.0"),
-        (torch.eye(3), math.nan, "concentration must be .* got nan"),
-        (torch.eye(3), math.inf, "concentration must be .* got inf"),
-        (torch.eye(3), torch.tensor(-2.0), "concentration must be from 0 to 1e\\+100, got -2"),
-        (torch.eye(3), torch.tensor([1.0, 2.0]), r"concentration must broadcast .* got \(2,\)"),
-        (torch.eye(3), torch.ones(3, device="meta"), "concentration must be on the device"),
-        (torch.eye(3), torch.ones((), device="meta"), "concentration must be on the device"),
+        (torch.zeros(3), 1.0, "^mean_direction .*length 0"),
+        (torch.full((3,), math.nan), 1.0, "^mean_direction .*length nan"),
+        (torch.ones(1), 1.0, r"^mean_direction .*shape \(1,\)"),
+        (torch.tensor(1.0), 1.0, r"^mean_direction .*shape \(\)"),
+        (torch.ones(3, dtype=torch.long), 1.0, "^mean_direction .*floating-point"),
+        (torch.eye(3), -1.0, r"^concentration .* -1\.0"),
+        (torch.eye(3), math.nan, "^concentration .* nan"),
+        (torch.eye(3), math.inf, "^concentration .* inf"),
+        (torch.eye(3), torch.tensor(-2.0), "^concentration .* -2"),
+        (torch.eye(3), torch.tensor([1.0, 2.0]), r"^concentration .*broadcast .* \(2,\)"),
+        (torch.eye(3), torch.ones(3, device="meta"), "^concentration .*device"),
+        (torch.eye(3), torch.ones((), device="meta"), "^concentration .*device"),
     ],
 )
-def test_bad_arguments_are_refused(mu, kappa, message) -> None:
+def test_invalid_arguments_are_rejected(mu, kappa, message) -> None:
     with pytest.raises(ValueError, match=message):
         VonMisesFisher(mu, kappa)
 
 
-def test_values_off_the_sphere_are_refused_unless_told_not_to() -> None:
+def test_values_off_the_sphere_are_rejected_if_validated() -> None:
     p = vmf(4, 2.0)
-    with pytest.raises(ValueError, match="value must be a floating-point tensor"):
+    with pytest.raises(ValueError, match=r"^value .*floating-point"):
         p.log_prob(torch.eye(4).long())
-    with pytest.raises(ValueError, match=r"value must have a last axis of 4, got shape \(4, 1\)"):
+    with pytest.raises(ValueError, match=r"^value .* 4.* \(4, 1\)"):
         p.log_prob(torch.ones(4, 1))
     with pytest.raises(ValueError, match="support"):
         p.log_prob(torch.ones(4))
     VonMisesFisher(torch.ones(4), 2.0, validate_args=False).log_prob(torch.ones(4))
 
 
-def test_only_laws_on_one_sphere_are_compared() -> None:
+def test_kl_rejects_different_dimensions() -> None:
     for p in (vmf(4, 2.0), HypersphericalUniform(4)):
         for q in (vmf(5, 2.0), HypersphericalUniform(5)):
-            with pytest.raises(ValueError, match="same sphere, got dimensions 4 and 5"):
+            with pytest.raises(ValueError, match="4 and 5"):
                 kl_divergence(p, q)

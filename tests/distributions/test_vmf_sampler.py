@@ -1,4 +1,4 @@
-"""The transport from chi to the vMF angle: equal probabilities, by an integral of our own."""
+"""The transport from chi to the vMF angle preserves probability, by an independent integral."""
 
 import math
 
@@ -29,11 +29,11 @@ def chi_quantiles(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 16, 256, 2048])
 @pytest.mark.parametrize("kappa", [0.0, 0.1, 10.0, 1024.0, 16384.0, 1e6])
-def test_angles_have_the_probability_of_their_radius(n: int, kappa: float) -> None:
+def test_transport_preserves_probability(n: int, kappa: float) -> None:
     """|F(theta(r)) - F_chi(r)| <= 1e-10, where both F come from scipy and numpy.
 
-    This bounds the error of the sampler's radial law in the sup norm: a Kolmogorov-Smirnov test
-    could see it from 10^19 draws on. (chi.ppf itself is good to about 1e-11.)
+    This bounds the error of the sampler's radial distribution in the sup norm: a Kolmogorov-Smirnov
+    test would need 10^19 draws to detect it. (chi.ppf itself is accurate to about 1e-11.)
     """
     theta = solved(chi_quantiles(n), n, kappa)
     error = CosineLaw(n, kappa).cdf_theta(theta.numpy()) - QUANTILES
@@ -41,11 +41,11 @@ def test_angles_have_the_probability_of_their_radius(n: int, kappa: float) -> No
 
 
 @pytest.mark.parametrize("n", DIMENSIONS)
-def test_no_kappa_defeats_the_solver(n: int) -> None:
-    """Its own residual, tail by tail, in the corners that an outside integral does not reach.
+def test_solver_converges_for_all_kappa(n: int) -> None:
+    """Check the solver's own residual in each tail, where the external integral is not accurate.
 
-    1e-10 relative in every tail down to 1e-12, except next to theta = pi, where a float64 angle
-    cannot hold pi - theta to more than 4e-16 absolute.
+    It is 1e-10 relative in every tail down to 1e-12, except next to theta = pi, where a float64
+    angle cannot represent pi - theta to better than 4e-16 absolute.
     """
     r = chi_quantiles(n)
     for kappa in KAPPAS:
@@ -60,8 +60,8 @@ def test_no_kappa_defeats_the_solver(n: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_and_nodes_have_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One Halley step and sixteen nodes fewer still give all angles but one in 5,000 to 1e-9."""
+def test_steps_and_nodes_have_a_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One Halley step and sixteen nodes fewer suffice for all but one angle in 5,000, to 1e-9."""
     usual = slice(8, -8)  # quantiles 1e-4 to 1 - 1e-4
     corners = [(n, kappa) for n in (2, 3, 8, 64, 2048) for kappa in KAPPAS]
     full = [solved(chi_quantiles(n), n, kappa) for n, kappa in corners]
@@ -72,7 +72,7 @@ def test_the_steps_and_nodes_have_a_margin(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(fewer[usual], theta[usual], rtol=1e-9, atol=1e-15)
 
 
-def test_three_dimensions_have_a_closed_form() -> None:
+def test_three_dimensions_match_the_closed_form() -> None:
     """n = 3: 1 - w = -log(1 - p (1 - exp(-2 kappa))) / kappa, p the probability of the angle."""
     r = chi_quantiles(3)
     for kappa in (0.5, 10.0, 1e4):
@@ -85,10 +85,10 @@ def test_three_dimensions_have_a_closed_form() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 8, 256, 2048])
 @pytest.mark.parametrize("kappa", [0.1, 10.0, 1024.0, 16384.0])
-def test_derivative_in_kappa_equals_differences(n: int, kappa: float) -> None:
-    """Implicit d theta / d kappa against central differences of the solver.
+def test_derivative_in_kappa_matches_finite_differences(n: int, kappa: float) -> None:
+    """Compare implicit d theta / d kappa to central differences of the solver.
 
-    The step 1e-3 kappa leaves an error of 1e-6 relative by the third derivative.
+    The step 1e-3 kappa leaves an error of 1e-6 relative from the third derivative.
     """
     r = torch.from_numpy(stats.chi(n - 1).ppf(np.linspace(0.01, 0.99, 33)))
     k = torch.full_like(r, kappa, requires_grad=True)
@@ -124,9 +124,12 @@ def fit(n: int, kappa: float) -> vmf_sampler.Transport | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", DIMENSIONS)
-def test_polynomials_are_right_where_they_are_offered(n: int) -> None:
-    """1 - cos(theta) to 1.2e-10 relative between the points of the fit (promised: 1e-10 at them),
-    and to 3e-7 when evaluated in float32, five units in its last place."""
+def test_polynomials_match_the_solver(n: int) -> None:
+    """1 - cos(theta) is accurate to 1.2e-10 relative between the points of the fit.
+
+    At the points, 1e-10 is guaranteed. In float32 it is accurate to 3e-7, five units in the last
+    place.
+    """
     for kappa in KAPPAS:
         if (transport := fit(n, kappa)) is None:
             assert n < 40, "large dimensions always have a short polynomial"
@@ -139,12 +142,12 @@ def test_polynomials_are_right_where_they_are_offered(n: int) -> None:
         torch.testing.assert_close(narrow, exact, rtol=3e-7, atol=0)
 
 
-def test_the_papers_concentrations_cost_a_few_multiplications() -> None:
+def test_papers_concentrations_have_low_degree_polynomials() -> None:
     degrees = {kappa: len(fit(256, kappa).coefficients) - 1 for kappa in (1024.0, 16384.0)}  # type: ignore[union-attr]
     assert degrees == {1024.0: 6, 16384.0: 3}
 
 
-def test_radii_outside_the_fit_are_harmless() -> None:
+def test_radii_outside_the_fit_stay_finite() -> None:
     transport = fit(256, 1024.0)
     assert transport is not None
     r = torch.tensor([0.0, 1e-30, 1e3])

@@ -1,10 +1,9 @@
-"""What the documents show is done: commands, Python, links; nothing is shown that is not run.
+"""Run the commands and Python of all documents, and check their links.
 
 Fences: `python` and `bash` are run here, in the order of the document and in one folder for each
 document. `sh` is run by test_readme.py exactly as written. `text`, `json` and `bibtex` are not
-commands. In `bash` the data that a command names are made up, runs are made tiny by settings put
-behind those of the command, a sweep keeps one value of each setting, and torchrun has two
-processes.
+commands. For `bash`, the data that a command names are generated, settings appended to the command
+make runs tiny, a sweep keeps one value of each setting, and torchrun has two processes.
 """
 
 import io
@@ -34,11 +33,11 @@ from compressive.sweep.plan import PlannedRun, plan_runs
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = ("text", "json", "bibtex")
-# A folder's own network stays a ResNet-18: timm must be able to load it. A recipe's is replaced by
-# the smallest, which lacks what only larger ones have.
+# A folder's own network stays a ResNet-18, because timm must be able to load it. A recipe's network
+# is replaced by the smallest, which lacks options that only larger ones have.
 FOLDER = [*CHANGES, "network.name=resnet18"]
 RECIPE = [*CHANGES, "network.stem=imagenet", "network.variant=timm"]
-PROGRAM: Any = typer.main.get_command(app)  # a Group, of click or of typer's own copy
+PROGRAM: Any = typer.main.get_command(app)  # a Group of click or of typer's copy
 
 
 def name_of(document: Path) -> str:
@@ -46,7 +45,7 @@ def name_of(document: Path) -> str:
 
 
 class Block(NamedTuple):
-    """What stands between two fences."""
+    """The content of a fenced block."""
 
     language: str
     text: str
@@ -58,12 +57,12 @@ def fenced(text: str) -> list[Block]:
 
 
 def lines(script: str) -> list[list[str]]:
-    """The words of each command; comments are dropped, a line may go on after a backslash."""
+    """Return the words of each command, without comments and with continued lines joined."""
     whole = script.replace("\\\n", " ").splitlines()
     return [words for line in whole if (words := shlex.split(line, comments=True))]
 
 
-# --- what a command is run on -------------------------------------------------------------------
+# --- inputs of commands -------------------------------------------------------------------------
 
 
 def put_images(folder: Path, classes: int = 3, each: int = 8) -> None:
@@ -76,7 +75,7 @@ def put_images(folder: Path, classes: int = 3, each: int = 8) -> None:
 
 
 def put_parquet(folder: Path) -> None:
-    """As Hugging Face has CIFAR-10."""
+    """Write CIFAR-10 in the layout of Hugging Face."""
     folder.mkdir(parents=True)
     for split, count in (("train", 24), ("test", 12)):
         cells = []
@@ -91,9 +90,9 @@ def put_parquet(folder: Path) -> None:
         pq.write_table(table.replace_schema_metadata(about), place)
 
 
-def made_up(place: str) -> str:
-    """A place for images of that name in the present folder, and images there."""
-    assert "torchvision:" not in place, "a document's commands must need no network"
+def generate_images(place: str) -> str:
+    """Create images under that name in the current folder and return the path."""
+    assert "torchvision:" not in place, "commands in documents must not need a network"
     if place == "builtin":
         return place
     path = Path(place.lstrip("/"))
@@ -109,19 +108,19 @@ def made_up(place: str) -> str:
 
 
 def small(words: list[str]) -> list[str]:
-    """A command of ours that takes seconds: other data, fewer steps, fewer values."""
+    """Shorten a command to seconds: other data, fewer steps, fewer values."""
     name, *rest = words
     if name == "pretrain":
         data, *options = rest
         changes = RECIPE if "--recipe" in options else FOLDER
-        return [name, made_up(data), *options, *_sets(*changes)]
+        return [name, generate_images(data), *options, *_sets(*changes)]
     if name == "evaluate":
         if "--data" in rest:
-            rest[rest.index("--data") + 1] = made_up(rest[rest.index("--data") + 1])
+            rest[rest.index("--data") + 1] = generate_images(rest[rest.index("--data") + 1])
         return [name, *rest, "--max-images", "24", "--device", "cpu", "--epochs", "1"]
     if name == "sweep":
         data, *options = rest
-        return [name, made_up(data), *_narrow(options), *_sets(*RECIPE)]
+        return [name, generate_images(data), *_narrow(options), *_sets(*RECIPE)]
     return words
 
 
@@ -130,7 +129,7 @@ def _sets(*changes: str) -> list[str]:
 
 
 def _narrow(options: list[str]) -> list[str]:
-    """One seed and one value of each setting; a preset is tested where sweeps are."""
+    """Keep one seed and one value of each setting; presets are tested with sweeps."""
     kept = list(options)
     for i, word in enumerate(options[:-1]):
         if word in ("--seeds", "--vary"):
@@ -143,12 +142,12 @@ def _narrow(options: list[str]) -> list[str]:
 def run_command(words: list[str]) -> None:
     words = words[2:] if words[:2] == ["uv", "run"] else words
     if words[0] == "torchrun":
-        run_together(words[1:])
+        run_torchrun(words[1:])
         return
-    assert words[0] == "compressive", f"teach this test to run {shlex.join(words)!r}"
+    assert words[0] == "compressive", f"this test cannot run {shlex.join(words)!r}"
     ours = small(words[1:])
     if ours[0] == "sweep":
-        planned(words[2:])  # as it is written: all values and the preset
+        planned(words[2:])  # as written, with all values and the preset
         run_as_sweep(ours[1:])
     invoke(ours)
 
@@ -161,17 +160,17 @@ def invoke(words: list[str]) -> str:
 
 
 def planned(words: list[str]) -> tuple[dict[str, Any], list[PlannedRun]]:
-    """What a sweep is given, and its runs."""
+    """Return a sweep's options and its runs."""
     given = PROGRAM.commands["sweep"].make_context("sweep", list(words)).params
     of = {name: given[name] for name in ("recipe", "vary", "preset", "seeds", "changes")}
     return given, plan_runs(given["data"], **{name: value for name, value in of.items() if value})
 
 
 def run_as_sweep(words: list[str]) -> None:
-    """Do here what a sweep would start a process for; the sweep then finds it done.
+    """Do in this process what a sweep would start a process for; the sweep then skips it.
 
-    A process takes eight seconds to import torch and timm. That sweeps start them is in
-    test_sweep.py.
+    A process takes eight seconds to import torch and timm. test_sweep.py tests that sweeps start
+    processes.
     """
     given, (job,) = planned(words)
     data, changes, out = given["data"], list(given["changes"]), given["out"]
@@ -188,8 +187,8 @@ def run_as_sweep(words: list[str]) -> None:
     (out / "sweep.json").write_text(json.dumps(state))
 
 
-def run_together(words: list[str]) -> None:
-    """What torchrun starts, in two processes; torchrun itself is in test_train.py."""
+def run_torchrun(words: list[str]) -> None:
+    """Run a torchrun command in two processes; train/test_pretrain.py tests torchrun itself."""
     known = get_args_parser().parse_args(words)
     assert (known.module, known.training_script) == (True, "compressive")
     meeting = Path.cwd() / "meeting"
@@ -235,32 +234,32 @@ def test_commands_and_snippets_run(
 
 
 @pytest.mark.parametrize("document", GUIDES, ids=name_of)
-def test_every_block_is_run_or_is_no_command(document: Path) -> None:
-    """`text` is for what a command answers, and for drawings."""
+def test_every_code_block_is_run_or_marked_as_text(document: Path) -> None:
+    """`text` is for output of commands and for drawings."""
     allowed = {"python", "bash", *NOT_RUN, *(["sh"] if document.name == "README.md" else [])}
     for language, text in fenced(document.read_text()):
         begin = text.strip().splitlines()[0]
-        assert language in allowed, f"say ```bash, ```python or ```text above {begin!r}"
+        assert language in allowed, f"mark as ```bash, ```python or ```text: {begin!r}"
         if language in NOT_RUN:
             hidden = re.search(r"^ *(\$ |uv run |compressive |torchrun |import )", text, re.M)
-            assert hidden is None, f"run this: {begin!r}"
+            assert hidden is None, f"mark as bash or python: {begin!r}"
 
 
-def test_the_check_above_finds_every_block() -> None:
+def test_fenced_blocks_are_found() -> None:
     text = "a\n```\nx\n```\n- b\n  ```bash\n  y \\\n    z # w\n  ```\n"
     assert fenced(text) == [("", "x\n"), ("bash", "  y \\\n    z # w\n")]
     assert lines(fenced(text)[1].text) == [["y", "z"]]
 
 
 def inline(text: str) -> list[str]:
-    """Commands of ours in the middle of a sentence."""
+    """Return our commands in running text."""
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
     return [s for s in spans if s.startswith(("compressive ", "--"))]
 
 
 @pytest.mark.parametrize("document", GUIDES, ids=name_of)
-def test_commands_in_a_sentence_name_what_exists(document: Path) -> None:
+def test_inline_commands_and_options_exist(document: Path) -> None:
     of = {
         n: {o for p in c.params for o in (*p.opts, *p.secondary_opts)}
         for n, c in PROGRAM.commands.items()
@@ -279,13 +278,13 @@ def test_commands_in_a_sentence_name_what_exists(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_are_not_broken(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), target
 
 
-def test_the_index_leads_to_every_page() -> None:
+def test_index_links_to_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert pages <= set(re.findall(r"\]\((\w[\w.-]*\.md)\)", index))

@@ -1,4 +1,4 @@
-"""The figures of README and docs/results are those of the result files, by scipy's arithmetic."""
+"""Figures in README and docs/results match the result files, computed with scipy."""
 
 import json
 import re
@@ -22,7 +22,7 @@ HEADINGS = {
     "kappa5": "## At kappa_b = 5, the recipes: 200 epochs, three seeds, test images",
     "byol-200": "## BYOL and C-BYOL: 200 epochs, three seeds, test images",
 }
-# Row of a table: task and metric of its records.
+# Table row: task and metric of its records.
 ROWS = {
     "linear, top-1 (crops and flips)": ("linear", "top-1"),
     "linear, Brier x 100": ("linear", "brier"),
@@ -49,7 +49,7 @@ COLUMNS = {
 
 
 def values(group: str, name: str, task: str, metric: str) -> list[float]:
-    """A figure of all seeds: shares times 100, smoothness as it is, of test images."""
+    """Return a figure of all seeds on test images: fractions times 100, smoothness as is."""
     found: list[float] = []
     for seed in range(3):
         path = FOLDER / group / f"{name}-seed{seed}" / "evaluation" / "results.json"
@@ -61,20 +61,20 @@ def values(group: str, name: str, task: str, metric: str) -> list[float]:
 
 
 def difference(first: list[float], second: list[float]) -> list[float]:
-    """Of the means, and Welch's interval."""
+    """Return the difference of the means and Welch's confidence interval."""
     interval = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
     return [mean(second) - mean(first), float(interval.low), float(interval.high)]
 
 
 def rows(text: str, heading: str) -> dict[str, list[str]]:
-    """The lines of the first table below a heading, by their first cells."""
+    """Return the rows of the first table below a heading, by their first cells."""
     lines = text.split(heading, 1)[1].split("\n| ", 1)[1].split("\n\n", 1)[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
     return {first: rest for first, *rest in cells}
 
 
 def assert_shown(cell: str, expected: list[float]) -> None:
-    """To the last digit shown (halves may go either way), and bold where an interval has no 0."""
+    """Compare to the last digit shown; halves round either way. Bold if the interval excludes 0."""
     shown = re.findall(r"-?\d+\.\d+", cell)
     assert len(shown) == len(expected), cell
     for text, value in zip(shown, expected, strict=True):
@@ -84,7 +84,7 @@ def assert_shown(cell: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("group", NAMES)
-def test_tables_of_three_seeds(group: str) -> None:
+def test_three_seed_tables_match_the_results(group: str) -> None:
     table = rows(PAGE.read_text(), HEADINGS[group])
     for label, (task, metric) in ROWS.items():
         first, second = (values(group, name, task, metric) for name in NAMES[group])
@@ -113,7 +113,7 @@ def test_tables_of_three_seeds(group: str) -> None:
         ("byol-200", ("BYOL", "C-BYOL")),
     ],
 )
-def test_the_readmes_table(group: str, labels: tuple[str, str]) -> None:
+def test_readme_table_matches_the_results(group: str, labels: tuple[str, str]) -> None:
     text = (ROOT / "README.md").read_text().split("| | linear | Brier x 100 |", 1)[1]
     head = ["", "linear", "Brier x 100", *re.split(r" \| ", text.splitlines()[0].strip(" |"))]
     lines = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()[2:11]]
@@ -129,8 +129,8 @@ def test_the_readmes_table(group: str, labels: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("group", NAMES)
-def test_the_table_of_claims(group: str) -> None:
-    """The first table of the page: a column of each group."""
+def test_claims_table_matches_the_results(group: str) -> None:
+    """The first table of the page has a column for each group."""
     column = {"kappa10": 1, "kappa5": 2, "byol-200": 3}[group]
     table = rows(PAGE.read_text(), "# The paper's claims on CIFAR-10")
     claims = {
@@ -146,8 +146,8 @@ def test_the_table_of_claims(group: str) -> None:
         assert_shown(table[label][column], expected)
 
 
-COLLAPSED = ""  # there is nothing to evaluate
-# Tables of runs with one seed: their headings, and the file of each line.
+COLLAPSED = ""  # nothing to evaluate
+# Tables of runs with one seed: their headings, and the file of each row.
 SEARCHES = {
     "## Beta, 200 epochs, one seed, by held-out labels": [
         *("held-out-simclr", "held-out-beta0", "held-out-beta0.1", "held-out-beta0.1-closed"),
@@ -192,7 +192,7 @@ SEARCHED = {
 
 
 @pytest.mark.parametrize("heading", SEARCHES)
-def test_tables_of_searches(heading: str) -> None:
+def test_search_tables_match_the_results(heading: str) -> None:
     text = PAGE.read_text().split(heading + "\n", 1)[1].split("\n|", 1)[1].split("\n\n", 1)[0]
     head, _, *lines = [re.split(r" *(?<!\\)\| *", line) for line in text.splitlines()]
     for line, name in zip(lines, SEARCHES[heading], strict=True):
@@ -202,5 +202,5 @@ def test_tables_of_searches(heading: str) -> None:
         records: list[Any] = json.loads((FOLDER / f"{name}.json").read_text())["records"]
         found = {(r["task"], r["metric"]): 100 * r["value"] for r in records}
         for column, key in SEARCHED.items():
-            # The lines begin with a bar, which the head has lost.
+            # Rows start with a bar, which was removed from the header.
             assert_shown(line[head.index(column) + 1], [found[key]])

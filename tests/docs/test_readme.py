@@ -29,7 +29,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
 
 
 def chains() -> list[list[str]]:
-    """Commands that stand alone; those on the quick start's runs follow it, in their order."""
+    """Return single commands; those on the quick start's runs follow it in order."""
     shown = [c for c in commands(README) if c != TEST_COMMAND and not c.startswith("pip install")]
     first = [c for c in shown if "quickstart" in c]
     return [first, *([c] for c in shown if c not in first)]
@@ -38,25 +38,25 @@ def chains() -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", chains(), ids=lambda chain: chain[0])
 def test_readme_commands_run(chain: list[str], tmp_path: Path) -> None:
-    """`uv run X` in this environment; `pip install` is what made this environment."""
+    """`uv run X` runs X in this environment; `pip install` created this environment."""
     for command in chain:
         program, *arguments = command.removeprefix("uv run ").split()
         if program == "compressive":
             arguments = ["-m", program, *arguments]
         else:
-            assert program == "python", f"teach this test to run {command!r}"
+            assert program == "python", f"this test cannot run {command!r}"
         run = subprocess.run(
             [sys.executable, *arguments],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests run beside it
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # other tests run in parallel
             capture_output=True,
             text=True,
-            timeout=1200,  # no promise, only an end
+            timeout=1200,  # a generous limit
         )
         assert run.returncode == 0, run.stderr
         assert run.stdout
 
 
-def test_the_readmes_example_is_short() -> None:
+def test_readme_example_is_short() -> None:
     example = blocks(README, "python")[0]
     assert len([line for line in example.splitlines() if line.strip()]) <= 15

@@ -14,7 +14,7 @@ from compressive.objectives import simclr_loss
 
 
 def dcl_by_hand(x: Tensor, y: Tensor, temperature: float, own: bool) -> float:
-    """Eq. 6 of Yeh et al. (2021), image by image: the positive is not in the sum."""
+    """Compute eq. 6 of Yeh et al. (2021) image by image; the positive is not in the sum."""
     total = 0.0
     for anchors, others in ((x, y), (y, x)):
         for i in range(len(x)):
@@ -27,7 +27,7 @@ def dcl_by_hand(x: Tensor, y: Tensor, temperature: float, own: bool) -> float:
 
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("temperature", [0.1, 0.5])
-def test_loss_equals_a_loop_over_the_equation(temperature: float, own: bool) -> None:
+def test_loss_matches_a_loop_over_the_equation(temperature: float, own: bool) -> None:
     x, y = unit_vectors(2, 7, 5)
     found = dcl_loss(3 * x, 0.5 * y, temperature=temperature, own_view_negatives=own)
     # float64 sums of about 100 terms
@@ -35,8 +35,8 @@ def test_loss_equals_a_loop_over_the_equation(temperature: float, own: bool) -> 
     assert found.loss.item() == pytest.approx((found.nll_x + found.nll_y).mean().item(), rel=1e-12)
 
 
-def test_loss_is_info_nce_without_the_probability_of_the_positive() -> None:
-    """-log(p / (1 - p)) per image, where -log p is SimCLR's loss."""
+def test_loss_is_info_nce_without_the_positive_in_the_denominator() -> None:
+    """Per image it is -log(p / (1 - p)), where -log p is SimCLR's loss."""
     x, y = unit_vectors(2, 6, 4, seed=1)
     nll = simclr_loss(x, y, temperature=0.5).nll_x
     torch.testing.assert_close(
@@ -44,7 +44,7 @@ def test_loss_is_info_nce_without_the_probability_of_the_positive() -> None:
     )
 
 
-def test_a_pair_that_is_found_keeps_its_pull() -> None:
+def test_gradient_does_not_vanish_for_a_matched_pair() -> None:
     """SimCLR's gradient has a factor 1 - p, which vanishes; DCL's does not."""
     x = torch.eye(4, dtype=torch.float64)[:3]
     grads = []
@@ -57,8 +57,8 @@ def test_a_pair_that_is_found_keeps_its_pull() -> None:
     assert simclr < 1e-6 < 0.1 < dcl
 
 
-def test_sharp_temperatures_stay_finite() -> None:
-    """The positive is 100 above all negatives: 1 - p rounds to 0 in float32."""
+def test_loss_is_finite_at_low_temperature() -> None:
+    """The positive logit is 100 above all negatives, so 1 - p rounds to 0 in float32."""
     x = torch.eye(4)
     y = x.clone().requires_grad_()
     loss = dcl_loss(x, y, temperature=0.01).loss
@@ -69,13 +69,13 @@ def test_sharp_temperatures_stay_finite() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_bad_temperature_is_named(value: float) -> None:
+def test_invalid_temperature_is_rejected(value: float) -> None:
     x = unit_vectors(4, 3)
     with pytest.raises(ValueError, match=f"temperature.*{value}"):
         dcl_loss(x, x, temperature=value)
 
 
-def test_the_config_sets_temperature_and_negatives() -> None:
+def test_config_sets_temperature_and_negatives() -> None:
     changes = ("method=dcl", "bottleneck.kappa_b=4", "decoder.same_view_negatives=false")
     method = build(override(Config(), "network.name=test_resnet", *changes))
     assert isinstance(method, DCL)

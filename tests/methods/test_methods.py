@@ -1,4 +1,4 @@
-"""Longer than 300 lines: the official steps of four methods, and what all eight must hold to."""
+"""Match the official steps of four methods; check what all methods must satisfy."""
 
 import math
 from pathlib import Path
@@ -29,8 +29,8 @@ from compressive.methods import Bootstrap, Contrastive, Step, build
 from compressive.objectives import byol_loss, cbyol_loss
 from compressive.optim import LARS, parameter_groups
 
-# Reduced from the official ones: images, which all four steps share, are there once, names of
-# variables once per step; what no test reads (outputs of layers, most flags) is left out.
+# Reduced from the official files: the images that all four steps share are stored once, and
+# variable names once per step. What no test reads (outputs of layers, most flags) is left out.
 STEPS = golden_json("train_step")
 ARRAYS = golden_arrays("train_step")
 
@@ -39,7 +39,7 @@ BATCH = 6
 
 
 class OfficialSample:
-    """z from given noise by TFP's map: a reflection that takes the first axis to mu."""
+    """Map given noise to z as TFP does, by a reflection that takes the first axis to mu."""
 
     def __init__(self, name: str) -> None:
         keys = [(f"{name}/noise_w{i}", f"{name}/noise_v{i}") for i in (0, 1)]
@@ -69,7 +69,7 @@ def official_method(case: dict[str, Any]) -> Any:
         bottleneck=Bottleneck(kappa_e=flags["kappa_e"], kappa_b=flags["kappa_b"]),
         decoder=Decoder(kappa_d=2 * flags["byol_loss_weight"]),
     )
-    with torch.device("meta"):  # no need to draw what the rule fills in
+    with torch.device("meta"):  # the golden rule fills in all values
         method = build(config, biased_variance=True).double()
     method.to_empty(device="cpu")
     if is_compressed(config):
@@ -79,14 +79,14 @@ def official_method(case: dict[str, Any]) -> Any:
 
 
 def head_variables(head: Any, *more: nn.Linear) -> list[Any]:
-    """All trainable ones, then the moving statistics."""
+    """Return all trainable variables, then the moving statistics."""
     first, norm, _, last = head
     trained = [first.weight, norm.weight, norm.bias, last.weight, *(each.weight for each in more)]
     return [*trained, norm.running_mean, norm.running_var]
 
 
 def official_order(method: Any, supervised: nn.Linear) -> list[Tensor]:
-    """The tensors of `variables_in_rule_order`."""
+    """Return the tensors of `variables_in_rule_order`."""
     encoder, projection = variables_in_order(method.encoder), head_variables(method.projection)
     last = [supervised.weight, supervised.bias]
     if isinstance(method, Contrastive):
@@ -100,7 +100,7 @@ def official_order(method: Any, supervised: nn.Linear) -> list[Tensor]:
 
 
 def ruled(i: int, name: str, shape: list[int]) -> np.ndarray:
-    """Variable i by the golden rule, in TensorFlow's layout."""
+    """Return variable i of the golden rule, in TensorFlow's layout."""
     noise = np.random.RandomState(1000 + i).randn(*shape)
     if "kernel" in name:
         return noise * math.sqrt(1.6 / math.prod(shape[:-1]))
@@ -110,12 +110,12 @@ def ruled(i: int, name: str, shape: list[int]) -> np.ndarray:
 
 
 def turned(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    """A kernel between the layouts: (3, 2, 0, 1) from TensorFlow's, (2, 3, 1, 0) to it."""
+    """Permute a kernel between layouts: (3, 2, 0, 1) from TensorFlow's, (2, 3, 1, 0) to it."""
     return tensor.permute(order) if tensor.ndim == 4 else tensor.T if tensor.ndim == 2 else tensor
 
 
 def assert_is(ours: Tensor, theirs: dict[str, Any], tolerance: float, name: str) -> None:
-    """Norm, first and last entries, to a part of the norm and of the largest of these entries."""
+    """Compare norm, first and last entries, relative to the norm and the largest entry."""
     flat = turned(ours.detach(), (2, 3, 1, 0)).flatten()
     ends = torch.tensor([*theirs["first"], *theirs["last"]], dtype=torch.float64)
     seen = torch.cat([flat[: len(theirs["first"])], flat[len(flat) - len(theirs["last"]) :]])
@@ -125,7 +125,7 @@ def assert_is(ours: Tensor, theirs: dict[str, Any], tolerance: float, name: str)
 
 
 def assert_meters(step: Step, metrics: dict[str, float]) -> None:
-    """Those that the official contrastive step reports in both directions."""
+    """Compare the metrics that the official contrastive step reports in both directions."""
     for ours, names in ((step.predictive, "i_y_zx i_x_zy"), (step.residual, "i_xzx_y i_yzy_x")):
         theirs = [metrics[name] for name in names.split() if name in metrics]
         if len(theirs) == 2:
@@ -134,11 +134,11 @@ def assert_meters(step: Step, metrics: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case["name"])
-def test_a_step_is_the_official_one(case: dict[str, Any]) -> None:
-    """Loss, gradients, and every variable after LARS, the moving average and the batch norms.
+def test_step_matches_the_official_code(case: dict[str, Any]) -> None:
+    """Compare loss, gradients, and all variables after LARS, moving average and batch norms.
 
-    The official linear probe reads the projection and has its weight decay in the loss; ours reads
-    features, so here a linear layer stands for it. TensorFlow computes the probe's loss and the
+    The official linear probe reads the projection and has its weight decay in the loss. Ours reads
+    features, so a linear layer stands in for it here. TensorFlow computes the probe's loss and the
     moving statistics in float32, hence 1e-7; the rest, in float64, agrees to 1e-11.
     """
     flags, variables = case["flags"], case["variables_in_rule_order"]
@@ -189,7 +189,7 @@ def views() -> tuple[Tensor, ...]:
 
 
 def gradient(loss: Tensor, module: nn.Module) -> Tensor:
-    """One tensor of everything that a module's parameters get from a loss."""
+    """Return the gradients of all parameters of a module as one tensor."""
     params = [p for p in module.parameters() if p.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, params)])
 
@@ -198,8 +198,8 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-12) -> None:
     assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm())
 
 
-def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
-    """The paper's, those of `Config` too."""
+def test_constructor_defaults_match_the_config() -> None:
+    """Both are the paper's values."""
     made = Contrastive(nn.Identity(), nn.Identity())
     built: Any = build(Config(method="simclr", network=Network(name="test_resnet")))
     for name in ("own_view_negatives", "kappa_b", "channel"):
@@ -207,7 +207,9 @@ def test_a_method_made_by_hand_has_the_settings_own_values() -> None:
 
 
 @pytest.mark.parametrize(("plain", "candidates"), [("simclr", 2 * BATCH - 1), ("moco-v3", BATCH)])
-def test_free_compression_at_the_mode_is_the_plain_method(plain: str, candidates: int) -> None:
+def test_compression_at_beta_zero_and_the_mode_is_the_plain_method(
+    plain: str, candidates: int
+) -> None:
     free = ("bottleneck.stochastic=false", "bottleneck.beta=0", "bottleneck.kappa_b=7")
     method, compressed = tiny(plain, "bottleneck.kappa_b=7"), tiny(f"c-{plain}", *free)
     step, priced = method(views()), compressed(views(), 0.0)
@@ -217,7 +219,7 @@ def test_free_compression_at_the_mode_is_the_plain_method(plain: str, candidates
 
 
 @pytest.mark.parametrize("plain", ["byol", "simsiam"])
-def test_free_compression_with_nothing_to_decode_is_the_plain_bootstrap(plain: str) -> None:
+def test_compression_at_beta_zero_with_identity_decoder_is_the_plain_bootstrap(plain: str) -> None:
     method = tiny(plain, "decoder.kappa_d=3")
     compressed = Bootstrap(
         method.encoder,
@@ -238,7 +240,7 @@ def test_free_compression_with_nothing_to_decode_is_the_plain_bootstrap(plain: s
 def cbyol_by_hand(
     method: Any, both: Tensor, rate: Any, beta: float, sees: str, adaptive: Any
 ) -> Tensor:
-    """The paper's pieces, one direction after the other, around `objectives.cbyol_loss`."""
+    """Compute the paper's terms for each direction with `objectives.cbyol_loss`."""
     online, slow = nn.Sequential(method.encoder, method.projection), method.target
     total = torch.zeros((), dtype=torch.float64)
     for one, other in (both, both.flip(0)):
@@ -260,7 +262,7 @@ def cbyol_by_hand(
 
 
 def schedule(adaptive: str) -> tuple[str, ...]:
-    """Return the settings of an adaptive weight, none for ""."""
+    """Return the settings of an adaptive weight; none for ""."""
     settings = ("bottleneck.schedule=adaptive", f"bottleneck.adaptive_weight={adaptive}")
     return settings if adaptive else ()
 
@@ -270,8 +272,10 @@ def schedule(adaptive: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
 @pytest.mark.parametrize("sees", ["own", "other"])
 @pytest.mark.parametrize("name", ["c-byol", "c-simsiam"])
-def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str, adaptive: str) -> None:
-    """Also in its gradient, although log e(z|x) is kept out of the graph there."""
+def test_compressed_bootstrap_matches_its_terms(
+    name: str, sees: str, rate: str, adaptive: str
+) -> None:
+    """Gradients match too, although the graph omits log e(z|x)."""
     kappas = ("bottleneck.kappa_e=50", "bottleneck.kappa_b=4", "decoder.kappa_d=3")
     more = (f"bottleneck.residual_estimator={rate}", f"bottleneck.backward_view={sees}")
     method = tiny(name, *kappas, *more, *schedule(adaptive))
@@ -285,8 +289,8 @@ def test_compressed_bootstrap_is_its_pieces(name: str, sees: str, rate: str, ada
 
 @pytest.mark.parametrize("adaptive", ["", "likelihood"])
 @pytest.mark.parametrize("rate", ["sampled", "analytic"])
-def test_compressed_moco_is_a_naive_loop(rate: str, adaptive: str) -> None:
-    """Among the targets of the other view only, and b(z|y) at the target of the other view."""
+def test_compressed_moco_matches_a_naive_loop(rate: str, adaptive: str) -> None:
+    """Candidates are the other view's targets only, and b(z|y) is at the other view's target."""
     kappas = (
         "bottleneck.kappa_e=50",
         "bottleneck.kappa_b=4",
@@ -313,12 +317,12 @@ def test_compressed_moco_is_a_naive_loop(rate: str, adaptive: str) -> None:
             nll = -(shares[i] / shares.sum()).log()
             beta = 0.7 * float((-nll.detach()).exp()) if adaptive else 0.7
             total = total + (nll - math.log(BATCH) + beta * residual) / BATCH
-    if not adaptive:  # whose value leaves out the floor
+    if not adaptive:  # its loss omits the floor
         assert step.loss.item() == pytest.approx(total.item(), rel=1e-12)
     assert_same(gradient(step.loss, method), gradient(total, method), 1e-11)
 
 
-def test_the_target_of_simsiam_gets_no_gradient() -> None:
+def test_simsiam_target_gets_no_gradient() -> None:
     method = tiny("simsiam", "decoder.kappa_d=2")
     x, y = views()
     online = nn.Sequential(method.encoder, method.projection)
@@ -331,11 +335,13 @@ def test_the_target_of_simsiam_gets_no_gradient() -> None:
     ours = gradient(method((x, y)).loss, method)
     assert_same(ours, gradient(loss(fixed_x, fixed_y), method))
     followed = gradient(loss(online(x), online(y)), method)
-    assert float((ours - followed).norm()) > 0.01 * float(ours.norm()), "it would show"
+    assert float((ours - followed).norm()) > 0.01 * float(ours.norm()), (
+        "the gradient through the target must differ"
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_a_step_reports(name: str) -> None:
+def test_step_reports_detached_metrics_that_add_up_to_the_loss(name: str) -> None:
     config, method = override(Config(), f"method={name}"), tiny(name)
     x, y = views()
     step = method((x, y), torch.tensor(0.3, dtype=torch.float64))
@@ -353,7 +359,7 @@ def test_what_a_step_reports(name: str) -> None:
     r_x, r_y = (both / both.norm(dim=-1, keepdim=True)).chunk(2)
     torch.testing.assert_close(step.r, r_x)
     torch.testing.assert_close(step.positive_cosine, (r_x * r_y).sum(-1).mean())
-    # Both directions are summed; the meters are means over them.
+    # Both directions are summed; the metrics are means over them.
     expected = 2 * step.nll
     if step.predictive is not None:
         candidates = BATCH if "moco" in name else 2 * BATCH - 1
@@ -361,14 +367,14 @@ def test_what_a_step_reports(name: str) -> None:
     if step.residual is not None:
         expected = 2 * (step.nll if step.predictive is None else -step.predictive)
         expected = expected + 2 * 0.3 * step.residual
-    if name != "vicreg":  # whose other terms have no value per image
+    if name != "vicreg":  # its other terms have no value per image
         torch.testing.assert_close(step.loss, expected)
 
 
 @pytest.mark.parametrize("weight", ["likelihood", "rank"])
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_what_an_adaptive_step_reports(name: str, weight: str) -> None:
-    """Mean and quantiles of beta p over images and directions; the loss leaves out the floor."""
+def test_adaptive_step_reports_effective_beta(name: str, weight: str) -> None:
+    """Report mean and quantiles of beta p over images and directions; the loss omits the floor."""
     method = tiny(name, *schedule(weight))
     step = method(views(), torch.tensor(0.3, dtype=torch.float64))
     reported = [getattr(step, field) for field in Step._fields if "beta" in field]
@@ -384,15 +390,15 @@ def test_what_an_adaptive_step_reports(name: str, weight: str) -> None:
     step = method(views(), 0.3)
     torch.manual_seed(5)
     free = method(views(), 0.0)
-    # A mean of p times the reducible part, of which Step has only the mean.
+    # A mean of p times the reducible part; Step has only the mean of the latter.
     assert 0 < (step.loss - free.loss).item() < 2 * 0.3 * BATCH * step.reducible_residual.item()
     assert free.effective_beta.item() == free.effective_beta_p90.item() == 0
     assert tiny(name)(views(), 0.3).effective_beta is None
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
-    """With the closed rate: KL[e||b] less KL at equal means, which is a number."""
+def test_reducible_residual_is_the_divergence_above_its_floor(name: str) -> None:
+    """With the analytic estimator: KL[e||b] minus the constant KL at equal means."""
     step = tiny(name, "bottleneck.residual_estimator=analytic")(views())
     mu = F.one_hot(torch.tensor(3), 16).double()
     e, b = VonMisesFisher(mu, 1024.0), VonMisesFisher(mu, 10.0)
@@ -401,7 +407,7 @@ def test_movable_is_the_divergence_above_its_floor(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_features_are_the_backbones_without_noise(name: str) -> None:
+def test_features_are_the_backbones_output_without_noise(name: str) -> None:
     method = tiny(name).eval()
     x, y = views()
     first, second = method((x, y)), method((x, y))
@@ -410,12 +416,14 @@ def test_features_are_the_backbones_without_noise(name: str) -> None:
     torch.testing.assert_close(first.feats[0], method.encoder(x))
     torch.testing.assert_close(first.feats[1], method.encoder(y))
     assert first.feats[0].shape == (BATCH, 96)
-    assert torch.equal(first.loss, second.loss) != (name in COMPRESSED), "z is drawn anew"
+    assert torch.equal(first.loss, second.loss) != (name in COMPRESSED), (
+        "only compressed methods sample z"
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_who_sees_which_batch_and_who_moves(name: str) -> None:
-    """SimCLR's norms see both views at once; a slow target keeps its own statistics."""
+def test_batch_norm_batches_and_target_updates(name: str) -> None:
+    """SimCLR's batch norms see both views at once; an EMA target keeps its own statistics."""
     slow = "byol" in name or "moco" in name
     method = tiny(name)
     method(views())
@@ -433,14 +441,16 @@ def test_who_sees_which_batch_and_who_moves(name: str) -> None:
             *(m.parameters() for m in (before, now, method.projection)), strict=True
         ):
             torch.testing.assert_close(q, 0.5 * (p + r))
-        assert not torch.equal(before[0].weight, method.projection[0].weight), "drawn on its own"
+        assert not torch.equal(before[0].weight, method.projection[0].weight), (
+            "the target has its own initialization"
+        )
         same = tiny(name, "target.independent=false")
         copied, own = same.target.network[1][0].weight, same.projection[0].weight
         assert torch.equal(copied, own)
         assert copied is not own
 
 
-def test_the_settings_arrive() -> None:
+def test_settings_are_applied() -> None:
     with torch.device("meta"):
         method: Any = build(
             override(
@@ -485,7 +495,7 @@ def test_the_settings_arrive() -> None:
     assert alone.channel is None
 
 
-def test_a_network_of_fixed_input_is_built_for_the_views() -> None:
+def test_fixed_input_network_is_built_for_the_view_size() -> None:
     network = Network(name="vit_tiny_patch16_224", hidden_dim=32, projection_dim=16)
     method = build(Config(method="simclr", network=network, views=Views(size=48)))
     step = method(torch.randn(2, 2, 3, 48, 48).unbind())
@@ -493,23 +503,26 @@ def test_a_network_of_fixed_input_is_built_for_the_views() -> None:
     assert method.encoder.patch_embed.img_size == (48, 48)  # pyright: ignore
 
 
-def test_parts_that_do_not_fit_are_refused() -> None:
+def test_incompatible_parts_are_rejected() -> None:
     parts = nn.Identity(), nn.Identity()
-    with pytest.raises(ValueError, match="predictor and target must come together"):
+    with pytest.raises(ValueError, match="predictor and target"):
         Contrastive(*parts, predictor=nn.Identity())
-    with pytest.raises(ValueError, match="kappa_e, decoder and backward_encoder must come"):
+    with pytest.raises(ValueError, match="kappa_e, decoder and backward_encoder"):
         Bootstrap(*parts, nn.Identity(), kappa_e=3.0)
-    with pytest.raises(ValueError, match="kappa_b must be a finite number above 0, got 0"):
+    with pytest.raises(ValueError, match=r"^kappa_b .* 0"):
         Contrastive(*parts, kappa_b=0.0)
-    with pytest.raises(ValueError, match="kappa_d must be a finite number of 0 or more, got -1"):
+    with pytest.raises(ValueError, match=r"^kappa_d .* -1"):
         Bootstrap(*parts, nn.Identity(), kappa_d=-1.0)
 
 
 @pytest.mark.slow
 def test_methods_compile_into_one_graph() -> None:
-    """The two with the most parts, one with a beta per image; run-time checks do not trace."""
+    """Cover the two methods with the most parts, one with a beta per image.
+
+    Runtime checks cannot be traced.
+    """
     adaptive = "bottleneck.schedule=adaptive bottleneck.adaptive_weight=rank"
     names = ["c-byol", f"c-moco-v3 {adaptive}"]
     script = Path(__file__).parents[1] / "compiled_methods.py"
-    told = printed(script.read_text(), *names, name=str(script))
-    assert told.splitlines() == [f"{name} compiles into one graph" for name in names]
+    output = printed(script.read_text(), *names, name=str(script))
+    assert output.splitlines() == [f"{name} compiles into one graph" for name in names]

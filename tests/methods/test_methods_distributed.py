@@ -1,4 +1,4 @@
-"""One, two and four gloo processes make the same step of the same global batch, to 1e-10."""
+"""One, two and four gloo processes make the same step on the same global batch, to 1e-10."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ ADAPTIVE = [
 APART = "byol without synchronized norms"
 
 
-class NoiseOfImages:
-    """z from noise that belongs to the images, whichever process has them."""
+class NoiseByImage:
+    """Draw z from noise tied to the images, regardless of the process that has them."""
 
     def __init__(self, mine: slice) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -39,12 +39,12 @@ class NoiseOfImages:
 
 
 def outcome(name: str, mine: slice, parallel: bool) -> dict[str, Any]:
-    """Loss, gradients and state after one step on a part of the batch."""
+    """Return loss, gradients and state after one step on a part of the batch."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(2, BATCH, 3, 8, 8, dtype=torch.float64, generator=generator)[:, mine]
     method = tiny(*(word for word in name.split() if "=" in word or word in METHODS)).double()
     if method.channel is not None:
-        method.channel = method.channel._replace(sample=NoiseOfImages(mine))
+        method.channel = method.channel._replace(sample=NoiseByImage(mine))
     step: Any = method
     if parallel:
         step = method if name == APART else synchronize(method)
@@ -73,18 +73,20 @@ def worker(rank: int, ranks: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_make_the_step_of_one(ranks: int, tmp_path: Path) -> None:
-    """Negatives from all, norms over all, gradients averaged by DistributedDataParallel."""
+def test_distributed_step_matches_one_process(ranks: int, tmp_path: Path) -> None:
+    """Negatives and batch norms span all processes; DistributedDataParallel averages gradients."""
     together(worker, (ranks, str(tmp_path)), ranks)
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     for name in (*METHODS, *ADAPTIVE):
         alone = outcome(name, slice(BATCH), parallel=False)
         beta = alone.pop("beta")
-        betas = [found[name].pop("beta") for found in each]  # of the images of each process
+        betas = [found[name].pop("beta") for found in each]  # over the images of each process
         for found in each:
             torch.testing.assert_close(found[name], alone, rtol=1e-10, atol=1e-10)
         if name in ADAPTIVE:
             torch.testing.assert_close(torch.stack(betas).mean(), beta, rtol=1e-10, atol=0)
     apart = each[0][APART]["grads"]["encoder.0.weight"]
     joined = each[0]["byol"]["grads"]["encoder.0.weight"]
-    assert float((apart - joined).norm()) > 0.01 * float(joined.norm()), "the norms matter"
+    assert float((apart - joined).norm()) > 0.01 * float(joined.norm()), (
+        "synchronized norms must make a difference"
+    )

@@ -50,7 +50,7 @@ def changes(recipe: Recipe) -> dict[tuple[str, ...], float | None]:
     return {variant.changes: variant.top1 for variant in recipe.variants}
 
 
-def test_all_promised_recipes_exist() -> None:
+def test_all_documented_recipes_exist() -> None:
     promised = {
         f"{method}/imagenet-{rest}"
         for method, rest in itertools.product(FOUR, ("r50-300", "r50-1000", "r50x2-1000"))
@@ -63,8 +63,8 @@ def test_all_promised_recipes_exist() -> None:
     assert len(NAMES) == len(promised)
 
 
-def test_no_value_has_changed_since_it_was_frozen() -> None:
-    """To change values: `python tests/recipes/test_recipes.py > tests/recipes/recipes.json`."""
+def test_values_match_the_frozen_ones() -> None:
+    """To change values, run `python tests/recipes/test_recipes.py > tests/recipes/recipes.json`."""
     frozen = json.loads(FROZEN.read_text())
     assert list(frozen) == NAMES
     for name in NAMES:
@@ -73,7 +73,7 @@ def test_no_value_has_changed_since_it_was_frozen() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_round_trips_through_json_and_has_its_name_and_method(name: str) -> None:
+def test_recipe_round_trips_through_json(name: str) -> None:
     recipe = recipes.get(name)
     assert from_dict(json.loads(json.dumps(asdict(recipe.config)))) == recipe.config
     assert recipe.name == recipe.config.recipe == name
@@ -83,8 +83,8 @@ def test_a_recipe_round_trips_through_json_and_has_its_name_and_method(name: str
     assert recipe.hardware
 
 
-# Secs. 3.1, A.2 to A.6 of the paper, copied by hand:
-# lr, decay, warm-up, kappa_e, kappa_b, beta, w_byol, alpha_base; - where the method has none.
+# From Secs. 3.1 and A.2 to A.6 of the paper: lr, decay, warm-up, kappa_e, kappa_b, beta, w_byol,
+# alpha_base; - if the method has none.
 PAPER = """
 simclr/imagenet-r50-300     0.3   1e-6    10  -      10  -    -  -
 simclr/imagenet-r50-1000    0.2   1.5e-6  10  -      10  -    -  -
@@ -107,7 +107,7 @@ c-byol/imagenet-r152-1000   0.26  1.5e-6  20  16384  10  1.0  2  0.996
 
 
 @pytest.mark.parametrize("line", PAPER.strip().splitlines(), ids=lambda line: line.split()[0])
-def test_the_values_are_the_papers(line: str) -> None:
+def test_values_match_the_paper(line: str) -> None:
     name, *said = line.split()
     config = recipes.get(name).config
     bottleneck = config.bottleneck
@@ -139,11 +139,11 @@ def test_the_values_are_the_papers(line: str) -> None:
     assert config.target.independent
 
 
-def test_every_recipe_of_the_paper_is_checked_above() -> None:
+def test_all_paper_recipes_are_covered() -> None:
     assert {line.split()[0] for line in PAPER.strip().splitlines()} == set(IMAGENET)
 
 
-# What the official code did with the flags of its scripts; these two differ from the paper.
+# What the official code does with the flags of its scripts; these two differ from the paper.
 @pytest.mark.parametrize(
     ("name", "theirs", "change"),
     [
@@ -154,8 +154,11 @@ def test_every_recipe_of_the_paper_is_checked_above() -> None:
         ("c-byol/imagenet-r101-1000", "cbyol_1000_warm20", ["bottleneck.beta=1.5"]),
     ],
 )
-def test_schedules_are_the_official_ones(name: str, theirs: str, change: list[str]) -> None:
-    """The learning rate and EMA rate at stored steps. float32 there: 1e-5 relative, 1e-7."""
+def test_schedules_match_the_official_code(name: str, theirs: str, change: list[str]) -> None:
+    """Compare learning rate and EMA decay at stored steps.
+
+    The reference is float32: 1e-5 relative, 1e-7.
+    """
     golden = next(c for c in golden_json("schedules")["configs"] if c["name"] == theirs)
     config = override(recipes.get(name).config, *change)
     size = (golden["num_examples"], config.train.epochs, config.train.batch_size)
@@ -173,7 +176,7 @@ def test_schedules_are_the_official_ones(name: str, theirs: str, change: list[st
 
 
 @pytest.mark.slow
-def test_the_networks_exist_and_have_the_papers_sizes() -> None:
+def test_networks_have_the_papers_sizes() -> None:
     dims = {"r50": 2048, "r50x2": 4096, "r101": 2048, "r152": 2048, "r18": 512}
     blocks = {"r50": 16, "r50x2": 16, "r101": 33, "r152": 50, "r18": 8}
     seen = set()
@@ -196,7 +199,7 @@ HEAD = ("hidden_dim", "projection_dim", "head_layers", "head_last_norm")
 
 
 @pytest.mark.shared
-def test_expected_numbers_are_those_of_the_tables() -> None:
+def test_expected_accuracies_match_the_papers_tables() -> None:
     width = {"ResNet-50": "r50", "ResNet-50 2x": "r50x2"}
     checked = 0
     for row in table("linear_eval_r50")["rows"]:
@@ -239,10 +242,10 @@ METRICS = ("top1", "top5", "brier")
         ("c-simclr", "views.crop_scale_min", "area_lower_bound", 1, "8", 100),
     ],
 )
-def test_sweeps_are_those_of_the_tables(
+def test_sweep_variants_match_the_papers_tables(
     name: str, setting: str, source: str, row: int, ours: str, scale: int
 ) -> None:
-    """Each column but the recipe's own is a variant, with the paper's number."""
+    """Each column but the recipe's own is a variant with the paper's number."""
     recipe = recipes.get(f"{name}/imagenet-r50-300")
     columns = values(table(source)["rows"][row])
     assert flat(recipe.config)[setting] == float(ours) / scale
@@ -253,7 +256,7 @@ def test_sweeps_are_those_of_the_tables(
 
 
 @pytest.mark.shared
-def test_other_ablations_are_those_of_the_tables() -> None:
+def test_other_ablations_match_the_papers_tables() -> None:
     csimclr = changes(recipes.get("c-simclr/imagenet-r50-300"))
     for row in table("beta_csimclr")["rows"]:
         beta = row["group"]["beta"]
@@ -295,7 +298,7 @@ def test_every_setting_has_an_origin(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_variant_is_a_config_of_its_own(name: str) -> None:
+def test_every_variant_changes_only_its_named_settings(name: str) -> None:
     recipe = recipes.get(name)
     before = flat(recipe.config)
     for variant in recipe.variants:
@@ -320,11 +323,11 @@ def test_every_variant_is_a_config_of_its_own(name: str) -> None:
         ("c-simclr/imagenet-r50-300", "views.antialias=true"),
     ],
 )
-def test_where_paper_and_code_differ_the_other_is_one_setting_away(name: str, change: str) -> None:
+def test_differences_between_paper_and_code_are_variants(name: str, change: str) -> None:
     assert (change,) in changes(recipes.get(name))
 
 
-def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
+def test_unknown_name_error_suggests_the_nearest() -> None:
     near = re.escape("c-simclr/imagenet-r50-300")
     with pytest.raises(ValueError, match=f"'c-simclr/imagenet-r50-30'.*{near}") as caught:
         recipes.get("c-simclr/imagenet-r50-30")
@@ -333,14 +336,14 @@ def test_an_unknown_name_is_one_line_with_the_nearest() -> None:
         recipes.get("zzz")
 
 
-def test_long_cifar_runs_have_a_decay_between_the_two_published_ones() -> None:
-    """lr times decay at batch 512 of dkobak/simclr-cifar10: 0.06 and 0.12 times 5e-4."""
+def test_long_cifar_decay_lies_between_two_published_values() -> None:
+    """lr times decay at batch 512 in dkobak/simclr-cifar10 is 0.06 and 0.12 times 5e-4."""
     config = recipes.get("simclr/cifar10-r18-1000").config
     product = optim.scaled_lr(config.optim.lr, config.train.batch_size) * config.optim.weight_decay
     assert 0.06 * 5e-4 <= product <= 0.12 * 5e-4
 
 
-def test_only_compressed_methods_have_variants_of_beta() -> None:
+def test_only_compressed_methods_have_beta_variants() -> None:
     for name in NAMES:
         offered = any(".beta=" in change for pair in changes(recipes.get(name)) for change in pair)
         if not name.startswith("c-"):
@@ -349,8 +352,8 @@ def test_only_compressed_methods_have_variants_of_beta() -> None:
             assert offered, name
 
 
-def test_compressed_and_plain_differ_only_in_what_the_plain_one_does_not_read() -> None:
-    """But for C-BYOL's learning rate, which the paper raises: so the two can be compared."""
+def test_compressed_recipes_differ_only_in_the_bottleneck() -> None:
+    """The two can be compared. C-BYOL's learning rate is the exception: the paper raises it."""
     for name in NAMES:
         method, _, rest = name.partition("/")
         if method.startswith("c-") and (plain := f"{method[2:]}/{rest}") in NAMES:
@@ -361,7 +364,7 @@ def test_compressed_and_plain_differ_only_in_what_the_plain_one_does_not_read() 
             assert different <= allowed, name
 
 
-COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, evenly in logarithms
+COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, log-uniform
 
 
 @pytest.mark.slow
@@ -369,9 +372,7 @@ COUNTS = st.floats(0.31, 8.0).map(lambda power: int(10**power))  # 2 to 10^8, ev
 @example(2, 1, 0.0)
 @example(10**8, 300, 24.0)
 @given(COUNTS, st.integers(1, 10_000), st.one_of(st.just(0.0), st.floats(0.1, 2000.0)))
-def test_automatic_settings_are_sensible_for_any_folder(
-    count: int, side: int, memory: float
-) -> None:
+def test_automatic_settings_are_valid_for_any_folder(count: int, side: int, memory: float) -> None:
     recipe = recipes.auto_recipe(count, side, memory=memory)
     config = recipe.config
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
@@ -388,7 +389,7 @@ def test_automatic_settings_are_sensible_for_any_folder(
     assert looks <= max(count, 130_000_000 if memory else 100_000)
     assert epochs <= 1000
     assert config.probe.neighbors <= max(1, count // 10)
-    # Never enlarged by more than half, but for tiny images.
+    # Images are enlarged by at most half, except tiny ones.
     assert config.views.size <= max(32, 1.5 * side)
     assert config.network.variant == "timm"
     assert ("timm cannot load" in recipe.about) == (config.network.stem == "cifar")
@@ -412,8 +413,8 @@ def test_more_memory_never_gives_a_smaller_batch_or_network(
         assert more.train.batch_size >= 128
 
 
-def test_automatic_settings_of_known_data_sets() -> None:
-    """CIFAR-10, ImageNet on an H200; 1,530 photographs on a CPU."""
+def test_automatic_settings_of_known_datasets() -> None:
+    """CIFAR-10 and ImageNet on an H200, and 1,530 photographs on a CPU."""
     runs = [(50_000, 32, 140.0), (1_281_167, 375, 140.0), (1_530, 200, 0.0)]
     found = []
     for count, side, memory in runs:
@@ -427,8 +428,11 @@ def test_automatic_settings_of_known_data_sets() -> None:
     ]
 
 
-def test_batch_size_agrees_with_the_measured_memory_of_resnet50() -> None:
-    """22 GB for 512 views, measured: in 44 GiB of which half is for the network, 256 images."""
+def test_batch_size_matches_measured_memory_of_resnet50() -> None:
+    """Measured: 22 GB for 512 views.
+
+    With 44 GiB, half of it for the network, that is 256 images.
+    """
     config = recipes.auto_recipe(10**6, 300, memory=44.0).config
     assert (config.network.name, config.train.batch_size) == ("resnet50", 256)
 
@@ -437,7 +441,9 @@ def test_batch_size_agrees_with_the_measured_memory_of_resnet50() -> None:
     ("count", "side", "memory", "parts"),
     [(1, 32, 0.0, "count.* 1$"), (9, 0, 0.0, "side.* 0 "), (9, 9, -1.0, r"memory.* -1\.0$")],
 )
-def test_an_impossible_folder_is_refused(count: int, side: int, memory: float, parts: str) -> None:
+def test_invalid_folder_statistics_are_rejected(
+    count: int, side: int, memory: float, parts: str
+) -> None:
     with pytest.raises(ValueError, match=parts):
         recipes.auto_recipe(count, side, memory=memory)
 
@@ -445,8 +451,8 @@ def test_an_impossible_folder_is_refused(count: int, side: int, memory: float, p
 @pytest.mark.parametrize(
     "path", [*SOURCE.glob("*.py"), SOURCE.parent / "config.py"], ids=lambda path: path.stem
 )
-def test_recipes_need_only_the_standard_library(path: Path) -> None:
-    """So that `compressive recipes` starts fast."""
+def test_recipes_import_only_the_standard_library(path: Path) -> None:
+    """This keeps `compressive recipes` fast."""
     roots = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -461,14 +467,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("epochs", "warmup"), [(5, 0.5), (50, 5.0), (100, 10.0), (400, 10.0)])
-def test_automatic_warm_up_is_a_tenth_of_the_run_and_at_most_ten_epochs(
+def test_automatic_warmup_is_a_tenth_of_the_run_up_to_ten_epochs(
     epochs: int, warmup: float
 ) -> None:
     assert auto_recipe(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
 
 
-def test_median_side_is_that_of_the_shorter_sides(tmp_path: Path) -> None:
-    """40, 50 and 60 of images that are 90 long, lying and upright."""
+def test_median_side_uses_the_shorter_sides(tmp_path: Path) -> None:
+    """Shorter sides are 40, 50 and 60; longer sides are 90, in landscape and portrait."""
     for i, (height, width) in enumerate(((40, 90), (90, 50), (60, 90))):
         noise(height, width).save(tmp_path / f"{i}.png")
     assert median_side(open_source(str(tmp_path))) == 50

@@ -1,8 +1,9 @@
-"""A checkpoint comes back bit by bit, or is refused in words; the path never holds half of one."""
+"""Checkpoints are restored bitwise or rejected; a path never holds a partial file."""
 
 import json
 import logging
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from compressive.rundir import checkpoint, files
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in type, order and every bit of a tensor; -0.0 is not 0.0, a NaN is any other NaN."""
+    """Compare type, order and every bit of a tensor; -0.0 is not 0.0, and NaN equals NaN."""
     if isinstance(a, Tensor):
         raw = [x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
@@ -42,7 +43,7 @@ def round_trip(path: Path, state: dict[str, Any]) -> dict[str, Any]:
     return checkpoint.load(path, "cpu")
 
 
-# --- what comes back ---------------------------------------------------------------------------
+# --- round trips -----------------------------------------------------------------------------
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -65,11 +66,11 @@ STATES = st.dictionaries(
 @pytest.mark.slow
 @given(STATES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
-def test_any_state_comes_back_equal(tmp_path: Path, state: dict[str, Any]) -> None:
+def test_any_state_round_trips(tmp_path: Path, state: dict[str, Any]) -> None:
     assert same(round_trip(tmp_path / "a.safetensors", state), state)
 
 
-def test_the_comparison_above_can_fail() -> None:
+def test_comparison_detects_differences() -> None:
     assert not same({"a": -0.0}, {"a": 0.0})
     assert not same({"a": torch.zeros(2)}, {"a": -torch.zeros(2)})
     assert not same({"a": [1]}, {"a": (1,)})
@@ -79,16 +80,16 @@ def test_the_comparison_above_can_fail() -> None:
 
 @pytest.mark.parametrize("dtype", checkpoint.DTYPES, ids=str)
 def test_every_bit_pattern_of_every_dtype_survives(dtype: torch.dtype, tmp_path: Path) -> None:
-    """NaN payloads too: random bytes, seen as numbers."""
+    """Random bytes viewed as numbers include NaN payloads."""
     data = torch.randint(256 if dtype != torch.bool else 2, (64, 8), dtype=torch.uint8)
     state = {"x": data.view(dtype), "scalar": data.view(dtype)[0, 0]}
     path = tmp_path / "a.safetensors"
     assert same(round_trip(path, state), state)
     theirs = load_file(path)  # sorted by name
-    assert same({name: theirs[name] for name in state}, state), "safetensors' own reader agrees"
+    assert same({name: theirs[name] for name in state}, state), "safetensors' reader differs"
 
 
-def test_views_and_other_memory_formats_keep_their_values(tmp_path: Path) -> None:
+def test_views_and_memory_formats_round_trip(tmp_path: Path) -> None:
     block = torch.randn(4, 3, 8, 8)
     state = {
         "whole": block,
@@ -103,25 +104,25 @@ def test_views_and_other_memory_formats_keep_their_values(tmp_path: Path) -> Non
     assert same(loaded, state)
     for tensor in loaded.values():
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
-        assert tensor.data_ptr() % 64 == 0, "not where it lay in the file"
+        assert tensor.data_ptr() % 64 == 0, "still at its offset in the file"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
-def test_what_was_loaded_does_not_live_in_the_file(tmp_path: Path) -> None:
-    """safetensors maps the file: its disk space would stay taken after the file is deleted."""
+def test_loaded_tensors_are_not_memory_mapped(tmp_path: Path) -> None:
+    """safetensors maps the file, so deleting it would not free its disk space."""
     path = tmp_path / "mapped.safetensors"
     state = round_trip(path, {"w": torch.randn(1000)})
     assert str(path) not in Path("/proc/self/maps").read_text()
     assert state["w"].std() > 0
 
 
-def test_names_that_clash_are_kept_apart(tmp_path: Path) -> None:
+def test_clashing_names_are_kept_apart(tmp_path: Path) -> None:
     one, two, three = torch.randn(3, 2)
     state = {"a": {"b": one}, "a.b": two, "x": {1: one, "1": three}, "__metadata__": two}
     assert same(round_trip(tmp_path / "a.safetensors", state), state)
 
 
-def test_random_states_come_back(tmp_path: Path) -> None:
+def test_rng_states_round_trip(tmp_path: Path) -> None:
     state = {"python": random.getstate(), "torch": torch.get_rng_state()}
     expected = random.random(), torch.rand(3)
     loaded = round_trip(tmp_path / "a.safetensors", state)
@@ -153,7 +154,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> N
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_from_a_file_bit_by_bit(name: str, tmp_path: Path) -> None:
+def test_training_resumes_bitwise(name: str, tmp_path: Path) -> None:
     model, optimizer = training(name)
     steps(model, optimizer, range(3))
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -172,13 +173,13 @@ def test_training_goes_on_from_a_file_bit_by_bit(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.zeros(2), r"state\.a\.1 must be a tensor.* got ndarray"),
-        ({1.5: 0}, r"state\.a\.1 must have strings or whole numbers as keys, got 1\.5"),
-        (torch.zeros(2, dtype=torch.complex64), r"state\.a\.1 must be dense and real"),
-        (torch.zeros(2, 2).to_sparse(), r"state\.a\.1 must be dense and real"),
+        (np.zeros(2), r"state\.a\.1 .*ndarray"),
+        ({1.5: 0}, r"state\.a\.1 .*keys.* 1\.5"),
+        (torch.zeros(2, dtype=torch.complex64), r"state\.a\.1 .*dense and real"),
+        (torch.zeros(2, 2).to_sparse(), r"state\.a\.1 .*dense and real"),
     ],
 )
-def test_what_cannot_be_saved_is_named_and_leaves_the_old_file(
+def test_unsupported_value_is_named_and_keeps_the_old_file(
     value: Any, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.safetensors"
@@ -189,35 +190,35 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_old_file(
 
 
 @pytest.mark.slow
-def test_a_header_that_no_reader_takes_is_never_written(tmp_path: Path) -> None:
+def test_oversized_header_is_never_written(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     with pytest.raises(ValueError, match=r"header of 100 MB"):
         checkpoint.save(path, {"a": "x" * 100_000_000})
     assert not path.exists()
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- rejected files --------------------------------------------------------------------------
 
 
-def one_line(error: BaseException, path: Path) -> bool:
+def names_path_in_one_line(error: BaseException, path: Path) -> bool:
     return str(path) in str(error) and "\n" not in str(error)
 
 
-def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
+def test_truncated_file_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {"w": torch.randn(50), "n": 3})
     whole = path.read_bytes()
     for length in [*range(0, len(whole), 7), len(whole) - 1]:
         path.write_bytes(whole[:length])
-        with pytest.raises(checkpoint.Damaged, match="delete it and resume") as caught:
+        with pytest.raises(checkpoint.Damaged, match="delete it") as caught:
             checkpoint.load(path)
-        assert one_line(caught.value, path)
+        assert names_path_in_one_line(caught.value, path)
     path.write_bytes(whole + b"x")
     with pytest.raises(checkpoint.Damaged):
         checkpoint.load(path)
 
 
-def test_a_changed_bit_anywhere_in_what_was_saved_is_seen(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {"w": torch.randn(50), "n": 3, "step": 1234})
     whole = path.read_bytes()
@@ -233,60 +234,56 @@ def test_a_changed_bit_anywhere_in_what_was_saved_is_seen(tmp_path: Path) -> Non
         checkpoint.load(path)
 
 
-def rewritten(path: Path, **changes: str | None) -> None:
-    """The same file with another header."""
+def rewrite_header(path: Path, **changes: str | None) -> None:
+    """Rewrite the file with changed header fields."""
     with safe_open(path, "pt") as file:
         header = {k: v for k, v in {**file.metadata(), **changes}.items() if v is not None}
     save_file(load_file(path), path, header)
 
 
 @pytest.mark.parametrize("version", ["3", None])
-def test_foreign_newer_and_older_files_are_not_called_damaged(
-    version: str | None, tmp_path: Path
-) -> None:
+def test_other_formats_are_not_reported_as_damaged(version: str | None, tmp_path: Path) -> None:
     """Format 1, of compressive 0.1, had no key of this name."""
     path = tmp_path / "step_00000001.safetensors"
     checkpoint.save(path, {"w": torch.randn(5)})
-    rewritten(path, format_version=version)
+    rewrite_header(path, format_version=version)
     with pytest.raises(ValueError, match=rf"format {version or 1}\b.*format 2\b") as newer:
         checkpoint.load(path)
     with pytest.raises(ValueError, match=rf"format {version or 1}\b"):
-        checkpoint.latest(tmp_path)  # falling back here would throw progress away
+        checkpoint.latest(tmp_path)  # falling back here would lose progress
     config = {"about": {"versions": {"compressive": "0.7"}}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"compressive 0\.7 "):
         checkpoint.load(path)
     save_file({"w": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="no checkpoint of a run") as foreign:
+    with pytest.raises(ValueError, match="no checkpoint") as foreign:
         checkpoint.load(path)
     for caught in (newer, foreign):
         assert not isinstance(caught.value, checkpoint.Damaged)
-        assert one_line(caught.value, path)
+        assert names_path_in_one_line(caught.value, path)
     torch.save({"w": torch.zeros(2)}, path)
-    with pytest.raises(checkpoint.Damaged, match="damaged or no checkpoint"):
+    with pytest.raises(checkpoint.Damaged, match="damaged"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize(
     "header", [{"state": None}, {"state": '{"tensor": "gone"}'}, {"state": "["}]
 )
-def test_a_forged_header_is_refused_in_words(header: dict[str, str | None], tmp_path: Path) -> None:
-    """Even with a checksum that fits."""
+def test_invalid_header_is_damaged(header: dict[str, str | None], tmp_path: Path) -> None:
+    """The checksum is valid."""
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {})
     crc = checkpoint._checksum(header["state"] or "", {})
-    rewritten(path, **header, crc32=crc)
+    rewrite_header(path, **header, crc32=crc)
     with pytest.raises(checkpoint.Damaged, match="header"):
         checkpoint.load(path)
 
 
-def test_a_missing_file_is_named_with_what_there_is(tmp_path: Path) -> None:
+def test_missing_checkpoint_error_lists_existing_ones(tmp_path: Path) -> None:
     checkpoint.save_step(tmp_path, 7, {})
-    with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint .*8.*; the folder has step_00000007"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"step_00000008.*step_00000007"):
         checkpoint.load(tmp_path / "step_00000008.safetensors")
-    with pytest.raises(FileNotFoundError, match="the folder has none"):
+    with pytest.raises(FileNotFoundError, match=r"a\.safetensors.* none"):
         checkpoint.load(tmp_path / "nowhere" / "a.safetensors")
 
 
@@ -297,12 +294,12 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_last_two_are_kept_and_later_ones_given_up(tmp_path: Path) -> None:
+def test_last_two_are_kept_and_later_steps_removed(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     assert checkpoint.latest(folder) is None
     (tmp_path / "checkpoints").mkdir()
     (folder / "notes.txt").write_text("mine")
-    for step in (90, 100, 99_999_999, 100_000_000):  # the last has a digit more
+    for step in (90, 100, 99_999_999, 100_000_000):  # the last has one more digit
         path = checkpoint.save_step(folder, step, {"step": step})
         assert checkpoint.latest(folder) == (path, {"step": step})
         assert checkpoint.step_of(path) == step
@@ -311,11 +308,11 @@ def test_the_last_two_are_kept_and_later_ones_given_up(tmp_path: Path) -> None:
         "step_100000000.safetensors",
         "step_99999999.safetensors",
     ]
-    went_back = checkpoint.save_step(folder, 95, {"step": 95})
-    assert checkpoint.steps(folder) == [went_back]
+    rewound = checkpoint.save_step(folder, 95, {"step": 95})
+    assert checkpoint.steps(folder) == [rewound]
 
 
-def test_damaged_checkpoints_are_skipped_and_named(
+def test_damaged_checkpoints_are_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = checkpoint.save_step(tmp_path, 1, {"w": torch.randn(9)})
@@ -325,26 +322,24 @@ def test_damaged_checkpoints_are_skipped_and_named(
         found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found[0] == first
-    assert [record.getMessage() for record in caplog.records] == [
-        f"skipped: {second} is damaged or no checkpoint (deserializing header: incomplete "
-        "metadata, file not fully covered); delete it and resume from the one before"
-    ]
+    (record,) = caplog.records
+    assert re.search(f"^skipped: {second} .*damaged.*header.*delete it", record.getMessage())
     first.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"all 2 checkpoints in .* are damaged"):
+    with pytest.raises(ValueError, match=r"2 checkpoints .*damaged"):
         checkpoint.latest(tmp_path)
 
 
-def test_what_an_interrupted_save_left_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_save_are_removed(tmp_path: Path) -> None:
     for left in (".step_00000003.safetensors.123.partial", ".config.json.7.partial"):
         (tmp_path / left).write_bytes(b"half")
     checkpoint.save_step(tmp_path, 4, {})
     assert names(tmp_path) == [".config.json.7.partial", "step_00000004.safetensors"]
-    (tmp_path / ".other.json.8.partial").touch()  # somebody is writing it now
+    (tmp_path / ".other.json.8.partial").touch()  # another process may be writing it
     files.write_text(tmp_path / "config.json", "{}")
     assert names(tmp_path) == [".other.json.8.partial", "config.json", "step_00000004.safetensors"]
 
 
-def test_text_is_written_whole_with_the_rights_of_any_new_file(tmp_path: Path) -> None:
+def test_text_files_have_default_permissions(tmp_path: Path) -> None:
     path = tmp_path / "new" / "config.json"
     files.write_text(path, json.dumps({"name": "Größe"}, ensure_ascii=False))
     assert json.loads(path.read_text(encoding="utf-8")) == {"name": "Größe"}
@@ -352,7 +347,7 @@ def test_text_is_written_whole_with_the_rights_of_any_new_file(tmp_path: Path) -
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-# --- when the machine fails --------------------------------------------------------------------
+# --- failures of the machine -----------------------------------------------------------------
 
 FULL_DISK = """
 import resource, sys
@@ -370,17 +365,14 @@ except OSError as error:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_clear_line_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
-    """The limit on the size of a file stands for the disk: the same write fails in the same way."""
+def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
+    """A limit on the file size stands for a full disk: the same write fails in the same way."""
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     errno, line = run.stdout.rstrip("\n").split(" ", 1)
     assert errno == "27"
     path = tmp_path / "step_00000002.safetensors"
-    assert line == (
-        f"[Errno 27] could not write {path} (0.0 MB): File too large; make room and run the same "
-        "command again, what was there before is whole"
-    )
+    assert re.search(rf"^\[Errno 27\] .*{path} \(0\.0 MB\): File too large; ", line)
     assert names(tmp_path) == ["step_00000001.safetensors"]
     assert same(checkpoint.load(tmp_path / names(tmp_path)[0]), {"w": torch.arange(9.0)})
 
@@ -414,11 +406,11 @@ print(n, left)
 
 
 @pytest.mark.slow
-def test_a_killed_save_leaves_a_whole_file(tmp_path: Path) -> None:
-    """kill -9, 25 times, at random moments of an endless row of saves."""
+def test_killed_save_leaves_a_complete_file(tmp_path: Path) -> None:
+    """Send SIGKILL 25 times at random moments of a loop of saves."""
     command = [sys.executable, "-c", KILLS, str(tmp_path / "a.safetensors")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     saved, left = map(int, run.stdout.split())
     assert saved > 0
-    assert left > 0, "no kill hit a save: the test shows nothing"
+    assert left > 0, "no kill hit a save, so nothing was tested"

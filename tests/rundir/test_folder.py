@@ -1,4 +1,4 @@
-"""The folder of a run: what it remembers, and what is refused in one line."""
+"""A run folder records its settings, and conflicting settings are rejected with one line."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def refusal(folder: Path, config: Config, *, resume: bool = True) -> str:
     return str(caught.value)
 
 
-def test_config_json_has_every_setting_and_where_it_was_made(tmp_path: Path) -> None:
+def test_config_json_has_all_settings_and_the_environment(tmp_path: Path) -> None:
     config = tiny("method=c-byol", "bottleneck.target_residual=2", "seed=7")
     found = json.loads((written(tmp_path / "a" / "b", config) / "config.json").read_text())
     about = found.pop("about")
@@ -46,7 +46,7 @@ def test_config_json_has_every_setting_and_where_it_was_made(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_images_are_found_again_from_elsewhere(
+def test_data_source_is_stored_as_an_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "photos").mkdir()
@@ -56,13 +56,13 @@ def test_images_are_found_again_from_elsewhere(
     assert found == str(tmp_path / "photos")
     assert open_folder(tmp_path / "a", config, resume=True)
     (tmp_path / "others").mkdir()
-    told = refusal(tmp_path / "a", tiny("data.source=others", "train.epochs=9"))
-    assert f"holds a run with data.source = {found}, not {tmp_path / 'others'}, train.epo" in told
+    message = refusal(tmp_path / "a", tiny("data.source=others", "train.epochs=9"))
+    assert re.search(rf"data\.source.* {found}.* {tmp_path / 'others'}.*train\.epochs", message)
     nowhere = read_config(written(tmp_path / "b", tiny("data.source=torchvision:CIFAR10")))
     assert nowhere.data.source == "torchvision:CIFAR10"
 
 
-def test_the_commit_is_that_of_our_source_tree(tmp_path: Path) -> None:
+def test_recorded_commit_is_the_source_trees(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         pytest.skip("not a checkout")
@@ -73,7 +73,7 @@ def test_the_commit_is_that_of_our_source_tree(tmp_path: Path) -> None:
     assert about["commit"]
 
 
-def test_a_new_or_empty_folder_is_begun_and_a_run_goes_on(tmp_path: Path) -> None:
+def test_empty_folder_starts_and_existing_run_resumes(tmp_path: Path) -> None:
     config = tiny()
     (tmp_path / "empty").mkdir()
     assert not open_folder(tmp_path / "new", config, resume=True)
@@ -82,13 +82,10 @@ def test_a_new_or_empty_folder_is_begun_and_a_run_goes_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
+def test_changed_setting_is_rejected_by_name(tmp_path: Path) -> None:
     written(tmp_path, tiny())
     message = refusal(tmp_path, tiny("optim.lr=0.7"))
-    assert message == (
-        f"{tmp_path} holds a run with optim.lr = 0.2, not 0.7; give the same settings to go on "
-        "with it, choose another --out, or delete it"
-    )
+    assert re.search(rf"^{tmp_path} .*optim\.lr.* 0\.2.* 0\.7;.*--out", message)
     many = refusal(
         tmp_path,
         tiny(
@@ -99,16 +96,15 @@ def test_another_setting_is_refused_by_name(tmp_path: Path) -> None:
             "network.projection_dim=4",
         ),
     )
-    assert "seed = 0, not 1" in many
-    assert " and 2 more; " in many
+    assert re.search(r"\bseed\b.* 0.* 1.* 2 more; ", many)
     three = refusal(tmp_path, tiny("seed=1", "optim.lr=0.7", "train.batch_size=4"))
-    assert "seed = 0, not 1" in three
+    assert re.search(r"\bseed\b.* 0.* 1\b", three)
     assert "more" not in three
 
 
 @pytest.mark.slow
-def test_settings_that_change_nothing_learned_may_change(tmp_path: Path) -> None:
-    """Each of them, and none of the others."""
+def test_settings_without_effect_on_weights_may_change(tmp_path: Path) -> None:
+    """Cover all of them, and a few that may not change."""
     config = tiny()
     written(tmp_path, config)
     other = {
@@ -140,36 +136,33 @@ def test_settings_that_change_nothing_learned_may_change(tmp_path: Path) -> None
         assert name.split("=")[0] in refusal(tmp_path, override(config, name))
 
 
-def test_no_resume_refuses_what_is_there(tmp_path: Path) -> None:
+def test_no_resume_rejects_an_existing_run(tmp_path: Path) -> None:
     written(tmp_path, tiny())
     message = refusal(tmp_path, tiny(), resume=False)
-    assert message == f"{tmp_path} already holds a run; choose another --out, or delete it"
+    assert re.search(f"^{tmp_path} .*holds a run.*--out", message)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("important")
     message = refusal(tmp_path, tiny())
-    assert message == f"{tmp_path} is not empty and holds no run; choose another --out"
+    assert re.search(f"^{tmp_path} .*not empty.*--out", message)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is no folder of a run: it has no config\.json$"):
+def test_unreadable_config_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} .*config\.json$"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"seed": ')
     assert "config.json is damaged: " in refusal(tmp_path, tiny())
     (tmp_path / "config.json").write_bytes(b'{"seed": "\xff"}')
     assert "config.json is damaged: " in refusal(tmp_path, tiny())
     (tmp_path / "config.json").write_text(config_text({"sead": 1}))
-    told = refusal(tmp_path, tiny())
-    assert told.startswith(f"{tmp_path / 'config.json'}: no setting 'sead'")
-    assert "did you mean seed?" in told
+    message = refusal(tmp_path, tiny())
+    assert re.search(f"^{tmp_path / 'config.json'}: .*'sead'.*seed\\?", message)
 
 
 @pytest.mark.parametrize("version", [None, 1, 3])
-def test_a_run_of_another_format_is_refused_with_the_version_that_wrote_it(
-    version: int | None, tmp_path: Path
-) -> None:
+def test_other_format_error_names_the_writing_version(version: int | None, tmp_path: Path) -> None:
     path = written(tmp_path, tiny()) / "config.json"
     config = json.loads(path.read_text())
     about = {"versions": {"compressive": "0.1.5"}}
@@ -179,7 +172,7 @@ def test_a_run_of_another_format_is_refused_with_the_version_that_wrote_it(
         assert words in message
 
 
-def test_what_a_kill_left_of_the_first_write_is_no_foreign_folder(tmp_path: Path) -> None:
+def test_partial_first_write_does_not_block_a_new_run(tmp_path: Path) -> None:
     (tmp_path / ".config.json.123.partial").write_text("{")
     assert open_folder(tmp_path, tiny(), resume=True) is False
 
@@ -192,7 +185,7 @@ def test_what_a_kill_left_of_the_first_write_is_no_foreign_folder(tmp_path: Path
         ("train.py", "train.py"),
     ],
 )
-def test_a_command_can_be_given_again(
+def test_recorded_command_can_be_rerun(
     called: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [called, "evaluate", "my run"])

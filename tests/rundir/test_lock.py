@@ -1,4 +1,4 @@
-"""One process writes to a folder; a second is refused, and nothing is mixed."""
+"""Only one process may write to a run folder; a second one is rejected and changes nothing."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from compressive.train import images
 from compressive.train.loop import pretrain
 
 
-def test_a_folder_is_one_processs_until_it_ends_even_by_force(tmp_path: Path) -> None:
+def test_lock_is_held_until_the_process_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "a"
     code = "import sys, time, pathlib; from compressive.rundir.lock import acquire_lock\n"
     code += "acquire_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
@@ -27,7 +27,7 @@ def test_a_folder_is_one_processs_until_it_ends_even_by_force(tmp_path: Path) ->
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
-            with pytest.raises(ValueError, match=f"another process is writing to {out}"):
+            with pytest.raises(ValueError, match=f"another process .*{out}"):
                 acquire_lock(out)
         finally:
             other.kill()
@@ -36,26 +36,26 @@ def test_a_folder_is_one_processs_until_it_ends_even_by_force(tmp_path: Path) ->
     assert list(out.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+def test_unwritable_path_is_rejected_and_nothing_is_created(tmp_path: Path) -> None:
     ensure_writable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match="file is a file, not a folder; choose another --out"):
+    with pytest.raises(ValueError, match=r"/file .*--out"):
         ensure_writable(tmp_path / "file" / "a")
-    with pytest.raises(ValueError, match=r"/proc cannot be written to \(.+\); choose another --to"):
+    with pytest.raises(ValueError, match=r"/proc .*\(.+\).*--to"):
         ensure_writable(Path("/proc/none/a"), "--to")
-    with pytest.raises(ValueError, match="/proc cannot be written to"):
+    with pytest.raises(ValueError, match=r"/proc .*--out"):
         pretrain(tiny("train.steps=2"), "/proc/none/a", display=silent())
 
 
 @pytest.mark.slow
-def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None:
+def test_locked_run_is_not_modified(tmp_path: Path) -> None:
     out = tmp_path / "a"
     pretrain(tiny("train.steps=2"), out, display=silent())
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    held = acquire_lock(out)  # another description of the folder, as another process would have
+    held = acquire_lock(out)  # a second open file description, as another process would have
     try:
-        with pytest.raises(ValueError, match="another process is writing to"):
+        with pytest.raises(ValueError, match="another process"):
             pretrain(tiny("train.steps=2"), out, display=silent())
     finally:
         os.close(held)
@@ -64,7 +64,7 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
+def test_run_created_while_images_load_is_not_modified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "a"
@@ -76,15 +76,13 @@ def test_a_run_that_began_and_ended_while_images_were_read_is_left_alone(
         return read(config, *given)
 
     monkeypatch.setattr(images, "load_source", slowly)
-    with pytest.raises(ValueError, match="holds a run with seed = 1, not 2"):
+    with pytest.raises(ValueError, match=r"\bseed\b.* 1.* 2"):
         pretrain(tiny("train.steps=2", "seed=2"), out, display=silent())
     assert read_config(out).seed == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_begin_lets_go_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_releases_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -92,5 +90,5 @@ def test_a_run_that_cannot_begin_lets_go_of_its_folder(
         patch.setattr(folder, "write_config", full)
         with pytest.raises(OSError, match="No space left") as caught:
             pretrain(tiny(), tmp_path / "a", display=silent())
-    assert caught.traceback  # whose frames keep the run alive, so that nothing closes it by chance
+    assert caught.traceback  # its frames keep the run alive, so garbage collection cannot close it
     assert pretrain(tiny(), tmp_path / "a", display=silent()).step == 2

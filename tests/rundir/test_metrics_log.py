@@ -1,4 +1,4 @@
-"""The diary of a run has no line twice, and tensorboard shows what the network sees."""
+"""metrics.jsonl has each step once, and TensorBoard shows the views and direction statistics."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from compressive.augment.ops import colors, normalize
 from compressive.rundir.metrics_log import MetricsLogger, read_metrics
 from compressive.train.loop import pretrain
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside tensorboard
 VIEWS = "views of the same images, in pairs"
 
 
@@ -31,7 +31,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_line_is_json_and_there_at_once(tmp_path: Path) -> None:
+def test_lines_are_valid_json_and_flushed(tmp_path: Path) -> None:
     journal = MetricsLogger(tmp_path / "run")
     values = {"loss": 0.1, "rate": math.nan, "knn": None, "top": math.inf, "text": 'ok: "ü"'}
     journal.write(7, values)
@@ -40,7 +40,7 @@ def test_every_line_is_json_and_there_at_once(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_resumed_journal_has_every_step_once(tmp_path: Path) -> None:
+def test_resumed_log_has_every_step_once(tmp_path: Path) -> None:
     journal = MetricsLogger(tmp_path)
     for step in range(0, 100, 10):
         journal.write(step, {"loss": step / 7})
@@ -81,7 +81,7 @@ def events(folder: Path) -> Any:
     return found
 
 
-def test_views_and_the_lie_of_directions_are_drawn(tmp_path: Path) -> None:
+def test_tensorboard_shows_views_and_direction_histograms(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     x, y = torch.rand(2, 3, 3, 8, 8, generator=random)
     r = torch.randn(40, 16, generator=random)
@@ -93,9 +93,9 @@ def test_views_and_the_lie_of_directions_are_drawn(tmp_path: Path) -> None:
     assert image.step == 5
     picture = np.asarray(Image.open(io.BytesIO(image.encoded_image_string)))
     tiles = np.split(picture, 6, axis=1)
-    for place, view in enumerate((x[0], y[0], x[1], y[1], x[2], y[2])):  # each beside its other
+    for place, view in enumerate((x[0], y[0], x[1], y[1], x[2], y[2])):  # views in pairs
         expected = view.permute(1, 2, 0).numpy() * 255
-        # Tensorboard truncates to bytes.
+        # TensorBoard truncates to bytes.
         np.testing.assert_allclose(tiles[place], expected, rtol=0, atol=1)
     units = (r / r.norm(dim=1, keepdim=True)).double().numpy()
     cosines = [units[i] @ units[j] for i in range(40) for j in range(i)]
@@ -111,7 +111,7 @@ def test_views_and_the_lie_of_directions_are_drawn(tmp_path: Path) -> None:
         assert found.sum == pytest.approx(sum(values), abs=1e-4)
 
 
-def test_large_views_are_shrunk_and_without_tensorboard_nothing_is_drawn(tmp_path: Path) -> None:
+def test_large_views_are_downscaled_and_tensorboard_is_optional(tmp_path: Path) -> None:
     x = torch.rand(1, 3, 200, 200)
     for tensorboard in (False, True):
         journal = MetricsLogger(tmp_path, tensorboard=tensorboard)
@@ -122,13 +122,13 @@ def test_large_views_are_shrunk_and_without_tensorboard_nothing_is_drawn(tmp_pat
     assert Image.open(io.BytesIO(image.encoded_image_string)).size == (192, 96)
 
 
-def test_colors_are_what_normalization_began_with() -> None:
+def test_colors_inverts_normalize() -> None:
     images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(colors(normalize(images)), images, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_run_draws_the_same_images_from_its_first_look_to_its_end(tmp_path: Path) -> None:
+def test_run_draws_images_from_first_log_point_to_end(tmp_path: Path) -> None:
     config = tiny("train.tensorboard=true", "train.log_every=2", "train.steps=6")
     pretrain(config, tmp_path, display=silent())
     shown = events(tmp_path)

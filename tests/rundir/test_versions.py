@@ -1,4 +1,4 @@
-"""Files of other format versions are rejected with one line that names who wrote them."""
+"""Files of other format versions are rejected with one line that names the writing version."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,7 @@ SETTINGS = {"method": "byol", "train": {"batch_size": 8}}
 
 
 @pytest.mark.parametrize("command", ["watch", "report", "compare"])
-def test_commands_end_with_code_2_for_a_run_of_an_older_version(
-    command: str, tmp_path: Path
-) -> None:
+def test_commands_reject_a_run_of_an_older_format(command: str, tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     for run in runs:
         (run / "evaluation").mkdir(parents=True)
@@ -35,12 +33,10 @@ def test_commands_end_with_code_2_for_a_run_of_an_older_version(
 
 
 @pytest.mark.parametrize("kind", FORMAT_VERSIONS)
-def test_the_format_number_is_named_if_no_package_version_is_known(
-    kind: str, tmp_path: Path
-) -> None:
+def test_format_error_names_both_format_numbers(kind: str, tmp_path: Path) -> None:
     present = FORMAT_VERSIONS[kind]
     check_format(tmp_path / "file", kind, present)
-    check_format(tmp_path / "file", kind, str(present))  # metadata of safetensors are text
+    check_format(tmp_path / "file", kind, str(present))  # safetensors metadata is text
     for found, number in ((None, 1), (1, 1), (present + 1, present + 1), ("x", "x")):
         with pytest.raises(UnsupportedFormat, match=rf"file.*format {number}\b.*format {present}"):
             check_format(tmp_path / "file", kind, found)

@@ -1,7 +1,8 @@
-"""Readings are the means of what was read, and the ill are found."""
+"""Metrics are correct means, and divergence and collapse are detected."""
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +28,11 @@ from compressive.train.health import (
     embedding_stats,
 )
 
-# --- pulse -------------------------------------------------------------------------------------
+# --- embedding statistics --------------------------------------------------------------------
 
 
-def naive_pulse(r: Tensor) -> list[float]:
-    """By the words of the definitions, pair by pair and eigenvalue by eigenvalue, in float64."""
+def naive_stats(r: Tensor) -> list[float]:
+    """Compute the definitions pair by pair and eigenvalue by eigenvalue, in float64."""
     rows = [row / np.linalg.norm(row) for row in r.double().numpy()]
     n, dim = len(rows), len(rows[0])
     deviations = np.std(np.array(rows), axis=0, ddof=1)
@@ -45,16 +46,16 @@ def naive_pulse(r: Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (8, 40), (2, 2), (17, 17)])
-def test_pulse_is_what_its_names_say(shape: tuple[int, int]) -> None:
-    """float32 sums of up to 40 values against float64: 1e-5."""
+def test_embedding_stats_match_their_definitions(shape: tuple[int, int]) -> None:
+    """Tolerance 1e-5: float32 sums of up to 40 values against float64."""
     r = 3 * torch.randn(shape) + torch.linspace(0, 4, shape[1])
     torch.testing.assert_close(
-        torch.stack(embedding_stats(r)), torch.tensor(naive_pulse(r)), rtol=1e-5, atol=1e-5
+        torch.stack(embedding_stats(r)), torch.tensor(naive_stats(r)), rtol=1e-5, atol=1e-5
     )
 
 
-def test_pulse_knows_the_uniform_and_the_collapsed() -> None:
-    """Of n uniform directions in dim dimensions the participation is about n dim / (n + dim)."""
+def test_embedding_stats_of_uniform_and_collapsed_directions() -> None:
+    """n uniform directions in dim dimensions have a ratio of about n dim / (n + dim)."""
     uniform = embedding_stats(unit_vectors(4096, 32, dtype=torch.float32))
     assert float(uniform.embedding_std) == pytest.approx(1, abs=0.01)
     assert float(uniform.cosine) == pytest.approx(0, abs=0.001)
@@ -70,9 +71,9 @@ def test_pulse_knows_the_uniform_and_the_collapsed() -> None:
     assert float(line.participation_ratio) == pytest.approx(1, abs=1e-4)
 
 
-def test_pulse_widens_half_precision_and_keeps_autocast_out() -> None:
+def test_embedding_stats_use_float32_under_autocast() -> None:
     r = torch.randn(64, 16).bfloat16()
-    expected = torch.tensor(naive_pulse(r.float()))
+    expected = torch.tensor(naive_stats(r.float()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = torch.stack(embedding_stats(r))
     assert found.dtype == torch.float32
@@ -80,16 +81,19 @@ def test_pulse_widens_half_precision_and_keeps_autocast_out() -> None:
     assert not found.requires_grad
 
 
-def test_participation_is_below_the_effective_rank() -> None:
-    """Rényi entropies fall with their order: 2 of the variances here, 1 of their roots there."""
+def test_participation_ratio_is_below_the_effective_rank() -> None:
+    """Rényi entropies fall with their order: 2 on variances here, 1 on their square roots there."""
     r = torch.randn(64, 16) * torch.logspace(0, -2, 16)
     rank = metrics.effective_rank(torch.nn.functional.normalize(r, dim=1), center=True)
     assert 1 < embedding_stats(r).participation_ratio < rank
 
 
-def test_random_weights_are_no_collapse_in_training_mode() -> None:
-    """The numbers in the docstring of Pulse; batch-norms part the directions from the start."""
-    from compressive import networks  # not at the top: every started process would import timm
+def test_untrained_network_is_not_a_collapse() -> None:
+    """Check the numbers in the docstring of EmbeddingStats.
+
+    Batch norm separates directions from the start.
+    """
+    from compressive import networks  # not at the top: every subprocess would import timm
 
     torch.manual_seed(1)
     network = nn.Sequential(networks.backbone("resnet18"), networks.mlp(512, 512, 256))
@@ -100,14 +104,14 @@ def test_random_weights_are_no_collapse_in_training_mode() -> None:
     assert found.participation_ratio > 5
 
 
-# --- readings ----------------------------------------------------------------------------------
+# --- metrics ---------------------------------------------------------------------------------
 
 
 def numbers(*values: float) -> Iterator[Tensor]:
     return map(torch.tensor, values)
 
 
-def test_a_reading_is_the_mean_over_the_calls_that_brought_a_name() -> None:
+def test_reading_averages_each_name_over_its_own_calls() -> None:
     readings = AsyncMetrics()
     assert readings.poll(wait=True) is None
     for loss, rate in [(1.0, 5.0), (2.0, 7.0), (6.0, 0.0)]:
@@ -125,7 +129,7 @@ def test_a_reading_is_the_mean_over_the_calls_that_brought_a_name() -> None:
     assert readings.poll() is None
 
 
-def test_readings_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_partial_means_survive_a_checkpoint(tmp_path: Path) -> None:
     once, before, after = AsyncMetrics(), AsyncMetrics(), AsyncMetrics()
     values = torch.rand(6)
     for i, value in enumerate(values):
@@ -158,7 +162,7 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_all_processes_read_the_same_and_one_writes(tmp_path: Path) -> None:
+def test_processes_read_equal_means_and_only_rank_0_writes(tmp_path: Path) -> None:
     together(worker, (str(tmp_path),), 2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second, "bitwise"
@@ -176,42 +180,38 @@ FLAT = {**WELL, "participation_ratio": 1.1}
 
 
 def verdicts(health: Health, *points: dict[str, float], start: int = 0) -> list[str]:
-    """States at steps 10 apart."""
+    """Return the states of readings 10 steps apart."""
     return [health.check(Reading(start + 10 * i, p)).state for i, p in enumerate(points)]
 
 
-def test_a_loss_that_is_not_finite_is_an_illness() -> None:
+def test_nonfinite_loss_is_a_failure() -> None:
     health = Health(config.Config(method="byol"), warmup=100)
     for value in (math.nan, math.inf, -math.inf):
         found = health.check(Reading(1, {**WELL, "loss": value}))
         assert found.is_failed
         assert not health.is_well
-        assert found.text == (
-            "nan: loss not finite; lower optim.lr or lengthen optim.warmup_epochs"
-        )
+        assert re.search(r"^nan: .*optim\.lr .*optim\.warmup_epochs", found.text)
     assert health.check(Reading(2, {**WELL, "embedding_std": math.nan})).state == "nan"
-    assert health.check(Reading(3, WELL)) == HealthStatus(
-        "ok", "ok: directions spread 0.90 of uniform, rank 40.0 of 256"
-    )
+    found = health.check(Reading(3, WELL))
+    assert found.state == "ok"
+    assert re.search(r"^ok: .* 0\.90 .* 40\.0 of 256$", found.text)
     assert health.is_well
 
 
-def test_a_collapse_must_last_for_three_log_points() -> None:
+def test_collapse_needs_three_consecutive_log_points() -> None:
     health = Health(config.Config(), warmup=0)
     assert verdicts(health, WELL, NARROW, NARROW, WELL, NARROW, NARROW) == ["ok"] * 6
-    assert not health.is_well, "suspicion is no time to save"
+    assert not health.is_well, "nothing is saved while a collapse is suspected"
     found = health.check(Reading(60, NARROW))
-    assert found == HealthStatus(
-        "collapse",
-        "collapse: directions spread 0.02 of uniform, rank 30.0 of 256; lower bottleneck.beta, "
-        "lower optim.lr or lengthen optim.warmup_epochs",
-    )
+    assert found.state == "collapse"
+    assert re.search(r"^collapse: .* 0\.02 .* 30\.0 of 256; .*bottleneck\.beta", found.text)
+    assert re.search(r"optim\.lr .*optim\.warmup_epochs$", found.text)
     assert found.is_failed
     flat = Health(config.Config(), warmup=0)
     assert verdicts(flat, WELL, FLAT, FLAT, FLAT) == ["ok", "ok", "ok", "collapse"]
 
 
-def test_the_warm_up_excuses_a_narrow_start_and_a_low_rank() -> None:
+def test_low_spread_and_rank_are_allowed_during_warmup() -> None:
     def states(*points: dict[str, float]) -> list[str]:
         return verdicts(Health(config.Config(), warmup=100), *points)
 
@@ -219,10 +219,12 @@ def test_the_warm_up_excuses_a_narrow_start_and_a_low_rank() -> None:
     assert states(*[NARROW] * 13) == ["ok"] * 12 + ["collapse"], "steps 100, 110, 120"
     assert states(*[FLAT] * 13) == ["ok"] * 12 + ["collapse"]
     assert states(WELL, *[FLAT] * 9) == ["ok"] * 10
-    assert states(WELL, *[NARROW] * 3) == ["ok"] * 3 + ["collapse"], "it had been well"
+    assert states(WELL, *[NARROW] * 3) == ["ok"] * 3 + ["collapse"], (
+        "a healthy reading ends the grace period"
+    )
 
 
-def test_the_limits_are_the_settings() -> None:
+def test_collapse_limits_come_from_the_settings() -> None:
     mild = replace(
         config.Config(), health=config.Health(collapse_std=0.01, min_participation_ratio=1.05)
     )
@@ -235,11 +237,11 @@ def test_the_limits_are_the_settings() -> None:
     health = Health(steered, warmup=0)
     verdicts(health, NARROW, NARROW)
     text = health.check(Reading(9, NARROW)).text
-    assert "raise bottleneck.target_residual, lower optim.lr" in text
+    assert re.search(r"bottleneck\.target_residual.*optim\.lr", text)
 
 
-def test_few_images_are_not_asked_for_more_axes_than_they_can_have() -> None:
-    """Four well spread images vary along three axes at most; two along one."""
+def test_required_rank_is_capped_by_the_batch_size() -> None:
+    """Four well-spread images vary along at most three axes, two along one."""
     for batch, accumulate in ((2, 1), (4, 1), (8, 2)):
         settings = config.Train(batch_size=batch, grad_accum_steps=accumulate)
         health = Health(config.Config(method="byol", train=settings), warmup=0)
@@ -249,12 +251,12 @@ def test_few_images_are_not_asked_for_more_axes_than_they_can_have() -> None:
 
 
 def losses(count: int, seed: int = 0) -> list[float]:
-    """Falling and noisy, as of a run: deviation 0.05 about a slope of 0.01."""
+    """Return losses with slope -0.01 per step and noise of standard deviation 0.05."""
     noise = np.random.default_rng(seed).normal(0, 0.05, count)
     return [5 - 0.01 * i + float(noise[i]) for i in range(count)]
 
 
-def test_spikes_are_found_and_do_not_hide_one_another() -> None:
+def test_spikes_are_found_and_do_not_mask_each_other() -> None:
     series = losses(100)
     for place, height in ((50, 5.0), (53, 0.6), (90, 0.6)):  # all far above the noise
         series[place] += height
@@ -262,36 +264,36 @@ def test_spikes_are_found_and_do_not_hide_one_another() -> None:
     assert [i for i, state in enumerate(found) if state == "spike"] == [50, 53, 90]
 
 
-def test_a_spike_is_worth_a_word_and_no_more() -> None:
+def test_spike_is_reported_but_not_a_failure() -> None:
     health = Health(config.Config(), warmup=0)
     verdicts(health, *[{**WELL, "loss": x} for x in (5.0, 5.2, 5.1, 4.9, 5.0)])
     found = health.check(Reading(60, {**WELL, "loss": 6.0}))
     # mean 5.04, deviation 0.11402: (6 - 5.04) / 0.11402 = 8.42
-    assert found == HealthStatus("spike", "spike: loss 6, 8.4 deviations above its recent mean")
+    assert found.state == "spike"
+    assert re.search(r"^spike: loss 6, 8\.4 ", found.text)
     assert not found.is_failed
     assert health.is_well
 
 
-def test_an_even_loss_may_rise_a_little() -> None:
-    """Its deviation is next to nothing; 1 % of its mean is taken instead."""
+def test_constant_loss_may_rise_by_a_small_fraction() -> None:
+    """The deviation is almost 0, so 1 % of the mean is used instead."""
     series = [5.0] * 10 + [5.1, 5.2]
     found = verdicts(Health(config.Config(), warmup=0), *[{**WELL, "loss": x} for x in series])
     assert found == ["ok"] * 11 + ["spike"]
 
 
-def test_waiting_for_images_is_said_and_no_illness() -> None:
+def test_data_wait_is_reported_but_not_a_failure() -> None:
     health = Health(config.Config(), warmup=0)
     assert health.check(Reading(0, WELL), data_wait_fraction=0.09).state == "ok"
     found = health.check(Reading(1, WELL), data_wait_fraction=0.43)
-    assert found == HealthStatus(
-        "starved", "data wait 43%: raise data.workers or set data.cache_on_device=yes"
-    )
+    assert found.state == "starved"
+    assert re.search(r"43%.*data\.workers.*data\.cache_on_device=yes", found.text)
     assert not found.is_failed
     assert health.is_well
 
 
 @pytest.mark.slow
-def test_health_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_health_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     series = [{**WELL, "loss": x} for x in losses(40)]
     series[25]["loss"] += 1
     series[29:33] = [NARROW] * 4
@@ -309,7 +311,7 @@ def test_health_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 def trained(beta: float, steps: int) -> list[HealthStatus]:
-    """A small network on pairs of noisy vectors by C-SimCLR; every tenth step is a log point."""
+    """Train a small C-SimCLR network on pairs of noisy vectors, with 10 steps per log point."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16, bias=False)
@@ -335,23 +337,23 @@ def trained(beta: float, steps: int) -> list[HealthStatus]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_price_too_high_is_found_to_collapse_a_network_and_a_fair_one_is_not() -> None:
+def test_high_beta_collapses_and_moderate_beta_does_not() -> None:
     fair, dear = trained(1.0, 150), trained(100.0, 150)
     assert not any(v.is_failed for v in fair), fair
     assert dear[-1].state == "collapse", dear
 
 
-# --- on a GPU ----------------------------------------------------------------------------------
+# --- on a GPU --------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_reading_never_waits_for_the_device() -> None:
+def test_reading_does_not_synchronize_the_gpu() -> None:
     r, big = torch.randn(512, 256, device="cuda"), torch.randn(8192, 8192, device="cuda")
     expected = embedding_stats(r.cpu())
     readings = AsyncMetrics()
-    readings.add(embedding_stats(r)._asdict())  # the first pinned memory is asked of the driver
+    readings.add(embedding_stats(r)._asdict())  # the first pinned memory allocation synchronizes
     readings.flush(0)
     readings.poll(wait=True)
     torch.cuda.synchronize()
@@ -372,8 +374,8 @@ def test_reading_never_waits_for_the_device() -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_portions_of_two_images_are_well_however_large_the_batch() -> None:
-    """Two of a portion vary along one axis, below 1.5; (2 - 1) / 4 is asked."""
+def test_required_rank_depends_on_the_microbatch_size() -> None:
+    """Two images vary along one axis, below 1.5, so a rank of only (2 - 1) / 4 is required."""
     settings = config.Train(batch_size=32, grad_accum_steps=16)
     health = Health(config.Config(method="byol", train=settings), warmup=0)
     portions = (embedding_stats(torch.randn(2, 256)) for _ in range(5))

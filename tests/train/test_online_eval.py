@@ -1,4 +1,4 @@
-"""What is watched on the side: equal to naive loops and sklearn, and without a way back."""
+"""The online probe and kNN match naive loops and sklearn, and pass no gradient to the encoder."""
 
 import math
 from itertools import pairwise
@@ -43,12 +43,12 @@ def bank(count: int, dim: int = 6, classes: int = 4) -> tuple[Tensor, Tensor]:
     return torch.randn(count, dim), torch.randint(classes, (count,))
 
 
-# Neighbors
+# kNN
 
 
 @pytest.mark.parametrize("neighbors", [1, 5, 1000])
-def test_votes_are_those_of_a_loop_over_pairs(neighbors: int) -> None:
-    """In float64, to 1e-12; more neighbors than images are all images."""
+def test_knn_votes_match_a_loop_over_pairs(neighbors: int) -> None:
+    """In float64, to 1e-12; with more neighbors than images, all images vote."""
     feats, labels = bank(50)
     feats, queries = feats.double(), torch.randn(20, 6).double()
     found = nearest_neighbors(feats, labels, queries, classes=4, neighbors=neighbors)
@@ -64,8 +64,8 @@ def test_votes_are_those_of_a_loop_over_pairs(neighbors: int) -> None:
         assert votes.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_votes_are_sklearns() -> None:
-    """Shares of the votes: KNeighborsClassifier by cosine distance d, weights exp(-d / 0.07)."""
+def test_knn_votes_match_sklearn() -> None:
+    """Compare to KNeighborsClassifier with cosine distance d and weights exp(-d / 0.07)."""
     feats, labels = bank(200)
     feats, queries = feats.double(), torch.randn(1500, 6).double()  # more than one block
     found = nearest_neighbors(feats, labels, queries, classes=4)
@@ -76,29 +76,29 @@ def test_votes_are_sklearns() -> None:
     torch.testing.assert_close(shares, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
 
 
-# Which labels are held out
+# Held-out labels
 
 
-def test_the_share_held_out_is_as_asked() -> None:
-    """Within four deviations of a binomial share."""
+def test_held_out_fraction_matches_the_setting() -> None:
+    """Within four standard deviations of a binomial fraction."""
     for share in (0.0, 0.1, 0.5):
         found = held_out_labels(20_000, share, seed=3).double().mean().item()
         assert abs(found - share) <= 4 * math.sqrt(share * (1 - share) / 20_000)
 
 
-def test_who_is_held_out_depends_on_place_and_seed_alone() -> None:
+def test_held_out_labels_depend_on_index_and_seed_only() -> None:
     held = held_out_labels(500, 0.3, seed=7)
     assert torch.equal(held, held_out_labels(500, 0.3, seed=7))
     assert torch.equal(held[:100], held_out_labels(100, 0.3, seed=7))
     assert not torch.equal(held, held_out_labels(500, 0.3, seed=8))
-    assert (held <= held_out_labels(500, 0.6, seed=7)).all()  # more are held out, none come back
+    assert (held <= held_out_labels(500, 0.6, seed=7)).all()  # a larger fraction is a superset
 
 
 # The probe
 
 
-def test_the_probe_is_a_classifier_of_standardized_features() -> None:
-    """Its loss is the cross-entropy of the labeled images alone, written out in float64."""
+def test_probe_is_a_linear_classifier_of_standardized_features() -> None:
+    """The loss is the cross-entropy over labeled images only, computed here in float64."""
     probe = OnlineProbe(6, 4)
     nn.init.normal_(probe.linear.weight)
     nn.init.normal_(probe.linear.bias)
@@ -113,8 +113,8 @@ def test_the_probe_is_a_classifier_of_standardized_features() -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_label_of_minus_one_teaches_nothing() -> None:
-    """Gradients are those of the labeled images; without any, loss and gradient are 0."""
+def test_label_minus_one_is_ignored_by_the_probe() -> None:
+    """Gradients come from labeled images only; without any, loss and gradient are 0."""
     feats, labels = bank(30)
     labels[::2] = -1
     grads = []
@@ -137,7 +137,7 @@ def test_a_label_of_minus_one_teaches_nothing() -> None:
 
 
 def probe_gradients(labeled: range, mine: slice) -> Tensor:
-    """Loss and gradients of a part of 12 images; statistics of features are not asked for here."""
+    """Return loss and gradients of a part of 12 images, without batch statistics."""
     torch.manual_seed(0)
     feats, probe = torch.randn(12, 6), OnlineProbe(6, 4)
     probe.norm.eval()
@@ -148,7 +148,7 @@ def probe_gradients(labeled: range, mine: slice) -> Tensor:
     return torch.cat([loss.detach().view(1), *grads])
 
 
-def asks_the_probe(rank: int, ranks: int, labeled: range, folder: Path) -> None:
+def probe_worker(rank: int, ranks: int, labeled: range, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
     mine = slice(12 // ranks * rank, 12 // ranks * (rank + 1))
@@ -159,26 +159,26 @@ def asks_the_probe(rank: int, ranks: int, labeled: range, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("ranks", "labeled"), [(2, range(5, 11)), (3, range(5, 6))])
-def test_processes_that_have_more_labels_count_more(
+def test_probe_gradients_are_weighted_by_label_count(
     ranks: int, labeled: range, tmp_path: Path
 ) -> None:
-    """Averaged over processes, loss and gradients are those of one process with all images."""
-    together(asks_the_probe, (ranks, labeled, tmp_path), ranks)
+    """Averaged over processes, loss and gradients equal those of one process with all images."""
+    together(probe_worker, (ranks, labeled, tmp_path), ranks)
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     torch.testing.assert_close(torch.stack(each).mean(0), probe_gradients(labeled, slice(12)))
 
 
-def test_no_gradient_reaches_the_features() -> None:
+def test_probe_passes_no_gradient_to_the_features() -> None:
     feats, labels = bank(12)
     feats.requires_grad_()
     probe = OnlineProbe(6, 4)
-    nn.init.normal_(probe.linear.weight)  # of zeros, nothing would come through in any case
+    nn.init.normal_(probe.linear.weight)  # zero weights would block any gradient
     (probe.loss(feats, labels) + 0 * feats.sum()).backward()
     assert feats.grad is not None
     assert not feats.grad.any()
 
 
-def test_the_probe_begins_without_an_opinion() -> None:
+def test_probe_starts_at_chance() -> None:
     feats, labels = bank(12)
     assert OnlineProbe(6, 4).loss(feats, labels).item() == pytest.approx(math.log(4))
 
@@ -187,7 +187,7 @@ def test_the_probe_begins_without_an_opinion() -> None:
 
 
 class Shades:
-    """Pictures of a gray each, with labels; some cannot be read."""
+    """Labeled images of one gray level each; some are unreadable."""
 
     name, classes = "shades", ("dark", "bright", "none")
 
@@ -208,8 +208,8 @@ class Shades:
         return f"shade {i}"
 
 
-class Moody(nn.Module):
-    """An encoder that makes noise in training mode."""
+class NoisyInTraining(nn.Module):
+    """An encoder with batch norm and dropout, so training mode adds noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,12 +219,12 @@ class Moody(nn.Module):
         return self.drop(self.norm(x).mean((2, 3)) + x[:, :, 0, 0])
 
 
-def judged(
+def evaluate(
     source: Shades, held: Tensor, *, probe: OnlineProbe, most: int = 100, encoder: Any = None
 ) -> Accuracy | None:
     with Streaming(source, side=SIZE, device="cpu", workers=2) as loader:
         return online_accuracy(
-            encoder or Moody(),
+            encoder or NoisyInTraining(),
             probe,
             loader.batches,
             source.labels,
@@ -238,7 +238,7 @@ def judged(
 
 
 def fitted(source: Shades) -> OnlineProbe:
-    """A probe with statistics and weights of its own."""
+    """Return a probe with nontrivial statistics and weights."""
     probe = OnlineProbe(3, int(source.labels.max()) + 1)
     nn.init.normal_(probe.linear.weight)
     probe(torch.randn(50, 3))
@@ -246,8 +246,11 @@ def fitted(source: Shades) -> OnlineProbe:
 
 
 def by_hand(source: Shades, held: Tensor, probe: OnlineProbe) -> Accuracy:
-    """Image by image: read (a bad one is left out), center, encode, ask."""
-    encoder = Moody().eval()
+    """Evaluate image by image: read, center-crop, encode, predict.
+
+    Unreadable images are skipped.
+    """
+    encoder = NoisyInTraining().eval()
     known, asked = [], []
     for i in [i for i in range(len(source)) if source.labels[i] >= 0 and i not in source.bad]:
         view = normalize(center_crop(source.image(i)[None], SIZE))
@@ -270,19 +273,22 @@ def by_hand(source: Shades, held: Tensor, probe: OnlineProbe) -> Accuracy:
 LABELS = [int(7 * i % 11 > 4) for i in range(36)]
 
 
-def test_accuracy_is_that_of_a_loop_over_images() -> None:
+def test_accuracy_matches_a_loop_over_images() -> None:
     source = Shades(LABELS)
     held, probe = held_out_labels(36, 0.4, seed=0), fitted(source)
-    found = judged(source, held, probe=probe)
+    found = evaluate(source, held, probe=probe)
     assert found == pytest.approx(by_hand(source, held, probe))
     assert found is not None
-    assert 0 < found.neighbors < 1  # both can be told wrong
+    assert 0 < found.neighbors < 1  # neither is trivially right or wrong
     assert 0 < found.probe < 1
 
 
 @pytest.mark.slow
-def test_a_substitute_answers_for_nobody_else() -> None:
-    """Two bad files, whose substitutes have the other label, are held out or not, or unlabeled."""
+def test_substitutes_for_unreadable_images_are_not_counted() -> None:
+    """Two unreadable images have substitutes of the other label.
+
+    They are held out, visible or unlabeled.
+    """
     labels = [*LABELS]
     labels[20] = -1
     source = Shades(labels, bad=(3, 19))
@@ -290,27 +296,27 @@ def test_a_substitute_answers_for_nobody_else() -> None:
     for seed in range(4):
         held = held_out_labels(36, 0.4, seed=seed)
         held[3], held[4] = True, False
-        found = judged(source, held, probe=probe)
+        found = evaluate(source, held, probe=probe)
         assert found == pytest.approx(by_hand(source, held, probe))
         assert found is not None
         assert found.count == int((held & (source.labels >= 0)).sum()) - 1 - int(held[19])
 
 
 @pytest.mark.parametrize("bad", [(3,), tuple(i for i in range(36) if i != 3)])
-def test_where_nothing_can_be_asked_nothing_is_said(bad: tuple[int, ...]) -> None:
+def test_no_accuracy_without_readable_images(bad: tuple[int, ...]) -> None:
     source, held = Shades(LABELS, bad=bad), torch.arange(36) == 3
-    assert judged(source, held, probe=fitted(source)) is None
+    assert evaluate(source, held, probe=fitted(source)) is None
 
 
-def test_asking_changes_nothing() -> None:
-    """Encoder and probe are asked in evaluation mode, and return to the mode that they had."""
-    source, encoder = Shades(LABELS), Moody()
+def test_evaluation_leaves_encoder_and_probe_unchanged() -> None:
+    """Encoder and probe are evaluated in eval mode and return to their previous mode."""
+    source, encoder = Shades(LABELS), NoisyInTraining()
     held, probe = held_out_labels(36, 0.4, seed=0), fitted(source)
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (encoder, probe)]
     for training in (True, False):
         encoder.train(training)
         probe.train(training)
-        answers = {judged(source, held, probe=probe, encoder=encoder) for _ in range(2)}
+        answers = {evaluate(source, held, probe=probe, encoder=encoder) for _ in range(2)}
         assert len(answers) == 1
         assert encoder.training is encoder.drop.training is probe.training is training
         assert probe.norm.training is training
@@ -318,11 +324,11 @@ def test_asking_changes_nothing() -> None:
         assert all(torch.equal(old[k], v) for k, v in module.state_dict().items())
 
 
-def test_a_bank_bounds_both_parts_and_is_spread_over_the_set() -> None:
-    """Sorted classes: the first 8 places alone would hold one class."""
+def test_bank_limits_both_parts_and_spans_the_dataset() -> None:
+    """Classes are sorted: the first 8 images alone would hold one class."""
     source = Shades([0] * 18 + [1] * 18)
     held = torch.arange(36) % 2 == 0
-    found = judged(source, held, probe=fitted(source), most=8)
+    found = evaluate(source, held, probe=fitted(source), most=8)
     assert found is not None
     assert found.count == 8
     assert found.neighbors > 0.5
@@ -331,8 +337,8 @@ def test_a_bank_bounds_both_parts_and_is_spread_over_the_set() -> None:
 @pytest.mark.parametrize(
     ("count", "most"), [(1, 1), (1, 8), (5, 8), (9, 5), (1000, 64), (2**24 + 4, 8), (10**9, 64)]
 )
-def test_places_are_spread_from_the_first_to_the_last(count: int, most: int) -> None:
-    """Also where float32 knows no more than every second number, and rounds past the end."""
+def test_indices_are_evenly_spaced_from_first_to_last(count: int, most: int) -> None:
+    """Cover counts where float32 has only every second integer and rounds past the end."""
     found = evenly_spaced_indices(count, most).tolist()
     number = min(count, most)
     assert len(found) == number
@@ -341,8 +347,8 @@ def test_places_are_spread_from_the_first_to_the_last(count: int, most: int) -> 
     assert 1 <= min(gaps) <= max(gaps) <= min(gaps) + 1
 
 
-def test_more_images_than_float32_counts_can_be_chosen_from() -> None:
-    """For a bank, and for what a folder's images typically measure."""
+def test_indices_beyond_float32_precision_are_valid() -> None:
+    """Check the kNN bank and the median image size."""
     count = 20_000_004
     assert _some(torch.ones(count, dtype=torch.bool), 8)[-1] == count - 1
     picture = torch.zeros(3, 5, 7, dtype=torch.uint8)
@@ -350,14 +356,14 @@ def test_more_images_than_float32_counts_can_be_chosen_from() -> None:
     assert median_side(many) == 5
 
 
-def test_features_are_of_central_crops_of_what_lies_in_the_canvas() -> None:
-    """A picture of 6 x 4 pixels in a canvas of 8 is seen as if there were no canvas."""
+def test_features_ignore_the_canvas_padding() -> None:
+    """An image of 6 x 4 pixels in a canvas of 8 gives the features of the image alone."""
 
     class Small(Shades):
         def image(self, i: int) -> Tensor:
             return super().image(i)[:, :6, :4]
 
-    source, encoder = Small(LABELS), Moody()
+    source, encoder = Small(LABELS), NoisyInTraining()
     loader = Resident(source, side=SIZE, device="cpu")
     places = torch.tensor([5, 0, 30])
     batches = loader.batches([BatchIndices(places, torch.zeros_like(places))])
@@ -369,13 +375,13 @@ def test_features_are_of_central_crops_of_what_lies_in_the_canvas() -> None:
     torch.testing.assert_close(feats, encoder(torch.cat(views)))
 
 
-def test_crops_are_antialiased_where_the_views_were() -> None:
+def test_evaluation_crops_follow_the_antialias_setting() -> None:
     source, places = Shades(LABELS), torch.tensor([5, 0, 30])
     loader = Resident(source, side=SIZE, device="cpu")
     found = {}
     for antialias in (False, True):
         batches = loader.batches([BatchIndices(places, torch.zeros_like(places))])
-        encoder, small = Moody().eval(), SIZE // 4
+        encoder, small = NoisyInTraining().eval(), SIZE // 4
         feats, _ = features(encoder, batches, small, torch.float32, antialias=antialias)
         pixels = torch.stack([source.image(int(i)) for i in places])
         expected = encoder(normalize(center_crop(pixels, small, antialias=antialias)))
@@ -386,7 +392,7 @@ def test_crops_are_antialiased_where_the_views_were() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("antialias", [False, True])
-def test_a_run_asks_as_it_trains(
+def test_run_evaluates_with_its_antialias_setting(
     antialias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

@@ -1,4 +1,4 @@
-"""A run: killed, stopped, ill or left alone, it does what a plain loop over the steps would do."""
+"""A run that is killed, stopped or restarted matches a plain loop over the steps."""
 
 import io
 import json
@@ -56,7 +56,7 @@ STEERED = ("method=c-byol", "bottleneck.target_residual=0.5", "train.steps=24")
 
 
 def started(config: Config, out: Path, *, display: Display | None = None) -> Run:
-    """A run before its next step, to be driven by hand."""
+    """Return a restored run that the test advances step by step."""
     run = Run(config, out, display or silent(), resume=True)
     run.restore()
     return run
@@ -68,7 +68,7 @@ def one_step(run: Run) -> Any:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A C-BYOL run with noise, target, controller, momenta and probe: 24 steps at once."""
+    """Run C-BYOL for 24 steps with noise, target network, controller, momentum and probe."""
     threads, out = torch.get_num_threads(), tmp_path_factory.mktemp("whole") / "run"
     torch.set_num_threads(1)
     outcome = pretrain(tiny(*STEERED), out, display=silent())
@@ -83,7 +83,7 @@ def command(config: Config, out: Path) -> list[str]:
 
 
 def killed(config: Config, out: Path, *, after: int) -> None:
-    """A run in a process of its own, killed once it has saved so many steps."""
+    """Start a run in a subprocess and kill it once it has saved `after` steps."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, *command(config, out)], env=environment)
     while process.poll() is None:
@@ -92,11 +92,11 @@ def killed(config: Config, out: Path, *, after: int) -> None:
             process.kill()
             break
         time.sleep(0.005)
-    assert process.wait() == -signal.SIGKILL, "it was to be killed in the middle"
+    assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, uninterrupted: Path) -> None:
-    """kill -9 while steps and saves follow each other; the rest is run here."""
+def test_killed_run_resumes_bitwise(tmp_path: Path, uninterrupted: Path) -> None:
+    """Send SIGKILL while steps and saves alternate, then finish the run in this process."""
     out, config = tmp_path / "run", tiny(*STEERED)
     killed(override(config, "train.save_every=1e-9"), out, after=3)
     assert override(read_config(out), "recipe=", "train.save_every=10") == config
@@ -109,8 +109,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, uninterrupted: Pa
     assert differences(*encoders) == []
 
 
-def test_the_comparison_of_runs_can_fail(uninterrupted: Path, tmp_path: Path) -> None:
-    """Another seed changes the weights, the target, the momenta, the probe and beta."""
+def test_runs_with_different_seeds_differ(uninterrupted: Path, tmp_path: Path) -> None:
+    """A different seed changes weights, target, momentum, probe and beta."""
     pretrain(tiny(*STEERED, "seed=1"), tmp_path / "run", display=silent())
     different = differences(last(tmp_path / "run"), last(uninterrupted))
     for part in (
@@ -127,7 +127,7 @@ def test_the_comparison_of_runs_can_fail(uninterrupted: Path, tmp_path: Path) ->
 
 
 class Interrupting(Display):
-    """Sends this process a signal when a step is shown."""
+    """Send this process a signal when step `at` is displayed."""
 
     def __init__(self, number: int, at: int) -> None:
         super().__init__(quiet=True)
@@ -139,7 +139,7 @@ class Interrupting(Display):
 
 
 @pytest.mark.slow
-def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+def test_ignored_sighup_does_not_stop_the_run(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         config = tiny("train.steps=4", "train.log_every=1")
@@ -151,9 +151,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_and_the_same_call_goes_on(
-    number: int, tmp_path: Path, uninterrupted: Path
-) -> None:
+def test_signal_saves_and_rerun_resumes(number: int, tmp_path: Path, uninterrupted: Path) -> None:
     config, out = tiny(*STEERED), tmp_path / "run"
     before = signal.getsignal(number)
     outcome = pretrain(config, out, display=Interrupting(number, at=7))
@@ -168,12 +166,12 @@ def test_a_signal_saves_and_the_same_call_goes_on(
 
 
 @pytest.mark.slow
-def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) -> None:
-    """Readings are means over 3 steps; the break falls after the first of them."""
+def test_stop_between_log_steps_keeps_partial_means(tmp_path: Path) -> None:
+    """Metrics are means over 3 steps; the stop falls after the first of the three."""
     config = tiny("method=c-simclr", "train.steps=6", "train.log_every=3")
     pretrain(config, tmp_path / "whole", display=silent())
     run = started(config, tmp_path / "run")
-    for step in range(1, 5):  # one who asks is heard after a step
+    for step in range(1, 5):  # a stop request takes effect after a step
         loop.train(run, [signal.SIGTERM])
         assert run.step == step
     assert loop.finish(run).step == 4
@@ -184,10 +182,10 @@ def test_a_stop_between_two_looks_keeps_what_the_next_will_show(tmp_path: Path) 
     assert [line["step"] for line in journal(tmp_path / "run") if "loss" in line] == [3, 6]
 
 
-def test_before_there_is_anything_to_save_ctrl_c_ends_at_once(
+def test_ctrl_c_while_decoding_is_not_deferred(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While images are decoded, which may take long."""
+    """The default SIGINT handler stays in place while images are decoded, which may take long."""
     before, read = signal.getsignal(signal.SIGINT), load_source
 
     def interrupted(config: Config, *given: Any) -> Any:
@@ -199,26 +197,26 @@ def test_before_there_is_anything_to_save_ctrl_c_ends_at_once(
 
 
 @pytest.mark.slow
-def test_an_encoder_without_checkpoints_is_not_replaced(tmp_path: Path) -> None:
-    """Somebody made room on a disk; the same command must not begin anew over the result."""
+def test_encoder_without_checkpoints_is_not_overwritten(tmp_path: Path) -> None:
+    """Checkpoints may be deleted to free disk space; a rerun must not restart over the result."""
     config = tiny("train.steps=2")
     pretrain(config, tmp_path, display=silent())
     shutil.rmtree(tmp_path / "checkpoints")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"encoder but no checkpoint.*--out"):
+    with pytest.raises(ValueError, match=r"no checkpoint.*--out"):
         pretrain(config, tmp_path, display=silent())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Path) -> None:
-    """Also one that came to its last step."""
+def test_failed_run_records_the_reason(steps: int, tmp_path: Path) -> None:
+    """Cover a run that fails at its last step, too."""
     config = tiny(f"train.steps={steps}", "optim.lr=1e30", "health.max_restarts=1")
     with pytest.raises(TrainingFailed, match="after 1 restarts: nan"):
         pretrain(config, tmp_path, display=silent())
     assert journal(tmp_path)[-1]["stopped"].startswith("nan")
-    assert unfinished(tmp_path) == f"training has not come to its end: step 0 of {steps}"
+    assert f"step 0 of {steps}" in unfinished(tmp_path)
     seen = io.StringIO()
     Console(file=seen, width=120).print(frame(tmp_path))
     assert "given up: nan" in seen.getvalue()
@@ -226,8 +224,8 @@ def test_a_run_that_was_given_up_says_so_in_its_journal(steps: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_where_an_illness_is_suspected_what_was_saved_is_older(tmp_path: Path) -> None:
-    """As told in the outcome: a directions' spread of 5 times uniform is never reached."""
+def test_suspected_collapse_is_not_saved(tmp_path: Path) -> None:
+    """`outcome.saved` is the last good step; a spread of 5 times uniform is never reached."""
     ill = ("health.collapse_std=5", "train.steps=24", "train.log_every=2")
     outcome = pretrain(tiny(*ill), tmp_path, display=Interrupting(signal.SIGTERM, at=2))
     assert (outcome.step, outcome.saved) == (2, 0)
@@ -235,7 +233,7 @@ def test_where_an_illness_is_suspected_what_was_saved_is_older(tmp_path: Path) -
     assert (well.step, well.saved) == (3, 3)
 
 
-def test_a_second_ctrl_c_stops_at_once() -> None:
+def test_second_ctrl_c_interrupts_immediately() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_requests() as asked:
         os.kill(os.getpid(), signal.SIGINT)
@@ -245,7 +243,7 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_thread_leaves_signals_alone() -> None:
+def test_no_signal_handlers_outside_the_main_thread() -> None:
     seen = []
 
     def inside() -> None:
@@ -260,7 +258,7 @@ def test_a_thread_leaves_signals_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_path: Path) -> None:
+def test_every_method_trains_and_restores(method: str, tmp_path: Path) -> None:
     config = tiny(f"method={method}", "optim.name=lars")
     assert pretrain(config, tmp_path, display=silent()).step == 2
     state = last(tmp_path)
@@ -278,13 +276,13 @@ def test_every_method_makes_steps_and_its_checkpoint_restores(method: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
-def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: Path) -> None:
-    """5 steps at once equal 2 and 3, so momenta and AdamW's moments and step counts come back."""
+def test_every_optimizer_updates_all_weights_and_resumes(name: str, tmp_path: Path) -> None:
+    """5 steps equal 2 + 3 resumed steps. Momentum, AdamW moments and step counts are restored."""
     config = tiny("method=simclr", f"optim.name={name}", "train.steps=5")
     pretrain(config, tmp_path / "whole", display=silent())
     run = started(config, tmp_path / "run")
     fresh = {name: p.clone() for name, p in run.method.named_parameters()}
-    for _ in range(2):  # in the first, blocks that start as their shortcuts have no gradient
+    for _ in range(2):  # in step 1, zero-initialized residual branches have no gradient
         one_step(run)
     assert all(not torch.equal(p, fresh[name]) for name, p in run.method.named_parameters())
     run.save()
@@ -297,23 +295,23 @@ def test_every_optimizer_moves_the_weights_and_is_restored(name: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
-def test_restored_moments_lie_as_their_weights(name: str, tmp_path: Path) -> None:
-    """torch takes another way, tensor by tensor, where strides differ; a file keeps none."""
+def test_restored_moments_have_the_strides_of_their_weights(name: str, tmp_path: Path) -> None:
+    """torch falls back to a per-tensor loop if strides differ, and a file stores no strides."""
     config = tiny("method=simclr", f"optim.name={name}")
     pretrain(config, tmp_path, display=silent())
     run = started(config, tmp_path)
     assert any(not p.is_contiguous() for p in run.method.parameters())
     state = run.optimizer.state
-    lie = [(p, m) for p in state for m in state[p].values() if getattr(m, "ndim", 0)]
-    assert len(lie) == len(state) * (2 if name == "adamw" else 1)
-    assert all(m.stride() == p.stride() for p, m in lie)
+    pairs = [(p, m) for p in state for m in state[p].values() if getattr(m, "ndim", 0)]
+    assert len(pairs) == len(state) * (2 if name == "adamw" else 1)
+    assert all(m.stride() == p.stride() for p, m in pairs)
     run.close()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
-def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
-    """torch's "meta" stands for a GPU, on which AdamW would wait for the count in every step."""
+def test_only_step_counts_are_restored_to_the_cpu(tmp_path: Path) -> None:
+    """torch's "meta" stands for a GPU, where AdamW would synchronize on the count in every step."""
     changes = ("optim.name=adamw", "bottleneck.target_residual=1", "train.log_every=3")
     run = started(tiny("method=c-byol", *changes, "train.steps=6"), tmp_path)
     one_step(run)
@@ -336,9 +334,9 @@ def test_only_step_counts_are_restored_to_the_host(tmp_path: Path) -> None:
 
 
 def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
-    """BYOL's learner after some steps of SGD with momentum, written out.
+    """Return BYOL's learner after `steps` explicit steps of SGD with momentum.
 
-    The gradient of a step is the mean over portions of the gradients of their losses.
+    The gradient of a step is the mean of the gradients of its microbatch losses.
     """
     source = load_source(config)
     assert source.labels is not None
@@ -388,8 +386,8 @@ def by_hand(config: Config, steps: int) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) -> None:
-    """To 1e-4 of a tensor's norm: float32 sums in another order, through 3 steps of batch norms."""
+def test_run_matches_plain_loop_over_microbatches(accumulate: int, tmp_path: Path) -> None:
+    """Tolerance 1e-4 of a tensor's norm: float32 sums in another order over 3 batch-norm steps."""
     changes = ["method=byol", "optim.lr=0.5", "optim.weight_decay=0.01", "train.steps=3"]
     config = tiny(*changes, f"train.grad_accum_steps={accumulate}")
     pretrain(config, tmp_path, display=silent())
@@ -401,8 +399,8 @@ def test_a_run_is_a_plain_loop_over_portions(accumulate: int, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
-    """Batch norms see a portion: accumulation is another run, and the test above tells them."""
+def test_gradient_accumulation_changes_batch_norm_statistics(tmp_path: Path) -> None:
+    """Batch norm sees one microbatch, so accumulation changes the result."""
     found = []
     for accumulate in (1, 2):
         config = tiny("method=byol", f"train.grad_accum_steps={accumulate}")
@@ -415,19 +413,21 @@ def test_portions_are_not_the_whole_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "total"),
     [
-        (["train.steps=0", "train.epochs=1"], 40 // 8 + 1),  # one more than its full batches
+        (["train.steps=0", "train.epochs=1"], 40 // 8 + 1),  # one more than the full batches
         (["train.steps=0", "train.epochs=3", "train.batch_size=16"], 120 // 16 + 1),
-        (["train.steps=7", "train.epochs=3"], 7),  # steps, whatever the epochs
-        (["train.steps=3", "train.batch_size=64"], 3),  # a batch may be larger than the set
+        (["train.steps=7", "train.epochs=3"], 7),  # train.steps takes precedence over train.epochs
+        (["train.steps=3", "train.batch_size=64"], 3),  # a batch may exceed the dataset
     ],
 )
-def test_epochs_and_steps(changes: list[str], total: int, tmp_path: Path) -> None:
+def test_total_steps_follow_from_epochs_or_steps(
+    changes: list[str], total: int, tmp_path: Path
+) -> None:
     run = started(tiny(*changes), tmp_path)
     assert run.total == total
     run.close()
 
 
-def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
+def test_warmup_longer_than_the_run_is_cut_to_a_tenth(tmp_path: Path) -> None:
     display = Written()
     run = started(tiny("optim.warmup_epochs=10", "train.steps=30"), tmp_path, display=display)
     run.close()
@@ -436,8 +436,8 @@ def test_a_warmup_longer_than_the_run_is_a_tenth_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Path) -> None:
-    """40 images, 5 steps an epoch."""
+def test_long_warmup_and_oversized_batch_print_a_note(tmp_path: Path) -> None:
+    """40 images make 5 steps per epoch."""
     display = Written()
     run = started(tiny("optim.warmup_epochs=2", "train.steps=20"), tmp_path / "a", display=display)
     run.close()
@@ -455,7 +455,7 @@ def test_a_warmup_of_half_a_run_and_a_batch_of_all_images_are_told(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("compile", "processes"), [("auto", 1), ("no", 1), ("yes", 2)])
-def test_nothing_is_made_again_without_compiling_or_in_several_processes(
+def test_activation_checkpointing_needs_compile_and_one_process(
     compile: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_module, "world_size", lambda: processes)
@@ -463,16 +463,19 @@ def test_nothing_is_made_again_without_compiling_or_in_several_processes(
         "train.activation_checkpointing=true", f"train.compile={compile}", "train.device=cpu"
     )
     with pytest.raises(
-        ValueError, match=r"^train\.activation_checkpointing=true needs .*train\.compile=yes"
+        ValueError, match=r"^train\.activation_checkpointing=true .*train\.compile=yes"
     ):
         pretrain(config, tmp_path / "run", display=silent())
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_only_what_learns_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder alone, and only where a setting says so; its target has nothing to go back to."""
-    # To compile turns off torch's checks of distributions in the whole process.
+def test_activation_checkpointing_wraps_only_the_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target network has no gradient and needs no recomputation."""
+    # Replace compilation: it turns off torch's argument checks of distributions for the whole
+    # process.
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     for setting in ("true", "false"):
@@ -487,20 +490,20 @@ def test_only_what_learns_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
         run.close()
 
 
-def test_a_network_that_cannot_be_built_is_refused_before_images_are_read(tmp_path: Path) -> None:
-    class Deaf(Display):
+def test_unknown_network_is_rejected_before_images_are_read(tmp_path: Path) -> None:
+    class FailsOnProgress(Display):
         def progress(self, *_: Any, **__: Any) -> None:
             raise AssertionError("images are read")
 
     with pytest.raises(ValueError, match="resnet19"):
-        pretrain(tiny("network.name=resnet19"), tmp_path / "a", display=Deaf(quiet=True))
+        pretrain(tiny("network.name=resnet19"), tmp_path / "a", display=FailsOnProgress(quiet=True))
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("batch", [7, 4])
-def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path: Path) -> None:
-    """4 images in 4 portions leave one, which has no batch statistics."""
-    with pytest.raises(ValueError, match=r"train\.(batch_size|grad_accum_steps) must"):
+def test_indivisible_batch_is_rejected_and_leaves_no_folder(batch: int, tmp_path: Path) -> None:
+    """4 images in 4 microbatches are one image each, which has no batch statistics."""
+    with pytest.raises(ValueError, match=r"^train\.(batch_size|grad_accum_steps)\b"):
         pretrain(
             tiny("method=byol", f"train.batch_size={batch}", "train.grad_accum_steps=4"),
             tmp_path / "a",
@@ -512,10 +515,10 @@ def test_a_batch_that_cannot_be_shared_out_leaves_no_folder(batch: int, tmp_path
 
 
 @pytest.mark.slow
-def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
+def test_late_metrics_are_logged_with_their_own_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU it does; here none arrives before the next is sent."""
+    """On a GPU, metrics arrive late; here none arrive before the next ones are sent."""
     config = tiny("train.steps=6", "probe.every_epochs=1000")
     pretrain(config, tmp_path / "at once", display=silent())
     collect = AsyncMetrics.poll
@@ -530,8 +533,8 @@ def test_a_reading_that_arrives_late_has_the_learning_rate_of_its_steps(
     assert len({*rates[0]} - {None}) == 6
 
 
-def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
-    """Warm-up of 2 epochs of 5 steps, then half a cosine; the target's rate is 1 at the end."""
+def test_learning_rate_and_ema_decay_follow_their_formulas(tmp_path: Path) -> None:
+    """Warm-up takes 2 epochs of 5 steps, then half a cosine; the EMA decay reaches 1 at the end."""
     config = tiny(
         "method=byol",
         "optim.warmup_epochs=2",
@@ -574,7 +577,7 @@ def test_learning_rate_and_target_follow_their_formulas(tmp_path: Path) -> None:
     ids=["constant", "linear", "cosine", "uncompressed"],
 )
 def test_beta_reaches_the_loss(changes: list[str], expected: list[float], tmp_path: Path) -> None:
-    """loss = nll + beta * residual, a mean over images and a sum over directions."""
+    """loss = nll + beta * residual, averaged over images and summed over both directions."""
     run = started(tiny(*changes, "train.steps=10"), tmp_path)
     for beta in expected[:6]:
         step = one_step(run)
@@ -586,15 +589,15 @@ def test_beta_reaches_the_loss(changes: list[str], expected: list[float], tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "way"), [(0.01, 1), (1000.0, -1)])
-def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> None:
-    """Up while more reducible nats pass than wanted, down while fewer; the loss is charged so."""
+def test_beta_moves_toward_the_target_residual(target: float, way: int, tmp_path: Path) -> None:
+    """Beta rises while the reducible residual exceeds the target, falls while it is below."""
     config = tiny("method=c-simclr", f"bottleneck.target_residual={target}", "train.steps=20")
     run = started(config, tmp_path)
     betas = [run.beta.item()]
     assert betas == [1.0]
     for _ in range(4):
         step = one_step(run)
-        nll = step.nll.item() - math.log(2 * 8 - 1)  # of K = 2B - 1 candidates
+        nll = step.nll.item() - math.log(2 * 8 - 1)  # K = 2B - 1 candidates
         assert step.residual is not None
         loss = 2 * (nll + betas[-1] * step.residual.item())
         assert step.loss.item() == pytest.approx(loss, rel=1e-4)
@@ -614,10 +617,10 @@ def test_a_target_rate_moves_beta(target: float, way: int, tmp_path: Path) -> No
     ],
     ids=["contrastive", "accumulated", "steered"],
 )
-def test_an_adaptive_run_writes_its_effective_beta(
+def test_adaptive_run_logs_its_effective_beta(
     changes: list[str], rises: bool, tmp_path: Path
 ) -> None:
-    """Beta is scheduled or steered as ever; what images pay lies between 0 and beta."""
+    """Beta is still scheduled or controlled; the effective beta lies between 0 and beta."""
     pretrain(
         tiny(*changes, "bottleneck.schedule=adaptive", "train.steps=3"), tmp_path, display=silent()
     )
@@ -631,7 +634,7 @@ def test_an_adaptive_run_writes_its_effective_beta(
     assert (betas[0] < betas[1] < betas[2]) if rises else (betas[0] == betas[1] == betas[2])
 
 
-def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
+def test_noise_depends_on_seed_attempt_step_and_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def drawn(seed: int, attempt: int, step: int, process: int) -> tuple[float, ...]:
@@ -646,31 +649,29 @@ def test_noise_is_of_the_seed_the_attempt_the_step_and_the_process(
     assert all(drawn(*four) == first[four] for four in asked)
 
 
-# Illness
+# Divergence and collapse
 
 
-def test_a_run_that_diverges_goes_back_and_then_says_why(tmp_path: Path) -> None:
+def test_diverged_run_restarts_then_fails_with_a_reason(tmp_path: Path) -> None:
     config = tiny("method=simclr", "optim.lr=1e9", "health.max_restarts=2", "train.steps=30")
     display = Written()
-    with pytest.raises(TrainingFailed, match=r"2 restarts: nan: loss .* lower optim\.lr"):
+    with pytest.raises(TrainingFailed, match=r"2 restarts: nan.* optim\.lr"):
         pretrain(config, tmp_path, display=display)
-    returns = [
-        line for line in display.said if line.endswith("restarting from the last good checkpoint")
-    ]
+    returns = [line for line in display.said if "restarting" in line and "checkpoint" in line]
     assert len(returns) == 2
     state = last(tmp_path)
     assert state["step"] == 0
     assert all(t.isfinite().all() for t in tensors(state["learner"]).values())
     lines = [line for line in journal(tmp_path) if "loss" in line]
-    assert lines[-1]["loss"] is None  # JSON knows no NaN
+    assert lines[-1]["loss"] is None  # JSON has no NaN
     assert lines[-1]["health"].startswith("nan")
 
 
 @pytest.mark.slow
-def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
-    """The loss is finite in the step that ruins the weights, and saving is due at once."""
+def test_nonfinite_weights_are_never_saved(tmp_path: Path) -> None:
+    """The loss is finite in the step that ruins the weights, and a save is due immediately."""
     changes = ["optim.lr=1e40", "health.max_restarts=1", "train.steps=30", "train.save_every=1e-9"]
-    with pytest.raises(TrainingFailed, match="after 1 restarts: nan: loss"):
+    with pytest.raises(TrainingFailed, match="1 restarts: nan"):
         pretrain(tiny("method=simclr", *changes), tmp_path / "a", display=silent())
     assert all(t.isfinite().all() for t in tensors(last(tmp_path / "a")["learner"]).values())
     run = started(tiny("method=simclr", *changes), tmp_path / "b")
@@ -681,29 +682,29 @@ def test_weights_that_are_lost_are_never_saved(tmp_path: Path) -> None:
     assert last(tmp_path / "b")["step"] == 0
 
 
-def test_weights_lost_in_the_last_step_are_an_illness(tmp_path: Path) -> None:
+def test_nonfinite_weights_after_the_last_step_fail(tmp_path: Path) -> None:
     changes = ["optim.lr=1e40", "health.max_restarts=0", "train.steps=1"]
-    with pytest.raises(TrainingFailed, match="weights not finite after the last step"):
+    with pytest.raises(TrainingFailed, match="weights not finite"):
         pretrain(tiny("method=simclr", *changes), tmp_path, display=silent())
     assert last(tmp_path)["step"] == 0
 
 
 @pytest.mark.slow
-def test_a_collapse_is_named(tmp_path: Path) -> None:
-    """Ten times the spread of uniform directions is out of reach: all counts as collapsed."""
+def test_collapse_stops_the_run_with_a_reason(tmp_path: Path) -> None:
+    """10 times the spread of uniform directions is unreachable, so all counts as collapsed."""
     saving = ("train.save_every=1e-9", "health.max_restarts=1", "train.steps=20")
     config = tiny("method=c-byol", "health.collapse_std=10", *saving)
     with pytest.raises(
         TrainingFailed,
-        match=r"1 restarts: collapse: directions spread .* lower bottleneck\.beta",
+        match=r"1 restarts: collapse.* bottleneck\.beta",
     ):
         pretrain(config, tmp_path, display=silent())
     assert [line["step"] for line in journal(tmp_path) if "loss" in line] == [1, 2, 3]
-    assert last(tmp_path)["step"] == 0  # nothing is saved while it is suspected
+    assert last(tmp_path)["step"] == 0  # nothing is saved while a collapse is suspected
 
 
 @pytest.mark.slow
-def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) -> None:
+def test_restart_restores_state_and_reshuffles(tmp_path: Path) -> None:
     run = started(tiny("method=c-byol", "bottleneck.target_residual=1", "train.steps=9"), tmp_path)
     for _ in range(2):
         one_step(run)
@@ -720,16 +721,16 @@ def test_going_back_restores_everything_and_takes_another_order(tmp_path: Path) 
     one_step(run)
     run.save()
     run.close()
-    again = started(run.config, tmp_path)  # the attempt is part of where a run stands
+    again = started(run.config, tmp_path)  # the attempt is part of the saved state
     assert (again.step, again.attempt) == (3, 1)
     again.close()
 
 
-# Images and methods of one's own
+# Custom sources and methods
 
 
 class Gray:
-    """Images of one level each."""
+    """Images of one gray level each."""
 
     name, classes, labels = "gray", ("dark", "light"), torch.arange(12) % 2
 
@@ -743,7 +744,7 @@ class Gray:
         return f"gray:{i}"
 
 
-def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
+def test_custom_source_and_method_are_trained(tmp_path: Path) -> None:
     built: list[Method] = []
 
     def method(config: Config) -> Method:
@@ -769,11 +770,11 @@ def test_a_source_and_a_method_of_ones_own_are_trained(tmp_path: Path) -> None:
     run.close()
 
 
-# The folder of a run
+# The run folder
 
 
 @pytest.mark.slow
-def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
+def test_run_folder_has_the_documented_files(tmp_path: Path) -> None:
     config = tiny("method=c-simclr", "train.tensorboard=true", "train.log_every=2")
     outcome = pretrain(config, tmp_path / "a" / "b", display=silent())
     assert outcome.folder == tmp_path / "a" / "b"
@@ -819,7 +820,7 @@ def test_a_run_leaves_what_its_folder_promises(tmp_path: Path) -> None:
     }
 
 
-def test_a_finished_run_stays_as_it_is(uninterrupted: Path) -> None:
+def test_rerun_of_a_finished_run_changes_nothing(uninterrupted: Path) -> None:
     before, lines = last(uninterrupted), journal(uninterrupted)
     outcome = pretrain(tiny(*STEERED), uninterrupted, display=silent())
     assert outcome.step == outcome.total
@@ -850,11 +851,11 @@ def test_unreadable_images_are_listed_and_skipped(tmp_path: Path) -> None:
         ]
         assert all(line.split(": ", 1)[1] for line in listed)
     state, streamed = last(tmp_path / "yes"), last(tmp_path / "no")
-    assert differences(state, streamed) == []  # the same images, wherever they live
+    assert differences(state, streamed) == []  # cached and streamed images are equal
 
 
 @pytest.mark.slow
-def test_unreadable_images_met_before_a_break_stay_listed(tmp_path: Path) -> None:
+def test_unreadable_images_stay_listed_after_resume(tmp_path: Path) -> None:
     images = photos(tmp_path / "images", 12)
     bad = [images / "002.png", images / "004.png", images / "007.png"]
     whole = [path.read_bytes() for path in bad]
@@ -870,8 +871,8 @@ def test_unreadable_images_met_before_a_break_stay_listed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_other_images_of_the_same_number_are_another_run(tmp_path: Path) -> None:
-    """The same ones may lie elsewhere, or in part have become unreadable."""
+def test_resume_with_different_images_of_equal_count_is_rejected(tmp_path: Path) -> None:
+    """The same images may have moved, and a few may have become unreadable."""
     images, out = photos(tmp_path / "images", 20), tmp_path / "run"
     pretrain(tiny(f"data.source={images}", "train.steps=1"), out, display=silent())
     moved = shutil.copytree(images, tmp_path / "moved")
@@ -879,33 +880,33 @@ def test_other_images_of_the_same_number_are_another_run(tmp_path: Path) -> None
     assert pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent()).step == 1
     for i in range(20):
         shutil.copy(images / f"{i:03d}.png", moved / f"{19 - i:03d}.png")
-    message = f"{out} .* 20 other images .* {moved}"
+    message = f"{out} .* 20 .*{moved}"
     with pytest.raises(ValueError, match=message):
         pretrain(tiny(f"data.source={moved}", "train.steps=1"), out, display=silent())
 
 
-def test_a_set_that_grew_is_another_run(tmp_path: Path) -> None:
+def test_resume_with_added_images_is_rejected(tmp_path: Path) -> None:
     images, out = photos(tmp_path / "images", 9), tmp_path / "run"
     config = tiny(f"data.source={images}")
     pretrain(config, out, display=silent())
     photos(images, 10)
-    message = f"{out} .* 9 images, .*{images} has 10; .*--out"
+    message = f"{out} .* 9 .*{images} .*10.*--out"
     with pytest.raises(ValueError, match=message):
         pretrain(config, out, display=silent())
 
 
-def test_a_set_of_which_no_label_is_held_out_is_trained_all_the_same(
+def test_no_held_out_labels_means_no_accuracy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no feature is made for nothing."""
+    """No feature is computed for nothing."""
     monkeypatch.setattr(online_eval, "features", None)
     config = tiny("probe.holdout=0", "method=simclr")
     assert pretrain(config, tmp_path, display=silent()).accuracy is None
     assert "probe_loss" in journal(tmp_path)[-1]
 
 
-def test_labels_held_out_never_reach_the_probe(tmp_path: Path) -> None:
-    """A tenth of the labels is invisible to the probe, whose every other label is the true one."""
+def test_held_out_labels_never_reach_the_probe(tmp_path: Path) -> None:
+    """A tenth of the labels is hidden from the probe; all its other labels are the true ones."""
     run = started(tiny("data.limit=200"), tmp_path)
     assert run.labels is not None
     assert 5 <= int(run.held_out.sum()) <= 40
@@ -914,23 +915,23 @@ def test_labels_held_out_never_reach_the_probe(tmp_path: Path) -> None:
     run.close()
 
 
-# Processes
+# Several processes
 
 
 def joined(state: dict[str, Any], part: str, ends: tuple[str, ...]) -> Tensor:
-    """All weights of method or probe with such names as one vector."""
+    """Return all matching weights of method or probe as one vector."""
     names = [n for n in sorted(state) if n.startswith(part) and n.endswith(ends)]
     return torch.cat([state[name].double().flatten() for name in names])
 
 
 @pytest.mark.distributed
-def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
-    """SimCLR, SGD, 3 steps: 8 images in each of torchrun's processes, 16 in one.
+def test_two_processes_match_one(tmp_path: Path) -> None:
+    """SimCLR with SGD, 3 steps: 8 images in each of two torchrun processes, 16 in one.
 
-    Weights agree to 1e-4, and to 1 % of the way that they went: float32 sums over a batch come in
-    two parts, and through 3 steps of such small batch norms a change of the first weights by 1e-7
-    makes 6e-5, and 1.4e-4 of the way. The probe's begin at 0, and AdamW's first steps enlarge small
-    gradients: 1 % of the way alone. Only the first process speaks.
+    Weights agree to 1e-4, and to 1 % of their change in training: float32 sums over a batch are
+    split in two, and over 3 steps of such small batch norms a change of the initial weights by 1e-7
+    grows to 6e-5, or 1.4e-4 of their change. The probe's weights start at 0 and AdamW's first steps
+    amplify small gradients, so for them only the 1 % of the change holds. Only rank 0 prints.
     """
     one, two = tmp_path / "one", tmp_path / "two"
     config = tiny("method=simclr", "train.steps=3", "train.batch_size=16", "views.size=32")
@@ -956,12 +957,12 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
     for mine, theirs in zip(journal(one), journal(two), strict=True):
         assert mine["step"] == theirs["step"]
         if "loss" in mine:
-            precise = 1e-5 if mine["step"] == 1 else 1e-3  # then of weights that differ
+            precise = 1e-5 if mine["step"] == 1 else 1e-3  # later, weights differ
             assert theirs["loss"] == pytest.approx(mine["loss"], rel=precise)
 
 
 def restores(rank: int, folder: Path, sees: int) -> None:
-    """What a process says that sees only so many of the checkpoints, unless it is the first."""
+    """Restore a run; processes other than rank 0 see only the first `sees` checkpoints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
     every = checkpoint.steps
@@ -978,10 +979,10 @@ def restores(rank: int, folder: Path, sees: int) -> None:
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(("sees", "words"), [(2, "nothing"), (1, "step 3, step 0;")])
-def test_processes_go_on_from_one_checkpoint_or_not_at_all(
+def test_processes_resume_from_the_same_checkpoint_or_fail(
     sees: int, words: str, tmp_path: Path
 ) -> None:
-    """The list of files in a folder on a network may be old on one machine."""
+    """On a network file system, the file list may be stale on one machine."""
     run = started(tiny("train.steps=9"), tmp_path / "run")
     for _ in range(3):
         one_step(run)
@@ -995,7 +996,7 @@ def test_processes_go_on_from_one_checkpoint_or_not_at_all(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labeled", [False, True])
-def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
+def test_run_prints_a_summary_of_its_settings(tmp_path: Path, labeled: bool) -> None:
     for name in ("cat", "dog") if labeled else (".",):
         photos(tmp_path / "photos" / name, 24)
     display, count = Written(), 48 if labeled else 24
@@ -1010,10 +1011,10 @@ def test_a_run_says_what_it_is_made_of(tmp_path: Path, labeled: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_speed_is_in_images_whatever_the_portions(
+def test_throughput_counts_images_with_accumulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 steps of 8 images in a second, in two portions each."""
+    """3 steps per second of 8 images, in two microbatches each."""
     monkeypatch.setattr(
         Throughput, "update", lambda self, *_: setattr(self, "steps_per_second", 3.0)
     )
@@ -1023,7 +1024,7 @@ def test_a_speed_is_in_images_whatever_the_portions(
 
 
 class Seen(Display):
-    """A display that remembers its readings."""
+    """A display that records its readings."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -1033,7 +1034,7 @@ class Seen(Display):
         self.readings = dict(readings or {})
 
 
-def test_the_line_of_progress_has_each_number_under_its_name(tmp_path: Path) -> None:
+def test_progress_line_shows_each_metric_with_its_name(tmp_path: Path) -> None:
     display = Seen()
     run = started(tiny(), tmp_path, display=display)
     run.accuracy = Accuracy(probe=0.25, neighbors=0.75, count=8)
@@ -1051,7 +1052,7 @@ def test_the_line_of_progress_has_each_number_under_its_name(tmp_path: Path) -> 
     run.close()
 
 
-def test_probe_and_neighbors_are_asked_with_the_settings(
+def test_online_evaluation_uses_the_probe_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
@@ -1074,20 +1075,21 @@ def test_probe_and_neighbors_are_asked_with_the_settings(
     assert (line["probe_accuracy"], line["knn_accuracy"]) == (0.25, 0.75)
 
 
-def test_probe_and_neighbors_are_asked_twenty_times_or_by_epochs() -> None:
-    """200 steps of 8 of 40 images: 5 steps an epoch."""
-    often = Schedule(tiny("train.steps=200", "probe.every_epochs=0", "train.log_every=5"), 40)
-    assert often.evaluate_every == 10
-    looks = [step for step in range(1, 201) if often.is_time_to_log(step)]
-    assert looks == [*range(5, 201, 5)]
-    assert [step for step in looks if often.is_time_to_evaluate(step)] == [*range(10, 201, 10)]
+def test_online_evaluation_runs_twenty_times_or_every_n_epochs() -> None:
+    """200 steps of 8 of 40 images: 5 steps per epoch."""
+    schedule = Schedule(tiny("train.steps=200", "probe.every_epochs=0", "train.log_every=5"), 40)
+    assert schedule.evaluate_every == 10
+    log_steps = [step for step in range(1, 201) if schedule.is_time_to_log(step)]
+    assert log_steps == [*range(5, 201, 5)]
+    evaluated = [step for step in log_steps if schedule.is_time_to_evaluate(step)]
+    assert evaluated == [*range(10, 201, 10)]
     assert Schedule(tiny("train.steps=200", "probe.every_epochs=3"), 40).evaluate_every == 15
     assert Schedule(tiny("train.steps=8000", "probe.every_epochs=0"), 40).evaluate_every == 400
 
 
-def test_two_images_are_enough_and_black_ones_are_told_apart() -> None:
+def test_two_images_suffice_and_black_is_not_unreadable() -> None:
     assert len(images.load_source(tiny("data.limit=2"))) == 2
-    with pytest.raises(ValueError, match="has 1 image; there must be 2 or more"):
+    with pytest.raises(ValueError, match=r"has 1 image.* 2 "):
         images.load_source(tiny("data.limit=1"))
     black, unreadable, gray = torch.zeros(1, 3), -torch.ones(1, 3), torch.full((1, 3), 128.0)
     assert images.are_others(black, gray)
@@ -1095,15 +1097,15 @@ def test_two_images_are_enough_and_black_ones_are_told_apart() -> None:
 
 
 @pytest.mark.slow
-def test_there_are_about_ten_looks_in_an_epoch() -> None:
-    """Batches of 8; not more than one in a step, and not less than one in 50."""
-    steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # of so many images
+def test_metrics_are_logged_about_ten_times_per_epoch() -> None:
+    """Batches of 8; at most once per step and at least once every 50 steps."""
+    steps = {40: 1, 800: 10, 1600: 20, 80_000: 50}  # by number of images
     for count, every in steps.items():
         assert Schedule(tiny("train.batch_size=8", "train.log_every=0"), count).log_every == every
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_limited_set_is_drawn_by_the_seed(seed: int) -> None:
+def test_limited_dataset_is_drawn_by_the_seed(seed: int) -> None:
     source = load_source(tiny("data.limit=6", f"seed={seed}"))
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:6].sort().values
     whole = load_source(tiny())
@@ -1111,7 +1113,7 @@ def test_a_limited_set_is_drawn_by_the_seed(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("steps", "horizon"), [(100, 10), (1000, 20), (40_000, 200)])
-def test_beta_is_steered_within_a_fiftieth_of_the_run(
+def test_controller_horizon_is_a_fiftieth_of_the_run(
     steps: int, horizon: int, tmp_path: Path
 ) -> None:
     config = tiny("method=c-simclr", "bottleneck.target_residual=0.5", f"train.steps={steps}")
@@ -1122,14 +1124,14 @@ def test_beta_is_steered_within_a_fiftieth_of_the_run(
 
 
 @pytest.mark.slow
-def test_the_encoder_of_a_run_knows_how_its_views_were_resized(tmp_path: Path) -> None:
+def test_encoder_stores_the_antialias_setting(tmp_path: Path) -> None:
     pretrain(tiny("views.antialias=true"), tmp_path, display=silent())
     assert encoder.load(tmp_path).antialias
 
 
 @pytest.mark.slow
-def test_what_the_monitor_remembers_outlives_a_break(tmp_path: Path) -> None:
-    """Losses that a spike is told by, and two of the three bad looks that make a collapse."""
+def test_health_state_survives_resume(tmp_path: Path) -> None:
+    """The state holds recent losses for spike detection and two of the three low readings."""
     run = started(tiny(), tmp_path)
     run.health.load_state_dict({"losses": [1.0, 2.0, 3.0], "was_wide": True, "low": 2})
     run.save()
@@ -1140,22 +1142,22 @@ def test_what_the_monitor_remembers_outlives_a_break(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_line_has_the_learning_rate_of_its_step(tmp_path: Path) -> None:
-    """Half a cosine over 4 steps, of 0.32 * 8 / 256 at batch 8: 1, 0.854, 0.5 and 0.146 of it."""
+def test_logged_learning_rate_belongs_to_its_step(tmp_path: Path) -> None:
+    """Half a cosine over 4 steps from 0.32 * 8 / 256 at batch 8: times 1, 0.854, 0.5, 0.146."""
     pretrain(tiny("train.steps=4", "optim.lr=0.32"), tmp_path, display=silent())
     found = [line["lr"] for line in journal(tmp_path) if "lr" in line]
     shares = [0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
     assert found == pytest.approx([0.01 * share for share in shares])
 
 
-def test_a_warmup_as_long_as_the_run_is_a_tenth_of_it() -> None:
-    """Two epochs of five steps, of ten."""
+def test_warmup_as_long_as_the_run_is_cut_to_a_tenth() -> None:
+    """The warm-up is two epochs of five steps; the run has ten steps."""
     found = Schedule(tiny("optim.warmup_epochs=2", "train.steps=10"), 40)
     assert found.warmup == 1
     assert found.lr(9) > 0
 
 
-def test_images_without_a_label_are_no_class_of_their_own(tmp_path: Path) -> None:
+def test_unlabeled_images_are_not_counted_as_a_class(tmp_path: Path) -> None:
     whole = load_source(tiny())
     assert whole.labels is not None
     labels = whole.labels.clone()
@@ -1174,10 +1176,10 @@ def test_images_without_a_label_are_no_class_of_their_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
+def test_accumulated_step_logs_and_controls_by_the_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of 16 images in 4 portions: each line has their mean, and beta follows it."""
+    """Steps of 16 images in 4 microbatches: each line has their mean, and beta follows it."""
     portions: list[tuple[float, float]] = []
     steered: list[float] = []
     add_metrics, update = loop.add_metrics, Controller.update
@@ -1187,12 +1189,12 @@ def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
         portions.append((step.loss.item(), step.reducible_residual.item()))
         add_metrics(run, step, probe_loss)
 
-    def told(self: Controller, reducible_residual: Tensor) -> None:
+    def recorded_update(self: Controller, reducible_residual: Tensor) -> None:
         steered.append(reducible_residual.item())
         update(self, reducible_residual)
 
     monkeypatch.setattr(loop, "add_metrics", seen)
-    monkeypatch.setattr(Controller, "update", told)
+    monkeypatch.setattr(Controller, "update", recorded_update)
     changes = (
         "train.batch_size=16",
         "train.grad_accum_steps=4",
@@ -1201,15 +1203,15 @@ def test_a_step_of_portions_is_written_down_and_steered_by_all_of_them(
     )
     pretrain(tiny(*STEERED, *changes), tmp_path, display=silent())
     means = np.array(portions).reshape(3, 4, 2).mean(1)
-    assert np.ptp(np.array(portions).reshape(3, 4, 2), axis=1).min() > 0  # they differ
+    assert np.ptp(np.array(portions).reshape(3, 4, 2), axis=1).min() > 0  # the microbatches differ
     lines = [line for line in journal(tmp_path) if "loss" in line]
     found = [(line["loss"], line["reducible_residual"]) for line in lines]
     assert found == pytest.approx(means, rel=1e-6)  # float32 sums
     assert steered == pytest.approx(means[:, 1], rel=1e-6)
 
 
-def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path) -> None:
-    """10 epochs of 5 steps, and the run has 40: else it would end at 0.8 of beta."""
+def test_beta_warmup_longer_than_the_run_is_cut_to_a_tenth(tmp_path: Path) -> None:
+    """10 epochs of 5 steps exceed the run's 40 steps; uncut, it would end at 0.8 of beta."""
     rising = ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
     short = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=40"), 40)
     assert len(short.notes) == 1
@@ -1219,17 +1221,17 @@ def test_a_price_that_would_rise_beyond_the_end_rises_in_a_tenth(tmp_path: Path)
     (note,) = half.notes
     assert re.search(r"beta .*50%.* bottleneck\.warmup_epochs=2", note)
     assert half.beta(25) == 0.5
-    for steps, said in ((149, 1), (150, 0)):  # more than a third is much
+    for steps, said in ((149, 1), (150, 0)):  # more than a third of the run is noted
         assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).notes) == said
 
 
-def test_no_images_of_a_program_are_none(tmp_path: Path) -> None:
+def test_empty_custom_source_is_rejected(tmp_path: Path) -> None:
     none = ImageSource(name="none", count=0, read=bytes, place=str)
     with pytest.raises(ValueError, match="none has 0 image"):
         pretrain(tiny(), tmp_path, display=silent(), source=none)
 
 
-def test_a_limit_holds_for_images_of_a_program(tmp_path: Path) -> None:
+def test_data_limit_applies_to_a_custom_source(tmp_path: Path) -> None:
     display = Written()
     pretrain(tiny("data.limit=16"), tmp_path, display=display, source=load_source(tiny()))
     assert any(" on 16 images" in text for text in display.said)
@@ -1237,17 +1239,17 @@ def test_a_limit_holds_for_images_of_a_program(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("test_vit", 33), ("vgg11", 16)])
-def test_a_size_that_a_network_cannot_take_is_one_line_and_leaves_nothing(
+def test_unsupported_view_size_is_rejected_and_leaves_no_folder(
     tmp_path: Path, name: str, size: int
 ) -> None:
-    """Patches of 16 pixels, and five times half of 16."""
+    """test_vit has patches of 16 pixels; vgg11 halves 16 pixels five times."""
     config = tiny(f"network.name={name}", f"views.size={size}")
-    with pytest.raises(ValueError, match=rf"^{name} .* {size} pixels: .*views\.size"):
+    with pytest.raises(ValueError, match=rf"^{name} .* {size} pixels.*views\.size"):
         pretrain(config, tmp_path / "run", display=silent())
     assert not (tmp_path / "run").exists()
 
 
-def test_a_size_is_tried_without_a_trace() -> None:
+def test_view_size_check_leaves_the_network_unchanged() -> None:
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     check_view_size(network, "a", 8)
@@ -1256,9 +1258,7 @@ def test_a_size_is_tried_without_a_trace() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_no_folder_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_releases_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = MetricsLogger.close
 
     def full(self: MetricsLogger) -> None:

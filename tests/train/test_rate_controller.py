@@ -1,4 +1,4 @@
-"""Beta finds its way: simulated responses of many shapes, and a small network by C-SimCLR."""
+"""The controller drives beta to its target for simulated responses and a small C-SimCLR network."""
 
 import math
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from compressive.objectives import AdaptiveWeight, csimclr_loss
 from compressive.rundir import checkpoint
 from compressive.train.rate_controller import LEAST, MOST, Controller
 
-# Reducible nats at rest as a function of beta, the target, and the beta that belongs to it; the
-# elasticity d log nats / d log beta there is in the name.
+# Steady-state reducible nats as a function of beta, the target, and the beta that reaches it. The
+# name ends with the elasticity d log nats / d log beta there.
 RESPONSES: dict[str, tuple[Callable[[float], float], float, float]] = {
     "hardly yields, 0.2": (lambda beta: 3 * beta**-0.2, 2.5, 2.49),
     "square root, 0.5": (lambda beta: 2 * beta**-0.5, 0.7, 8.16),
@@ -29,7 +29,7 @@ RESPONSES: dict[str, tuple[Callable[[float], float], float, float]] = {
 }
 
 
-def test_the_responses_are_as_described() -> None:
+def test_responses_match_their_table() -> None:
     for name, (response, target, beta) in RESPONSES.items():
         assert response(beta) == pytest.approx(target, rel=0.01)
         slope = -math.log(response(1.01 * beta) / response(beta / 1.01)) / (2 * math.log(1.01))
@@ -39,7 +39,7 @@ def test_the_responses_are_as_described() -> None:
 def simulate(
     response: Callable[[float], float], target: float, *, lag: float, noise: float, steps: int
 ) -> tuple[list[float], list[float]]:
-    """Nats without their noise, and betas: nats follow beta with a lag, batches scatter."""
+    """Return nats without noise, and betas; nats follow beta with a lag, and batches are noisy."""
     controller = Controller(target)
     random = np.random.default_rng(0)
     nats, betas, log_nats = [], [], math.log(response(1.0))
@@ -52,7 +52,7 @@ def simulate(
 
 
 def settled(nats: list[float], target: float, within: float) -> int:
-    """The step after which nats stay that near to the target for good."""
+    """Return the step after which nats stay within a fraction `within` of the target."""
     outside = [i for i, value in enumerate(nats) if abs(value / target - 1) > within]
     return outside[-1] + 1 if outside else 0
 
@@ -60,10 +60,10 @@ def settled(nats: list[float], target: float, within: float) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [5, 50])
 @pytest.mark.parametrize("name", RESPONSES)
-def test_nats_reach_the_target_and_stay(name: str, lag: int) -> None:
-    """Within 5 % for good: a horizon per factor of e, then the error dies out as documented.
+def test_nats_converge_to_the_target(name: str, lag: int) -> None:
+    """Nats stay within 5 % after a horizon per factor of e plus the documented decay.
 
-    Three time constants take an error of 1 to 5 %, a fourth is for the noise.
+    Three time constants reduce an error of 1 to 5 %; a fourth allows for noise.
     """
     response, target, beta = RESPONSES[name]
     steps = int(200 * (abs(math.log(beta)) + 4 / float(name.split()[-1])))
@@ -75,12 +75,12 @@ def test_nats_reach_the_target_and_stay(name: str, lag: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [5, 50])
 @pytest.mark.parametrize("name", RESPONSES)
-def test_nats_do_not_swing(name: str, lag: int) -> None:
-    """Without noise they cross the target once at most, and by no more than 5 %."""
+def test_nats_do_not_oscillate(name: str, lag: int) -> None:
+    """Without noise, nats cross the target at most once and overshoot by at most 5 %."""
     response, target, _ = RESPONSES[name]
     nats, _ = simulate(response, target, lag=lag, noise=0.0, steps=2500)
     side = np.sign(np.array(nats) / target - 1)
-    # Below 0.1 % it is at rest: float32 sums have their own smallest step.
+    # Below 0.1 % counts as settled: float32 sums have a smallest step.
     moving = np.abs(np.array(nats) / target - 1) > 1e-3
     turns = np.count_nonzero(np.diff(side[moving]))
     assert turns <= 1
@@ -89,8 +89,8 @@ def test_nats_do_not_swing(name: str, lag: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_network_swings_little_and_settles() -> None:
-    """A lag of three quarters of the horizon, on the steepest slope."""
+def test_slow_response_overshoots_little_and_settles() -> None:
+    """The lag is three quarters of the horizon, on the steepest slope."""
     response, target, _ = RESPONSES["cliff, 3.2"]
     nats, _ = simulate(response, target, lag=150, noise=0.0, steps=3000)
     assert min(nats) > 0.75 * target
@@ -98,25 +98,25 @@ def test_a_slow_network_swings_little_and_settles() -> None:
 
 
 @pytest.mark.slow
-def test_a_target_out_of_reach_is_not_made_up_for() -> None:
-    """At the end of its range beta waits, and leaves it as soon as the nats have changed."""
+def test_unreachable_target_does_not_wind_up() -> None:
+    """Beta waits at its limit and leaves it as soon as the nats change."""
     controller = Controller(1.0)
     for _ in range(5000):
         controller.update(torch.tensor(0.2))
     assert controller.beta.item() == pytest.approx(LEAST)
-    for _ in range(80):  # a few times what is averaged over
+    for _ in range(80):  # a few times the averaging window
         controller.update(torch.tensor(5.0))
     assert controller.beta.item() > 1.2 * LEAST
     for _ in range(5000):
         controller.update(torch.tensor(5.0))
     assert controller.beta.item() == pytest.approx(MOST)
-    for _ in range(80):  # a few times what is averaged over
+    for _ in range(80):  # a few times the averaging window
         controller.update(torch.tensor(0.2))
     assert controller.beta.item() < MOST / 1.2
 
 
-def test_one_step_is_the_formula() -> None:
-    """By hand: the average starts at the first value; then 0.95 of it and 0.05 of the next."""
+def test_single_step_matches_the_formula() -> None:
+    """The average starts at the first value, then takes 0.95 of itself and 0.05 of the next."""
     controller = Controller(2.0, beta=0.5)
     controller.update(torch.tensor(3.0))
     first = math.log(1.5)
@@ -126,13 +126,13 @@ def test_one_step_is_the_formula() -> None:
     second = math.log(average / 2)
     expected = 0.5 * math.exp((first + second) / 200 + 0.3 * second)
     assert controller.beta.item() == pytest.approx(expected, rel=1e-5)
-    controller.update(torch.tensor(1e9))  # an error is cut at a factor of e
+    controller.update(torch.tensor(1e9))  # the error is clipped at a factor of e
     assert controller.beta.item() == pytest.approx(
         0.5 * math.exp((first + second + 1) / 200 + 0.3), rel=1e-5
     )
 
 
-def test_odd_values_leave_beta_finite() -> None:
+def test_nonfinite_values_leave_beta_finite() -> None:
     controller = Controller(1.0, beta=0.0)
     assert controller.beta.item() == pytest.approx(LEAST)
     for value in (math.nan, 0.0, math.inf, -math.inf, 0.0, 1e-30):
@@ -140,13 +140,13 @@ def test_odd_values_leave_beta_finite() -> None:
         assert LEAST * 0.99 <= controller.beta.item() <= MOST
     healthy = Controller(1.0)
     healthy.update(torch.tensor(math.nan))
-    assert healthy.beta.item() == pytest.approx(1.0), "it counts as on target"
+    assert healthy.beta.item() == pytest.approx(1.0), "NaN counts as on target"
     for bad in (0.0, -1.0, math.inf):
-        with pytest.raises(ValueError, match="target must be a finite number above 0"):
+        with pytest.raises(ValueError, match=r"target must .* 0"):
             Controller(bad)
 
 
-def test_an_update_before_the_backward_pass_does_no_harm() -> None:
+def test_update_before_backward_keeps_the_gradient() -> None:
     controller = Controller(1.0)
     weight = torch.tensor(2.0, requires_grad=True)
     loss = controller.beta * weight.square()
@@ -157,7 +157,7 @@ def test_an_update_before_the_backward_pass_does_no_harm() -> None:
     assert not controller.beta.requires_grad
 
 
-def test_a_controller_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_controller_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     values = torch.rand(50) + 0.5
     whole, first, second = Controller(0.7), Controller(0.7), Controller(0.7, beta=30.0)
     for value in values:
@@ -172,13 +172,13 @@ def test_a_controller_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(second.beta, whole.beta)
 
 
-# --- a real network ----------------------------------------------------------------------------
+# --- a real network --------------------------------------------------------------------------
 
 
 def trained(
     controller: Controller | None, steps: int, adaptive_weight: AdaptiveWeight | None = None
 ) -> list[float]:
-    """Reducible nats of every step of C-SimCLR on pairs of noisy vectors, beta steered or 0."""
+    """Return reducible nats per step of C-SimCLR on noisy vectors, beta controlled or 0."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
@@ -203,7 +203,7 @@ def trained(
 
 @cache
 def free_nats() -> float:
-    """What passes where nats cost nothing."""
+    """Return the reducible nats at beta = 0."""
     return float(np.mean(trained(None, 400)[-100:]))
 
 
@@ -219,12 +219,12 @@ def free_nats() -> float:
         (0.2, "rank", 27.3),
     ],
 )
-def test_a_network_keeps_the_share_of_its_nats_that_it_is_told_to(
+def test_network_keeps_the_target_fraction_of_its_nats(
     share: float, adaptive_weight: AdaptiveWeight | None, beta: float
 ) -> None:
-    """Means over 50 steps scatter by 1 %: a batch's nats by 6 %, over the root of 50.
+    """Means over 50 steps vary by 1 %: a batch's nats vary by 6 %, divided by the root of 50.
 
-    `beta` is where it was first measured.
+    `beta` is the first measured value.
     """
     target = share * free_nats()
     controller = Controller(target, horizon=50)
@@ -236,10 +236,10 @@ def test_a_network_keeps_the_share_of_its_nats_that_it_is_told_to(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_compression_by_likelihood_limits_itself() -> None:
-    """Images that z no longer predicts pay less: the nats stop above a low target, in no collapse.
+def test_likelihood_weighting_limits_compression() -> None:
+    """Images that z no longer predicts are penalized less, so nats stop above a low target.
 
-    At 1.2 of the target where it was first measured, with beta at its end.
+    There is no collapse. First measured at 1.2 of the target, with beta at its upper limit.
     """
     target = 0.2 * free_nats()
     controller = Controller(target, horizon=50)
@@ -248,7 +248,7 @@ def test_compression_by_likelihood_limits_itself() -> None:
     assert 1.1 < np.mean(nats[-100:]) / target < 1.3
 
 
-# --- processes and devices ---------------------------------------------------------------------
+# --- processes and devices -------------------------------------------------------------------
 
 
 def worker(rank: int, folder: str) -> None:
@@ -267,8 +267,8 @@ def process_nats() -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_all_processes_steer_by_their_common_mean(tmp_path: Path) -> None:
-    """To the rounding of a float32 mean, taken apart and put together again."""
+def test_processes_update_beta_by_their_common_mean(tmp_path: Path) -> None:
+    """Equal up to the rounding of a float32 mean that is computed in two parts."""
     together(worker, (str(tmp_path),), 2)
     alone = Controller(1.0)
     for value in process_nats():
@@ -281,7 +281,7 @@ def test_all_processes_steer_by_their_common_mean(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_steering_never_waits_for_the_device() -> None:
+def test_update_does_not_synchronize_the_gpu() -> None:
     there, here = Controller(1.0, device="cuda"), Controller(1.0)
     values = torch.rand(20) * 3
     on_device = values.cuda()

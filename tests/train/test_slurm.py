@@ -1,4 +1,4 @@
-"""The script for a cluster starts what it says, saves in time, and asks to go on."""
+"""The Slurm script starts the documented command, saves before the time limit and requeues."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "pretrain.slurm"
-# Stand-ins for a cluster's programs, which write down what they are asked.
+# Stand-ins for Slurm's programs, which record their arguments.
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" > srun.txt
 trap 'echo saved > saved.txt; exit 143' TERM
@@ -38,7 +38,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_every_machine_starts_the_command_of_all(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_every_node_starts_the_same_command(tmp_path: Path, cluster: dict[str, str]) -> None:
     subprocess.run([SCRIPT, *WORDS], cwd=tmp_path, env=cluster, check=True)
     given = (tmp_path / "srun.txt").read_text().splitlines()
     start = given.index("-m")
@@ -59,27 +59,25 @@ def test_every_machine_starts_the_command_of_all(tmp_path: Path, cluster: dict[s
     assert not (tmp_path / "requeued.txt").exists()
 
 
-def test_a_failed_run_is_not_queued_again(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_failed_run_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> None:
     done = subprocess.run([SCRIPT, *WORDS], cwd=tmp_path, env=cluster | {"CODE": "2"})
     assert done.returncode == 2
     assert not (tmp_path / "requeued.txt").exists()
 
 
-def test_when_time_is_over_the_run_saves_and_is_queued_again(
-    tmp_path: Path, cluster: dict[str, str]
-) -> None:
+def test_time_limit_saves_and_requeues(tmp_path: Path, cluster: dict[str, str]) -> None:
     job = subprocess.Popen([SCRIPT, *WORDS], cwd=tmp_path, env=cluster | {"WAIT": "1000"})
     until = time.monotonic() + 30
     while not (tmp_path / "srun.txt").exists() and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(0.3)  # until both listen
+    time.sleep(0.3)  # until both have set their traps
     job.send_signal(signal.SIGUSR1)
     assert job.wait(30) == 0
     assert (tmp_path / "saved.txt").read_text() == "saved\n"
     assert (tmp_path / "requeued.txt").read_text() == "requeue 123\n"
 
 
-def test_words_that_are_missing_are_asked_for(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_missing_arguments_print_the_usage(tmp_path: Path, cluster: dict[str, str]) -> None:
     done = subprocess.run(
         [SCRIPT, "/data"], cwd=tmp_path, env=cluster, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Speed and waiting are those of training alone."""
+"""Throughput and data wait count training time only."""
 
 import time
 
@@ -7,10 +7,10 @@ import pytest
 from compressive.train.throughput import Throughput
 
 
-def test_what_is_waited_in_a_pause_is_no_waiting_for_training(
+def test_excluded_time_counts_neither_as_training_nor_as_data_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a clock that is set by hand: 0.1 s of training, 0.02 of it waiting, and 0.3 s beside."""
+    """A fake clock: 0.1 s of training, 0.02 s of it data wait, and 0.3 s excluded."""
     now, waited = 5.0, 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     pace = Throughput()
