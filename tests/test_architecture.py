@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,3 +196,14 @@ def test_package_exports_its_public_names() -> None:
     assert compressive.metrics.__name__ == "compressive.metrics"
     with pytest.raises(AttributeError, match="nothing"):
         _ = compressive.nothing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_diagram_shows_the_layers_of_the_contract() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [set(layer.split(" | ")) for layer in contract["contracts"][0]["layers"]]
+    diagram = ARCHITECTURE.partition("```text\n")[2].partition("```")[0]
+    rows: list[str] = []
+    for line in diagram.splitlines():
+        names = re.split(r" {3,}", line.strip())[0].removeprefix("└ ")
+        rows = [*rows[:-1], rows[-1] + names] if rows and rows[-1].endswith("│") else [*rows, names]
+    assert [set(re.findall(r"\w+", row)) for row in rows] == layers[1:]  # without __main__

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-# Chosen by tests/test_radial.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all quantiles from
-# 1e-12 to 1 - 1e-12 these leave |F(theta) - F_chi(r)| below 1e-11, float64's noise at n = 65536.
+# Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
+# quantiles from 1e-12 to 1 - 1e-12 these leave |F(theta) - F_chi(r)| below 1e-11, float64's noise at
+# n = 65536.
 _NODES = 64
 _HALLEY_STEPS = 4
 _MAX_DEGREE = 16
