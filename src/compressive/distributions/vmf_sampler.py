@@ -25,8 +25,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 # Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
-# quantiles from 1e-12 to 1 - 1e-12 these leave |F(theta) - F_chi(r)| below 1e-11, float64's noise at
-# n = 65536.
+# quantiles from 1e-12 to 1 - 1e-12, |F(theta) - F_chi(r)| is below 1e-11, the noise at n = 65536.
 _NODES = 64
 _HALLEY_STEPS = 4
 _MAX_DEGREE = 16
