@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from compressive.optim import LARS, parameter_groups
 from compressive.rundir import checkpoint, files
+from compressive.rundir.checksum import checksum
 
 
 def same(a: Any, b: Any) -> bool:
@@ -274,7 +275,7 @@ def test_a_forged_header_is_refused_in_words(header: dict[str, str | None], tmp_
     """Even with a checksum that fits."""
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {})
-    crc = checkpoint._checksum(header["state"] or "", {})
+    crc = checksum(header["state"] or "", {})
     rewritten(path, **header, crc32=crc)
     with pytest.raises(checkpoint.Damaged, match="header"):
         checkpoint.load(path)
