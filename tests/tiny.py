@@ -78,9 +78,10 @@ class Written(Display):
 
 
 def last(run: Path) -> dict[str, Any]:
-    """The state in a run's last checkpoint."""
+    """The state in a run's last checkpoint, without the id, which no two runs share."""
     found = checkpoint.latest(run / "checkpoints")
     assert found is not None
+    assert found[1].pop("run_id")
     return found[1]
 
 

@@ -52,6 +52,7 @@ class Encoder(nn.Module):
         side: int,
         *,
         antialias: bool = False,
+        run_id: str = "",
     ) -> None:
         super().__init__()
         self.network = network
@@ -59,6 +60,7 @@ class Encoder(nn.Module):
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
+        self.run_id = run_id  # of the run that trained it; "" if unknown
 
     @property
     def feature_dim(self) -> int:
@@ -108,6 +110,7 @@ def save(
     side: int,
     *,
     antialias: bool = False,
+    run_id: str = "",
 ) -> Path:
     """Write encoder.safetensors: the backbone's weights by their timm names, and metadata.
 
@@ -117,6 +120,7 @@ def save(
     """
     views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
     metadata = {"format": "pt", "network": json.dumps(asdict(settings)), **views}
+    metadata |= {"run_id": run_id} if run_id else {}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     path = folder / ENCODER
     write_bytes(path, _reproducible_bytes(weights, metadata))
@@ -174,7 +178,8 @@ def load(
             "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
         )
     network.load_state_dict(weights)
-    encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
+    antialias, run_id = metadata["antialias"] == "true", metadata.get("run_id", "")
+    encoder = Encoder(network, settings, size, side, antialias=antialias, run_id=run_id)
     return encoder.to(device).eval().requires_grad_(False)
 
 

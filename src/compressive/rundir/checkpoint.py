@@ -91,18 +91,24 @@ def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the path and state of the last intact checkpoint, or None if there are none."""
-    # Raise ValueError if all are damaged: a long run must not start over silently.
+def latest(folder: Path, run_id: str | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """Return the path and state of the last intact checkpoint, or None if there are none.
+
+    With `run_id`, skip checkpoints of other runs. A run without an id has the id "".
+    """
+    # Raise ValueError if all are skipped: a long run must not start over silently.
     found = steps(folder)
     for path in reversed(found):
         try:
-            return path, load(path)
+            state = load(path)
+            if run_id in (None, state.get("run_id", "")):
+                return path, state
+            _log.warning("skipped: %s is of another run; move it back to its own folder", path)
         except Damaged as error:
             _log.warning("skipped: %s", error)
     if found:
-        all_damaged = f"all {len(found)} checkpoints in {folder} are damaged"
-        raise ValueError(f"{all_damaged}; choose another --out to start over")
+        none_left = f"all {len(found)} checkpoints in {folder} are damaged or of other runs"
+        raise ValueError(f"{none_left}; choose another --out to start over")
     return None
 
 
