@@ -81,9 +81,10 @@ class Written(Display):
 
 
 def last(run: Path) -> dict[str, Any]:
-    """Return the state in a run's last checkpoint."""
+    """Return the state in a run's last checkpoint, without the run id, which is unique."""
     found = checkpoint.latest(run / "checkpoints")
     assert found is not None
+    assert found[1].pop("run_id")
     return found[1]
 
 

@@ -21,6 +21,7 @@ from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.networks import build, feature_dim, fits
+from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.files import ENCODER, write_bytes
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
@@ -51,6 +52,7 @@ class Encoder(nn.Module):
         side: int,
         *,
         antialias: bool = False,
+        run_id: str = "",
     ) -> None:
         super().__init__()
         self.network = network
@@ -58,6 +60,7 @@ class Encoder(nn.Module):
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
+        self.run_id = run_id  # of the run that trained it; "" if unknown
 
     @property
     def feature_dim(self) -> int:
@@ -107,6 +110,7 @@ def save(
     side: int,
     *,
     antialias: bool = False,
+    run_id: str = "",
 ) -> Path:
     """Write encoder.safetensors: the backbone's weights by their timm names, and metadata.
 
@@ -115,8 +119,8 @@ def save(
     ResNet-18 and -34. With `variant=official` of deeper ones timm computes different features.
     """
     views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
-    version = {"format": "pt", FORMAT_KEY: str(FORMAT_VERSIONS[ENCODER])}
-    metadata = {"network": json.dumps(asdict(settings)), **views, **version}
+    metadata = {"format": "pt", "network": json.dumps(asdict(settings)), **views}
+    metadata |= {"run_id": run_id} if run_id else {}
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     path = folder / ENCODER
     write_bytes(path, _reproducible_bytes(weights, metadata))
@@ -131,7 +135,7 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
     """
     path = _find_file(place)
     kept, weights = _read_file(path)
-    if taken := (_METADATA | {"format", FORMAT_KEY}) & (about or {}).keys():
+    if taken := (_METADATA | {"format", FORMAT_KEY, CHECKSUM_KEY}) & (about or {}).keys():
         raise ValueError(f"about must not contain {min(taken)!r}, which the encoder sets itself")
     rounded = {name: _to_float16(value, f"{name} of {path}") for name, value in weights.items()}
     write_bytes(target, _reproducible_bytes(rounded, {**kept, **(about or {})}))
@@ -139,7 +143,9 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
 
 
 def _reproducible_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """Serialize with sorted metadata, as results identify their encoder by its checksum."""
+    """Serialize with a checksum and sorted metadata: equal content gives equal bytes."""
+    metadata = metadata | {FORMAT_KEY: str(FORMAT_VERSIONS[ENCODER])}
+    metadata[CHECKSUM_KEY] = file_checksum(metadata, weights)
     # safetensors writes metadata in random order.
     content = serialize(weights, metadata)
     end = 8 + int.from_bytes(content[:8], "little")
@@ -162,7 +168,7 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter if torch was built without CUDA
         raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
-    metadata, weights = _read_file(_find_file(place), device)
+    metadata, weights = _read_file(_find_file(place))
     settings = from_dict({"network": json.loads(metadata["network"])}).network
     size, side = int(metadata["size"]), int(metadata["side"])
     network = build(settings, size) if network is None else network
@@ -172,7 +178,8 @@ def load(
             "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
         )
     network.load_state_dict(weights)
-    encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
+    antialias, run_id = metadata["antialias"] == "true", metadata.get("run_id", "")
+    encoder = Encoder(network, settings, size, side, antialias=antialias, run_id=run_id)
     return encoder.to(device).eval().requires_grad_(False)
 
 
@@ -190,22 +197,35 @@ def _find_file(place: str | Path) -> Path:
     return path
 
 
-def _read_file(
-    path: Path, device: str | torch.device = "cpu"
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and weights of an encoder.safetensors."""
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and tensors of a file; raise ValueError if its checksum does not fit."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-        weights = load_file(path, device=str(device))
+        tensors = load_file(path)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+    # Files of others and of format 2 state no checksum.
+    expected = shipped = weights.known_checksum(path)
+    is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
+    if is_ours and metadata.get(FORMAT_KEY) == str(FORMAT_VERSIONS[ENCODER]):
+        expected = metadata.get(CHECKSUM_KEY, "missing")
+    if expected not in (None, file_checksum(metadata, tensors)):
+        hint = "restore it from a copy, or run the training command again, which writes it"
+        hint = "install the package again" if shipped else hint
+        raise ValueError(f"{path} is damaged: its content does not fit its checksum; {hint}")
+    return metadata, tensors
+
+
+def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and weights of an encoder.safetensors."""
+    metadata, tensors = read_safetensors(path)
     if "network" not in metadata:
         raise UnknownNetwork(f"{path} does not say which network it is of; timm may load it")
     check_format(path, ENCODER, metadata.get(FORMAT_KEY))
     if absent := _METADATA - metadata.keys():
         raise ValueError(f"{path} is damaged: its metadata lack {min(absent)!r}")
-    return metadata, weights
+    return metadata, tensors
 
 
 def _to_float16(value: Tensor, name: str) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from compressive.optim import LARS, parameter_groups
 from compressive.rundir import checkpoint, files
+from compressive.rundir.checksum import checksum
 
 
 def same(a: Any, b: Any) -> bool:
@@ -273,7 +274,7 @@ def test_invalid_header_is_damaged(header: dict[str, str | None], tmp_path: Path
     """The checksum is valid."""
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {})
-    crc = checkpoint._checksum(header["state"] or "", {})
+    crc = checksum(header["state"] or "", {})
     rewrite_header(path, **header, crc32=crc)
     with pytest.raises(checkpoint.Damaged, match="header"):
         checkpoint.load(path)

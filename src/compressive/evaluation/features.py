@@ -2,14 +2,14 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from compressive.checks import autocast, full_precision
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.distributed import any_process, gather, rank, world_size
+from compressive.rundir.checksum import CHECKSUM_KEY, checksum
 from compressive.rundir.files import write_bytes
 from compressive.rundir.fingerprint import weights_fingerprint
 
@@ -110,14 +111,11 @@ def cached(
     device: torch.device | str = "cpu",
 ) -> Features:
     """Return cached features for `key`; call `make` and cache its result if there are none."""
-    content = json.dumps(key, sort_keys=True).encode()
-    name = hashlib.blake2b(content, digest_size=16).hexdigest()
+    content = json.dumps(key, sort_keys=True)
+    name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     path = None if folder is None else folder / f"{name}.safetensors"
     # `make` is collective: either all processes call it or none does.
-    kept = None
-    if path is not None:
-        with suppress(OSError, SafetensorError, TypeError):  # absent or damaged
-            kept = Features(**load_file(path))
+    kept = None if path is None else _read_cache(path, content)
     if path is not None and not any_process(kept is None, torch.device(device)):
         assert kept is not None
         return kept
@@ -125,8 +123,26 @@ def cached(
     if path is not None and rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.contiguous() for name, value in found._asdict().items()}
-        write_bytes(path, serialize(tensors))
+        write_bytes(path, serialize(tensors, {CHECKSUM_KEY: checksum(content, tensors)}))
     return found
+
+
+def _read_cache(path: Path, key: str) -> Features | None:
+    """Return the features in a file, or None, with a note if it is there but not intact."""
+    try:
+        with safe_open(path, "pt") as file:
+            stated = (file.metadata() or {}).get(CHECKSUM_KEY)
+        tensors = load_file(path)
+        if stated == checksum(key, tensors):
+            return Features(**tensors)
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError):
+        pass
+    if rank() == 0:
+        note = "is damaged or of an earlier version, so its features are computed again"
+        warnings.warn(f"{path} {note}", stacklevel=1)
+    return None
 
 
 def network_fingerprint(network: nn.Module) -> str:

@@ -40,6 +40,7 @@ class FrozenModel:
     method: Method | None = None  # backbone and heads; only of a run
     why_no_method: str = ""  # the reason if the heads of a run cannot be used
     config: Config | None = None  # only of a run
+    run_id: str = ""  # of the run that trained it, if the file says so
 
     @property
     def feature_dim(self) -> int:
@@ -100,6 +101,9 @@ def open_model(
 
 def _from_run(path: Path, device: torch.device) -> FrozenModel:
     model, config = _own_file(str(path), path, device), folder.read_config(path)
+    if model.run_id not in ("", folder.read_run_id(path)):
+        hint = f"run the training command again, which writes its own, or give {files.ENCODER}"
+        raise ValueError(f"{path / files.ENCODER} is of another run than {path}; {hint} itself")
     method, why = _load_method(path, config, device)
     if method is not None:
         both = network_fingerprint(method.encoder), network_fingerprint(model.network)
@@ -113,17 +117,19 @@ def _from_run(path: Path, device: torch.device) -> FrozenModel:
 def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Method | None, str]:
     """Load the method of a run from its last checkpoint, or return why that is impossible."""
     try:
-        found = checkpoint.latest(path / files.CHECKPOINTS)
+        found = checkpoint.latest(path / files.CHECKPOINTS, folder.read_run_id(path))
     except ValueError:  # evaluate the encoder without its heads
-        return None, "all checkpoints of the run are damaged"
+        return None, "all checkpoints of the run are damaged or of other runs"
     if found is None:
         return None, ""
     _, state = found
     if state.get("custom_method"):
         return None, "the run used a method from Python code, which cannot be rebuilt"
-    learner: dict[str, Any] = state["learner"]
+    learner: dict[str, Any] = state.get("learner", {})
     method, start = build(config).to(device), "method."
     own = {name.removeprefix(start): w for name, w in learner.items() if name.startswith(start)}
+    if not networks.fits(method, own):
+        return None, "the last checkpoint of the run has the weights of another method"
     method.load_state_dict(own)
     return method, ""
 
@@ -142,7 +148,12 @@ def _from_file(path: Path, name: str, size: int) -> FrozenModel:
 def _own_file(name: str, path: Path, device: torch.device | str = "cpu") -> FrozenModel:
     own = encoder.load(path, device)
     return FrozenModel(
-        name=name, network=own.network, size=own.size, side=own.side, antialias=own.antialias
+        name=name,
+        network=own.network,
+        size=own.size,
+        side=own.side,
+        antialias=own.antialias,
+        run_id=own.run_id,
     )
 
 

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import timm
 import timm.data
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from compressive.encoder import read_safetensors
 from compressive.networks import RESNETS, require_known
 
 _INSIDE = ("state_dict", "model")  # keys of the weights in files of training scripts
@@ -88,18 +87,16 @@ def _sized(name: str, size: int) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name; no code in the file is executed."""
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
+    if path.suffix == ".safetensors":
+        found: Any = read_safetensors(path)[1]
+    else:
+        try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    except Exception as error:  # torch.load raises errors of pickle and of the content
-        raise ValueError(
-            f"{path} holds more than weights, or is damaged ({type(error).__name__}); save the "
-            "network's state_dict alone"
-        ) from None
+        except Exception as error:  # torch.load raises errors of pickle and of the content
+            raise ValueError(
+                f"{path} holds more than weights, or is damaged ({type(error).__name__}); save "
+                "the network's state_dict alone"
+            ) from None
     for key in _INSIDE:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from compressive.rundir.checksum import checksum
 from compressive.rundir.files import CHECKPOINTS, PARTIAL, STEP, write_bytes
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
@@ -44,7 +44,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     metadata = {
         "format": "pt",
         FORMAT_KEY: str(FORMAT_VERSIONS[CHECKPOINTS]),
-        "crc32": _checksum(text, tensors),
+        "crc32": checksum(text, tensors),
         "state": text,
     }
     # Copy tensors that share memory: safetensors rejects them.
@@ -67,7 +67,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
                 raise ValueError(f"{other}; give one from a run's checkpoints folder")
             check_format(path, CHECKPOINTS, header.get(FORMAT_KEY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if _checksum(header["state"], tensors) != header["crc32"]:
+        if checksum(header["state"], tensors) != header["crc32"]:
             raise Damaged(_damaged(path, "its checksum does not fit"))
         # Copy: safetensors maps the file into memory, and its tensors point there.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
@@ -91,18 +91,24 @@ def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the path and state of the last intact checkpoint, or None if there are none."""
-    # Raise ValueError if all are damaged: a long run must not start over silently.
+def latest(folder: Path, run_id: str | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """Return the path and state of the last intact checkpoint, or None if there are none.
+
+    With `run_id`, skip checkpoints of other runs. A run without an id has the id "".
+    """
+    # Raise ValueError if all are skipped: a long run must not start over silently.
     found = steps(folder)
     for path in reversed(found):
         try:
-            return path, load(path)
+            state = load(path)
+            if run_id in (None, state.get("run_id", "")):
+                return path, state
+            _log.warning("skipped: %s is of another run; move it back to its own folder", path)
         except Damaged as error:
             _log.warning("skipped: %s", error)
     if found:
-        all_damaged = f"all {len(found)} checkpoints in {folder} are damaged"
-        raise ValueError(f"{all_damaged}; choose another --out to start over")
+        none_left = f"all {len(found)} checkpoints in {folder} are damaged or of other runs"
+        raise ValueError(f"{none_left}; choose another --out to start over")
     return None
 
 
@@ -156,16 +162,6 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "tuple":
         return tuple(_unpacked(v, tensors) for v in content)
     return {key: _unpacked(v, tensors) for key, v in content}
-
-
-def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
-    """Return the CRC-32 of text and tensors; safetensors itself detects only a wrong length."""
-    crc = zlib.crc32(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
-    return str(crc)
 
 
 def _damaged(path: Path, cause: str) -> str:

@@ -4,9 +4,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
+import secrets
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,8 +57,22 @@ def write_config(folder: Path, config: Config, device: "torch.device") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
     settings["data"]["source"] = _absolute_source(config)
-    settings["about"] = _provenance(device)
+    run_id = run_id_text(secrets.randbits(48))
+    settings["about"] = {"run_id": run_id, **_provenance(device)}
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
+
+
+def run_id_text(number: int) -> str:
+    """Return a number of 48 bits, which a float64 holds exactly, as the id of a run."""
+    return f"{number:012x}"
+
+
+def read_run_id(folder: Path) -> str:
+    """Return the id of the run in a folder; "" for a run that was started before there were ids."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads((folder / CONFIG).read_bytes())["about"]["run_id"]
+        return found if re.fullmatch("[0-9a-f]{12}", found) else ""
+    return ""
 
 
 def _absolute_source(config: Config) -> str:

@@ -8,7 +8,8 @@ from compressive.rundir.files import CHECKPOINTS, CONFIG, ENCODER, METRICS, RESU
 
 FORMAT_KEY = "format_version"
 # Increment a number when a reader of the old format would reject or misread the new one.
-FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 2}
+FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 3}
+_STILL_READ = {ENCODER: "2"}  # encoders before 3 have no checksum
 
 
 class UnsupportedFormat(ValueError):
@@ -16,10 +17,10 @@ class UnsupportedFormat(ValueError):
 
 
 def check_format(path: Path, kind: str, found: object) -> None:
-    """Raise unless `found`, the version in a file, is the one read here; files of 0.1 have None."""
+    """Raise unless `found`, the version in a file, is read here; files of 0.1 have None."""
     expected = FORMAT_VERSIONS[kind]
     number = "1" if found is None else str(found)
-    if number == str(expected):
+    if number in (str(expected), _STILL_READ.get(kind)):
         return
     package = _package_version(path)
     writer = f"compressive {package} (format {number})" if package else f"format {number}"

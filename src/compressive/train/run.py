@@ -17,7 +17,7 @@ from compressive.data.loaders import Batch, canvas_side, open_loader
 from compressive.data.sampler import batch_index_stream
 from compressive.data.source import Source
 from compressive.device import is_compiled, pick_device, precision
-from compressive.distributed import gather, parallel, rank, wait_for_all, world_size
+from compressive.distributed import parallel, rank, wait_for_all, world_size
 from compressive.methods import Builder, Method, build
 from compressive.progress import Display
 from compressive.rundir import checkpoint, files, folder
@@ -27,6 +27,7 @@ from compressive.train import images
 from compressive.train.health import AsyncMetrics, Health
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
+from compressive.train.resume import check_same_checkpoint, check_same_method, shared_run_id
 from compressive.train.schedule import Schedule
 from compressive.train.step import (
     Learner,
@@ -135,6 +136,7 @@ class Run:
             if not folder.open_folder(self.out, self.config, resume=resume):
                 folder.write_config(self.out, self.config, self.device)
         wait_for_all()  # no process may search for a checkpoint before the folder exists
+        self.run_id: str = shared_run_id(self.out, self.device)
 
     @property
     def beta(self) -> Float[Tensor, ""]:
@@ -176,8 +178,8 @@ class Run:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
             weights, network, views = self.method.encoder, self.config.network, self.config.views
-            sides = views.size, self.side
-            encoder.save(self.out, weights, network, *sides, antialias=views.antialias)
+            sides, more = (views.size, self.side), {"run_id": self.run_id}
+            encoder.save(self.out, weights, network, *sides, antialias=views.antialias, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader, path)
             if unreadable > self._unreadable:
@@ -188,9 +190,10 @@ class Run:
     def restore(self) -> None:
         """Resume from the last valid checkpoint, or save one of the initial state."""
         # Load to the host, where AdamW counts its steps: on a GPU each count would synchronize.
-        path, state = checkpoint.latest(self.out / files.CHECKPOINTS) or (None, {})
+        checkpoints = self.out / files.CHECKPOINTS
+        path, state = checkpoint.latest(checkpoints, self.run_id) or (None, {})
         # Synchronizes, so that no process finds the checkpoint that the first is about to write.
-        self._check_same_checkpoint(path)
+        check_same_checkpoint(path, checkpoints, self.device)
         tensorboard = self.config.train.tensorboard
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
@@ -200,8 +203,13 @@ class Run:
             self.logger = MetricsLogger(self.out, tensorboard=tensorboard)
             self.save()
             return
+        check_same_method(path, state, self.learner, is_custom=self.has_custom_method)
         self._check_same_images(state)
-        self._load_state(state)
+        try:
+            self._load_state(state)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            cause = f"{path} does not fit this run ({type(error).__name__}: {error})".split("\n")[0]
+            raise ValueError(f"{cause}; delete it to resume from the one before") from None
         self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
         if self.step >= self.total:
             self.display.say(f"already finished: all {self.total:,} steps are done")
@@ -233,6 +241,7 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         return {
+            "run_id": self.run_id,
             "step": self.step,
             "images": self.count,
             "color_fingerprint": self.color_fingerprint,
@@ -252,20 +261,6 @@ class Run:
         self.step = self.saved_step = state["step"]
         self.attempt = max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
-
-    def _check_same_checkpoint(self, path: Path | None) -> None:
-        """Raise ValueError unless all processes found the same checkpoint, or none."""
-        if world_size() == 1:
-            return
-        step = -1.0 if path is None else float(checkpoint.step_of(path))
-        mine = torch.tensor([[step]], dtype=torch.float64, device=self.device)
-        found = gather(mine).flatten().tolist()
-        if len(set(found)) > 1:
-            steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in found)
-            raise ValueError(
-                f"processes see different last checkpoints in {self.out / files.CHECKPOINTS}: "
-                f"{steps}; run the same command again when all machines see the same files"
-            )
 
     def _check_same_images(self, state: dict[str, Any]) -> None:
         """Raise ValueError if the checkpoint was trained on other images."""
