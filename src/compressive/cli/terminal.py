@@ -1,7 +1,6 @@
-"""Terminal input and output: home folders, one-line errors, warnings and plain lines."""
+"""Terminal input and output: paths, one-line errors, warnings and plain lines."""
 
 import math
-import os
 import re
 import sys
 import warnings
@@ -15,18 +14,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from compressive.rundir.files import local_path
 
-def expand_home(value: Any) -> Any:
-    """Replace a leading `~`, which shells keep in `--out=~/runs`, in one path or many."""
+
+def check_path(value: Any) -> Any:
+    """Expand a leading `~`, which shells keep in `--out=~/runs`, and reject URLs, in all paths."""
     if isinstance(value, list | tuple):
-        return [expand_home(each) for each in value]
-    if isinstance(value, Path):
-        return value.expanduser()
-    return os.path.expanduser(value) if isinstance(value, str) else value
+        return [check_path(each) for each in value]
+    if not value or not isinstance(value, str | Path):
+        return value
+    with one_line_errors():
+        path = local_path(value)
+    return path if isinstance(value, Path) else str(path) if value.startswith("~") else value
 
 
-path_argument: partial[Any] = partial(typer.Argument, callback=expand_home)
-path_option: partial[Any] = partial(typer.Option, callback=expand_home)
+path_argument: partial[Any] = partial(typer.Argument, callback=check_path)
+path_option: partial[Any] = partial(typer.Option, callback=check_path)
 
 
 def require_at_least(low: int, **options: float) -> None:

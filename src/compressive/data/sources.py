@@ -25,6 +25,7 @@ from compressive.data.source import (
     subset,
 )
 from compressive.data.torchvision_sets import open_torchvision
+from compressive.rundir.files import local_path
 
 __all__ = ["ImageSource", "Source", "open_source", "subset"]
 
@@ -65,7 +66,7 @@ def open_source(place: str | Path, split: str = "train") -> Source:
         return open_torchvision(text, split)
     if not text.strip():
         raise ValueError(f"the source of images is empty; it can be {ALLOWED}")
-    path = Path(place).expanduser()
+    path = local_path(place)
     if not path.exists():
         raise FileNotFoundError(_missing(path))
     source = _open_path(path, split)

@@ -15,7 +15,7 @@ from compressive.device import pick_device, precision
 from compressive.evaluation.features import extract
 from compressive.evaluation.frozen_model import open_model
 from compressive.progress import Display
-from compressive.rundir.files import write_bytes
+from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 
 FORMATS = (".parquet", ".npz")
@@ -46,13 +46,13 @@ def embed(
 
     Images are cropped as in `evaluate`. Unreadable images are left out.
     """
+    out = local_path(out)
     if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
     ensure_writable(out.parent)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    among = Path(images).expanduser().resolve()
+    among = local_path(images).resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
         raise ValueError(
             f"--out {out} is inside the image folder and would be read as images; choose "

@@ -72,7 +72,7 @@ def open_model(
 
     A name is that of an encoder in the package, or else of a timm network.
     """
-    path = Path(place)
+    path = files.local_path(place)
     if path.is_dir():
         if network or size:
             raise ValueError("--network and --size are for third-party weights; a run has its own")

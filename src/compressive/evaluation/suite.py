@@ -22,7 +22,7 @@ from compressive.evaluation.results import VALUES, Results, read
 from compressive.evaluation.tasks import TASKS, select_tasks
 from compressive.evaluation.tasks.gallery import FILE as GALLERY
 from compressive.progress import Display
-from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
 
@@ -59,7 +59,7 @@ def evaluate(
     more = more or {}
     chosen = select_tasks(suite, tasks, tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
-    root = None if benchmark_root is None else benchmark_root.expanduser()
+    root = None if benchmark_root is None else local_path(benchmark_root)
     if root is not None and not root.is_dir():
         raise ValueError(f"--benchmark-root must be the folder with the data sets, got {root}")
     photographs = None if frost is None else load_frost(frost)
@@ -67,7 +67,7 @@ def evaluate(
     model = open_model(place, torch_device, network=network, size=size)
     splits = open_splits(_data_of(model, data), seed=seed, most=max_images, held_out=held_out)
     splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
-    out = out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION)
+    out = local_path(out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION))
     ensure_writable(out)
     _refuse_other_files(out)
     results = Results(model.name, seed=seed, command=command())

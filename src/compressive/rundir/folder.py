@@ -61,7 +61,7 @@ def write_config(folder: Path, config: Config, device: "torch.device") -> None:
 def _absolute_source(config: Config) -> str:
     """Return data.source, as an absolute path if it is a path."""
     source = config.data.source
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return os.path.abspath(path) if source != Data().source and path.exists() else source
 
 

@@ -24,6 +24,7 @@ from compressive.data.source import Source
 from compressive.distributed import any_process, rank, world_size
 from compressive.methods import Builder, Step, build
 from compressive.progress import Display
+from compressive.rundir.files import local_path
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
@@ -65,7 +66,7 @@ def pretrain(
     `source` replaces data.source, and `method` builds another method than config.method.
     """
     with display or Display(quiet=rank() > 0) as shown:
-        run = Run(config, Path(out), shown, resume=resume, source=source, method=method)
+        run = Run(config, local_path(out), shown, resume=resume, source=source, method=method)
         shown.say(_summary(run))
         try:
             with stop_requests() as requests:  # not earlier: there is nothing to save yet
