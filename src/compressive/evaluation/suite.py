@@ -98,7 +98,7 @@ def _run_suite(
     *,
     is_own: bool,
 ) -> None:
-    """Run the tasks in order and write the results after each."""
+    """Run the tasks in order and write the results after each; raise if none measured anything."""
     results, network = context.results, context.model.network
     results.about, results.set = _describe(context), context.splits.name
     results.of = context.fingerprint
@@ -110,23 +110,28 @@ def _run_suite(
         stop()
         if not is_first:
             return
+    earlier, has_result = len(results.skipped), False
     for name in chosen:
-        _run_task(name, more.get(name) or TASKS[name].load(), context)
+        has_result |= _run_task(name, more.get(name) or TASKS[name].load(), context)
         if network_fingerprint(network) != results.about["weights"]:
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
-        results.write(out)
+        if has_result:
+            results.write(out)
+    if not has_result:
+        raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
 
 
-def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
-    """Run a task, or list it as skipped."""
-    context.task, known = name, TASKS.get(name)
+def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
+    """Run a task, or list it as skipped; return whether it did anything."""
+    context.task, known, results = name, TASKS.get(name), context.results
+    skipped, records = len(results.skipped), set(map(id, results.records))
     if known is not None and known.reads_test_sets and context.splits.held_out:
         context.skip(f"{name}, which reads test images")
-        return
+        return False
     if known is not None and known.needs_labels and context.classes < 2:
         where = f"{context.splits.name} has none (--data DATA)"
         context.skip(f"{name}, which needs labels of two classes: {where}")
-        return
+        return False
     context.display.say(f"{name} ...")
     start = time.perf_counter()
     try:
@@ -134,6 +139,7 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
     except (ValueError, FileNotFoundError) as problem:
         context.skip(f"{name}: {problem}")
     context.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
+    return len(results.skipped) == skipped or any(id(r) not in records for r in results.records)
 
 
 def _keep_earlier_results(
@@ -247,9 +253,13 @@ def _refuse_other_files(out: Path) -> None:
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Lock the folder: each of two evaluations would overwrite the records of the other."""
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
     held = acquire_lock(out) if rank() == 0 else None
     try:
         yield
     finally:
         if held is not None:
             os.close(held)
+            with suppress(OSError):  # if nothing was written
+                for folder in created:
+                    folder.rmdir()
