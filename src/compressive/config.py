@@ -40,6 +40,7 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # have a stem to choose
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
 

@@ -464,7 +464,8 @@ if __name__ == "__main__":
 def test_automatic_warm_up_is_a_tenth_of_the_run_and_at_most_ten_epochs(
     epochs: int, warmup: float
 ) -> None:
-    assert auto_recipe(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
+    found = auto_recipe(1000, 64, given={"train.epochs": epochs}).config
+    assert found.optim.warmup_epochs == warmup
 
 
 def test_median_side_is_that_of_the_shorter_sides(tmp_path: Path) -> None:

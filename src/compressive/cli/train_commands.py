@@ -114,7 +114,7 @@ def pretrain_command(
     try:
         with one_line_errors():
             if not recipe:
-                config = with_data(auto_config(data, epochs, given), data, *given)
+                config = with_data(auto_config(data, given), data, *given)
             if distributed.rank() == 0:
                 _print_unused(config, given)
             name = config.recipe.replace("/", "-") or config.method
