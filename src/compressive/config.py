@@ -113,6 +113,9 @@ class Data(_Section):
     )
     workers: int = setting(0, "threads that decode images that are not cached; 0: one per core")
     limit: int = setting(0, "use a random subset of this many images; 0: all")
+    max_pixels: int = setting(
+        178_956_970, "skip images with more pixels, which take three bytes each per thread", low=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from compressive.augment.ops import center_crop, central_share, normalize, plana
 from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
+from compressive.data.source import read_file
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.files import ENCODER, local_path, write_bytes
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
@@ -237,6 +238,6 @@ def _to_uint8(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
             return rgb(picture)
         if (path := local_path(picture)).is_dir():
             raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")
-        return decode(path.read_bytes())
+        return decode(read_file(str(path)))
     except Unreadable as problem:
         raise ValueError(f"{picture} cannot be read: {problem}") from None

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli.terminal import (
+    SafeTable,
     one_line_errors,
     path_argument,
     path_option,
@@ -192,7 +193,7 @@ def sweep_command(
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
         result = sweep(data, out, **base, **asked, at_once=jobs)
-        Console().print(sweep_table(str(out), result.rows))
+        Console().print(SafeTable(sweep_table(str(out), result.rows)))
         print_line(LEGEND)
         if runs := runs_of_sweep(out):
             from compressive.evaluation.tables import verdicts

@@ -65,7 +65,13 @@ def evaluate(
     photographs = None if frost is None else load_frost(frost)
     torch_device = pick_device(device, called="--device")
     model = open_model(place, torch_device, network=network, size=size)
-    splits = open_splits(_data_of(model, data), seed=seed, most=max_images, held_out=held_out)
+    splits = open_splits(
+        _data_of(model, data),
+        seed=seed,
+        most=max_images,
+        held_out=held_out,
+        max_pixels=model.max_pixels,
+    )
     splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
     out = local_path(out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION))
     ensure_writable(out)

@@ -189,14 +189,18 @@ def _should_stop(run: Run, requests: list[int], is_time_to_log: bool) -> bool:
 
 
 def _summary(run: Run) -> str:
-    """Describe a run in one line."""
-    config, labels = run.config, ""
+    """Describe a run in one line; count images that are known to be unreadable apart."""
+    config, words, bad = run.config, "", run.loader.bad
+    readable = torch.ones(run.count, dtype=torch.bool)
+    readable[bad] = False
     if run.labels is not None:
-        classes, held_out = len(run.labels[run.labels >= 0].unique()), int(run.held_out.sum())
-        labels = f" in {classes:,} classes ({held_out:,} labels held out)"
+        classes = len(run.labels[(run.labels >= 0) & readable].unique())
+        held_out = int((run.held_out & readable).sum())
+        words = f" in {classes:,} classes ({held_out:,} labels held out)"
+    words += f", without {len(bad):,} unreadable ones" if bad else ""
     precision = str(run.dtype).removeprefix("torch.")
     return (
-        f"{config.method} on {run.count:,} images{labels}: {config.network.name}, "
+        f"{config.method} on {run.count - len(bad):,} images{words}: {config.network.name}, "
         f"{config.views.size}-pixel views, batch {config.train.batch_size}, {run.total:,} steps, "
         f"{run.device}, {precision}"
     )
