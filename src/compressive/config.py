@@ -40,6 +40,7 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # have a stem to choose
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
 
@@ -112,6 +113,9 @@ class Data(_Section):
     )
     workers: int = setting(0, "threads that decode images that are not cached; 0: one per core")
     limit: int = setting(0, "use a random subset of this many images; 0: all")
+    max_pixels: int = setting(
+        178_956_970, "skip images with more pixels, which take three bytes each per thread", low=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

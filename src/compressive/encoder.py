@@ -20,9 +20,10 @@ from compressive.augment.ops import center_crop, central_share, normalize, plana
 from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
+from compressive.data.source import read_file
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
-from compressive.rundir.files import ENCODER, write_bytes
+from compressive.rundir.files import ENCODER, local_path, write_bytes
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
@@ -184,7 +185,7 @@ def load(
 
 
 def _find_file(place: str | Path) -> Path:
-    path = Path(place).expanduser()
+    path = local_path(place)
     if path.is_dir():
         path = path / ENCODER
     elif isinstance(place, str) and not path.exists():
@@ -255,8 +256,8 @@ def _to_uint8(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
     try:
         if isinstance(picture, Image.Image):
             return rgb(picture)
-        if (path := Path(picture).expanduser()).is_dir():
+        if (path := local_path(picture)).is_dir():
             raise ValueError(f"{path} is a folder; give its images, or use `compressive embed`")
-        return decode(path.read_bytes())
+        return decode(read_file(str(path)))
     except Unreadable as problem:
         raise ValueError(f"{picture} cannot be read: {problem}") from None

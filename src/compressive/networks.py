@@ -13,11 +13,10 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from compressive.checks import check_one_of, validates_inputs
-from compressive.config import Network, ResNetVariant, Stem
+from compressive.config import RESNETS, Network, ResNetVariant, Stem
 
 __all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
 
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 STEMS: tuple[Stem, ...] = get_args(Stem)
 VARIANTS: tuple[ResNetVariant, ...] = get_args(ResNetVariant)
 

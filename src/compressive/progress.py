@@ -1,5 +1,6 @@
 """Show progress: one updating line on a terminal, plain lines elsewhere."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -10,6 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 _WIDE = 100  # columns from which a bar is shown
+# Control characters, line breaks, changes of direction, and bytes that are no text.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Escape what a file name must not do to a terminal: colors, line breaks, invalid bytes."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Display:
@@ -65,7 +73,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a permanent line."""
         if not self._quiet:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class BrokenPipeSafe:

@@ -470,7 +470,8 @@ if __name__ == "__main__":
 def test_automatic_warmup_is_a_tenth_of_the_run_up_to_ten_epochs(
     epochs: int, warmup: float
 ) -> None:
-    assert auto_recipe(1000, 64, epochs=epochs).config.optim.warmup_epochs == warmup
+    found = auto_recipe(1000, 64, given={"train.epochs": epochs}).config
+    assert found.optim.warmup_epochs == warmup
 
 
 def test_median_side_uses_the_shorter_sides(tmp_path: Path) -> None:

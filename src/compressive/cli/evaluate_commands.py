@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from compressive.cli.terminal import (
+    SafeTable,
     one_line_errors,
     path_argument,
     path_option,
@@ -18,6 +19,7 @@ from compressive.cli.terminal import (
 from compressive.cli.train_commands import RandomSeed, runs_of_sweep
 from compressive.config import check_device_name
 from compressive.evaluation.tasks import select_tasks
+from compressive.progress import printable
 from compressive.rundir.files import CONFIG, RESULTS, SWEEP
 
 _ENCODER_HELP = (
@@ -98,7 +100,7 @@ def evaluate_command(
         distributed.stop()
     if not is_first:
         return
-    Console().print(tables.results_table(results))
+    Console().print(SafeTable(tables.results_table(results)))
     for text in results.skipped:
         print_line(f"skipped: {text}")
     for text in tables.notes(results):
@@ -167,9 +169,11 @@ def compare_command(
             if not found:
                 raise ValueError(f"{first.name} and {other.name} have no metric in common")
             if markdown:
-                print(differences_markdown(first, other, found), end="\n\n")
+                lines = differences_markdown(first, other, found).split("\n")
+                print(*map(printable, lines), sep="\n", end="\n\n")
             else:
-                console.print(differences_table(first, other, found, width=console.width))
+                table = differences_table(first, other, found, width=console.width)
+                console.print(SafeTable(table))
         for run in runs:
             _warn_if_unfinished(str(run))
             if older := of_other_weights(run, read(_results_folder(run)).about):

@@ -1,7 +1,6 @@
-"""Terminal input and output: home folders, one-line errors, warnings and plain lines."""
+"""Terminal input and output: paths, one-line errors, warnings and plain lines."""
 
 import math
-import os
 import re
 import sys
 import warnings
@@ -12,21 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
+
+from compressive.progress import printable
+from compressive.rundir.files import local_path
 
 
-def expand_home(value: Any) -> Any:
-    """Replace a leading `~`, which shells keep in `--out=~/runs`, in one path or many."""
+def check_path(value: Any) -> Any:
+    """Expand a leading `~`, which shells keep in `--out=~/runs`, and reject URLs, in all paths."""
     if isinstance(value, list | tuple):
-        return [expand_home(each) for each in value]
-    if isinstance(value, Path):
-        return value.expanduser()
-    return os.path.expanduser(value) if isinstance(value, str) else value
+        return [check_path(each) for each in value]
+    if not value or not isinstance(value, str | Path):
+        return value
+    with one_line_errors():
+        path = local_path(value)
+    return path if isinstance(value, Path) else str(path) if value.startswith("~") else value
 
 
-path_argument: partial[Any] = partial(typer.Argument, callback=expand_home)
-path_option: partial[Any] = partial(typer.Option, callback=expand_home)
+path_argument: partial[Any] = partial(typer.Argument, callback=check_path)
+path_option: partial[Any] = partial(typer.Option, callback=check_path)
 
 
 def require_at_least(low: int, **options: float) -> None:
@@ -38,12 +43,26 @@ def require_at_least(low: int, **options: float) -> None:
 
 def print_line(text: str, *, stderr: bool = False) -> None:
     """Print one line as it is: no wrapping, so that paths can be copied, and no markup."""
-    Console(stderr=stderr, soft_wrap=True).print(text, highlight=False, markup=False)
+    Console(stderr=stderr, soft_wrap=True).print(printable(text), highlight=False, markup=False)
+
+
+class SafeTable:
+    """A table, or anything that rich draws, without control characters in its texts."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self.content, options):
+            lines = text if control else "\n".join(map(printable, text.split("\n")))
+            yield Segment(lines, style, control)
 
 
 def print_error(text: str) -> None:
     """Print one line with a red "error:" to stderr."""
-    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", escape(text), highlight=False)
+    Console(stderr=True, soft_wrap=True).print(
+        "[bold red]error:[/]", escape(printable(text)), highlight=False
+    )
 
 
 def print_warning(
@@ -55,7 +74,7 @@ def print_warning(
         return
     text = warnings.formatwarning(message, category, filename, *where[:1])
     is_ours = Path(filename).is_relative_to(Path(__file__).parents[1])
-    print(f"note: {message}" if is_ours else text.rstrip(), file=sys.stderr)
+    print(f"note: {printable(str(message))}" if is_ours else text.rstrip(), file=sys.stderr)
 
 
 @contextmanager

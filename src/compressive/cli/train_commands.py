@@ -9,6 +9,7 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli.terminal import (
+    SafeTable,
     one_line_errors,
     path_argument,
     path_option,
@@ -114,7 +115,7 @@ def pretrain_command(
     try:
         with one_line_errors():
             if not recipe:
-                config = with_data(auto_config(data, epochs, given), data, *given)
+                config = with_data(auto_config(data, given), data, *given)
             if distributed.rank() == 0:
                 _print_unused(config, given)
             name = config.recipe.replace("/", "-") or config.method
@@ -192,7 +193,7 @@ def sweep_command(
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
         result = sweep(data, out, **base, **asked, at_once=jobs)
-        Console().print(sweep_table(str(out), result.rows))
+        Console().print(SafeTable(sweep_table(str(out), result.rows)))
         print_line(LEGEND)
         if runs := runs_of_sweep(out):
             from compressive.evaluation.tables import verdicts

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from compressive.cli.terminal import SafeTable
 from compressive.rundir.files import CONFIG, METRICS
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.rundir.reader import TrainingFiles, read_training
@@ -78,7 +79,7 @@ def _read_state(run: Path) -> tuple[TrainingFiles, float | None]:
     return files, None if written is None else max(0.0, time.time() - written)
 
 
-def _panel(files: TrainingFiles, age: float | None) -> Panel:
+def _panel(files: TrainingFiles, age: float | None) -> SafeTable:
     settings = files.settings
     parts: list[RenderableType] = [_progress(files, age)]
     curves = Table.grid(padding=(0, 2))
@@ -92,7 +93,7 @@ def _panel(files: TrainingFiles, age: float | None) -> Panel:
     if health := files.health:
         parts.append(Text(health, style="green" if health.startswith("ok") else "bold red"))
     title = Text(f"{settings['method']} on {settings.get('data.source', '')}  ({files.path})")
-    return Panel(Group(*parts), title=title, title_align="left", width=92)
+    return SafeTable(Panel(Group(*parts), title=title, title_align="left", width=92))
 
 
 def _progress(files: TrainingFiles, age: float | None) -> RenderableType:

@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.io import ImageReadMode, decode_image
 
+from compressive.config import Data
+
+MAX_PIXELS = Data().max_pixels  # also PIL's own limit
 _COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"})
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -23,17 +26,20 @@ class Unreadable(ValueError):
     """An image that cannot be decoded; the message is the reason."""
 
 
-def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
+def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
     """Decode an image to RGB, upright by its EXIF orientation and without transparency."""
     # Of an animation the first frame; of 16 bits the upper 8. The GIL is free while pixels are
     # decoded. A file without its end is `Unreadable`. Damage further inside is found for sure only
     # in PNG, the one format with checksums.
     if not data:
         raise Unreadable("empty file")
+    if Image.MAX_IMAGE_PIXELS and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # PIL rejects more than twice its limit
     try:
         # Of WebP only the simple forms: torchvision knows neither the orientation nor the animation
         # that the extended one, VP8X, may hold.
         if data[:2] == b"\xff\xd8" or data[8:16] in (b"WEBPVP8 ", b"WEBPVP8L"):
+            _require_size(_header_pixels(data), max_pixels)
             # torch warns of memory that it may not write to; the copy is 1 % of the decoding.
             encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             return decode_image(encoded, mode=ImageReadMode.RGB, apply_exif_orientation=True)
@@ -42,9 +48,13 @@ def decode(data: bytes) -> UInt8[Tensor, "3 h w"]:
         if data.startswith(_PNG):
             _require_checksums(data)
         with Image.open(io.BytesIO(data)) as picture:
+            _require_size(picture.width * picture.height, max_pixels)
             return rgb(picture)
     except Unreadable:
         raise
+    except Image.DecompressionBombError as error:
+        _require_size(int(re.findall(r"\d+", str(error))[0]), max_pixels)
+        raise Unreadable(first_line(error)) from None
     except struct.error:
         raise Unreadable("truncated") from None
     except UnidentifiedImageError:
@@ -101,6 +111,38 @@ def first_line(error: Exception) -> str:
     """What an error says, without the place in torchvision's sources or the lines after."""
     line = str(error).split("\n")[0] or type(error).__name__
     return re.sub(r"^.*\.cpp:\d+, ", "", line)
+
+
+def _require_size(count: int, most: int) -> None:
+    if count > most:
+        hint = "raise data.max_pixels or shrink the image"
+        raise Unreadable(f"{count:,} pixels, but data.max_pixels is {most:,}; {hint}")
+
+
+def _header_pixels(data: bytes) -> int:
+    """Return width times height of a JPEG or simple WebP, or 0 if its header is damaged."""
+    try:
+        if data[8:16] == b"WEBPVP8 ":
+            width, height = struct.unpack_from("<HH", data, 26)  # 14 bits each
+            return (width & 0x3FFF) * (height & 0x3FFF)
+        if data[8:16] == b"WEBPVP8L":
+            (bits,) = struct.unpack_from("<I", data, 21)
+            return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+        at = 2
+        while (at := data.find(b"\xff", at) + 1) > 0:  # as libjpeg searches for markers
+            while (marker := data[at]) == 0xFF:
+                at += 1
+            at += 1
+            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of a frame
+                height, width = struct.unpack_from(">HH", data, at + 3)
+                return height * width
+            if marker == 0xDA:
+                return 0
+            if marker > 1 and not 0xD0 <= marker <= 0xD7:
+                at += struct.unpack_from(">H", data, at)[0]
+    except (IndexError, struct.error):  # the decoder says what is wrong
+        pass
+    return 0
 
 
 def _require_checksums(data: bytes) -> None:

@@ -64,6 +64,7 @@ class Resident(AbstractContextManager["Resident"]):
                 if progress is not None:
                     progress(done, count)
             self.unreadable: list[tuple[str, str]] = stream.unreadable
+            self.bad: list[int] = stream.bad
         # CUDA's index_select moves one element per thread: eight bytes at once where rows allow it.
         rows = self.images.flatten(1)
         self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
@@ -115,6 +116,11 @@ class Streaming(AbstractContextManager["Streaming"]):
     def waited(self) -> float:
         """Seconds that consumers have spent in here for their batches."""
         return self._clock.seconds
+
+    @property
+    def bad(self) -> list[int]:
+        """The numbers of the images that could not be read so far, sorted."""
+        return sorted(dict(self._reader.bad))
 
     @property
     def unreadable(self) -> list[tuple[str, str]]:

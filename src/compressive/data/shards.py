@@ -40,16 +40,34 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
             values += parquet.read_table(file, columns=[label], memory_map=True)[0].to_pylist()
     except ArrowException as error:
         raise ValueError(f"{path}: parquet that cannot be read, {first_line(error)}") from error
-    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
+    for file, about in zip(files, metadata, strict=True):
+        counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
+        size = file.stat().st_size  # even an empty row takes some of it
+        if min(counts, default=0) < 0 or not 0 <= sum(counts) <= size:
+            raise ValueError(f"{file} is damaged: {sum(counts):,} rows in a file of {size:,} bytes")
     rows = _RowGroups(files, metadata, image)
+    if label and len(values) != rows.starts[-1]:
+        numbers = f"{len(values):,} labels for {rows.starts[-1]:,} rows"
+        raise ValueError(f"{path}: parquet that cannot be read, it has {numbers}")
     return ImageSource(
         name=path.resolve().name,
         count=rows.starts[-1],
         read=rows.cell,
         place=rows.place,
-        **labeled(values, names),
+        root=str(path),
+        **labeled(values, _class_names(schema, label)),
     )
+
+
+def _class_names(schema: Any, label: str | None) -> list[str] | None:
+    """The names of the classes that Hugging Face keeps beside the columns, if they are valid."""
+    try:
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_valid else None
 
 
 class _RowGroups:
@@ -90,7 +108,10 @@ class _RowGroups:
             with self.busy[group]:  # the others wait for the first that wants this group
                 found = self.kept.get(group)
                 found = self._unpacked(group) if found is None else found
-        value = found[i - self.starts[group]].as_py()
+        row = i - self.starts[group]
+        if row >= len(found):
+            raise Unreadable("its row group has fewer rows than the file says")
+        value = found[row].as_py()
         value = value["bytes"] if isinstance(value, dict) else value
         if value is None:
             raise Unreadable("the row holds no image bytes")
@@ -151,7 +172,7 @@ def open_tar(path: Path, files: list[Path]) -> Source:
                     names.append(image.name)
                     spans.append((image.offset, image.size))
                     values.append(label)
-        except (ValueError, tarfile.TarError) as error:
+        except (ValueError, RecursionError, tarfile.TarError) as error:
             raise ValueError(f"{file} cannot be read as a WebDataset tar: {error}") from error
     where = np.array(spans)
 
@@ -165,6 +186,7 @@ def open_tar(path: Path, files: list[Path]) -> Source:
         count=len(names),
         read=read,
         place=lambda i: f"{files[shard[i]]}:{names[i]}",
+        root=str(path),
         **labeled(values),
     )
 

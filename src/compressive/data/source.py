@@ -2,10 +2,12 @@
 
 import errno
 import math
+import os
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +16,7 @@ import torch
 from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
-from compressive.data.decode import Unreadable, decode, shrink
+from compressive.data.decode import MAX_PIXELS, Unreadable, decode, shrink
 
 __all__ = ["ImageSource", "NoSplit", "Source", "subset"]
 
@@ -31,12 +33,18 @@ CALLED: dict[str, tuple[str, ...]] = {
 SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
 # Errors that a disk behind a network, or a crowd of open files, may get over, and how long to wait.
 _NETWORK = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN)
+_NETWORK += (errno.ENOTCONN, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _PASSING = frozenset((*_NETWORK, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE))
 _WAITS = (0.1, 1.0)  # seconds
+_OUTAGE_WAITS = (*_WAITS, 2.0, 4.0, 8.0, 16.0)  # while the folder of all images is away
 
 
 class NoSplit(ValueError):
     """A split that a place does not have; the message says which it has."""
+
+
+class DataUnavailable(OSError):
+    """Raised if the folder of all images is away: none of them is to blame."""
 
 
 @runtime_checkable
@@ -112,6 +120,8 @@ class ImageSource:
     place: Callable[[int], str]
     labels: Int64[Tensor, " count"] | None = None
     classes: tuple[str, ...] | None = None
+    root: str = ""  # folder or file that holds all images, if they lie on a disk
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         assert (self.labels is None) == (self.classes is None)
@@ -123,10 +133,12 @@ class ImageSource:
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
         try:
-            found = _read_with_retries(self.read, self._checked(i))
+            found = _read_with_retries(self.read, self._checked(i), self.root)
+        except DataUnavailable:
+            raise
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
-        return found if isinstance(found, Tensor) else decode(found)
+        return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
 
     def origin(self, i: int) -> str:
         """Where image i lies: a file, or a shard and a place in it."""
@@ -138,15 +150,41 @@ class ImageSource:
         return i
 
 
-def _read_with_retries(read: Callable[[int], Any], i: int) -> Any:
-    for wait in _WAITS:
+def _read_with_retries(read: Callable[[int], Any], i: int, root: str) -> Any:
+    """Read image i; try again after errors that may pass, and longer while `root` is away."""
+    for tried, wait in enumerate((*_OUTAGE_WAITS, None)):
         try:
             return read(i)
+        except DataUnavailable:
+            raise
         except OSError as error:
-            if error.errno not in _PASSING:
+            is_away = _is_away(root)
+            if not is_away and (tried >= len(_WAITS) or error.errno not in _PASSING):
                 raise
+            if wait is None:
+                waited = f"{root} has been unavailable for {sum(_OUTAGE_WAITS):.0f} seconds"
+                hint = "when it is back, run the same command to resume"
+                raise DataUnavailable(error.errno, f"{waited} ({error.strerror}); {hint}") from None
             time.sleep(wait)
-    return read(i)
+    raise AssertionError
+
+
+def _is_away(root: str) -> bool:
+    """Return whether a folder is missing, unreadable or empty, as an unmounted one is."""
+    if not root:
+        return False
+    try:
+        with os.scandir(root) as entries:
+            return next(entries, None) is None
+    except NotADirectoryError:  # a single shard, which is there
+        return False
+    except OSError:
+        return True
+
+
+def with_max_pixels(source: Source, most: int) -> Source:
+    """Return the source with another limit, if it decodes images itself."""
+    return replace(source, max_pixels=most) if isinstance(source, ImageSource) else source
 
 
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
@@ -223,6 +261,9 @@ def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file."""
-    with open(path, "rb", buffering=0) as file:
+    """The bytes of a file. A pipe or device, which may have no end, is `Unreadable`."""
+    # Without O_NONBLOCK, to open a pipe would wait for a writer.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise Unreadable("not a regular file")
         return file.read()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from compressive.data.decode import EXTENSIONS
+from compressive.data.decode import EXTENSIONS, MAX_PIXELS
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import (
     SPLITS,
@@ -23,8 +23,10 @@ from compressive.data.source import (
     choose_split,
     read_file,
     subset,
+    with_max_pixels,
 )
 from compressive.data.torchvision_sets import open_torchvision
+from compressive.rundir.files import local_path
 
 __all__ = ["ImageSource", "Source", "open_source", "subset"]
 
@@ -41,7 +43,7 @@ _FOREIGN |= {".dng", ".cr2", ".cr3", ".nef", ".arw"}
 _BUILTIN = {"train": 6000, "test": 2400}  # pictures; each of the 12 classes has as many
 
 
-def open_source(place: str | Path, split: str = "train") -> Source:
+def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MAX_PIXELS) -> Source:
     """Open the images of a place, whatever kind of place it is.
 
     - `builtin`: drawn on the spot, splits train and test.
@@ -54,7 +56,8 @@ def open_source(place: str | Path, split: str = "train") -> Source:
     - A flat folder: images directly in it, with those of subfolders if there are any; no labels.
 
     What has no splits is `train` as a whole. Images are told by their extension, in any case;
-    hidden files and folders are skipped. Order is that of the sorted names.
+    hidden files and folders are skipped. Order is that of the sorted names. Images with more than
+    `max_pixels` pixels are unreadable.
     """
     text = str(place)
     if text == "builtin":
@@ -62,10 +65,10 @@ def open_source(place: str | Path, split: str = "train") -> Source:
     if text.startswith(PYTHON):
         raise ValueError(f"{text} is a source that was given in Python; give images that lie here")
     if text.startswith("torchvision:"):
-        return open_torchvision(text, split)
+        return with_max_pixels(open_torchvision(text, split), max_pixels)
     if not text.strip():
         raise ValueError(f"the source of images is empty; it can be {ALLOWED}")
-    path = Path(place).expanduser()
+    path = local_path(place)
     if not path.exists():
         raise FileNotFoundError(_missing(path))
     source = _open_path(path, split)
@@ -74,7 +77,7 @@ def open_source(place: str | Path, split: str = "train") -> Source:
             f"no images in {path}, split {split}: looked for {' '.join(sorted(EXTENSIONS))} in it "
             f"and its subfolders, for *.parquet and for *.tar; allowed: {ALLOWED}"
         )
-    return source
+    return with_max_pixels(source, max_pixels)
 
 
 def _open_path(path: Path, split: str) -> Source:
@@ -124,11 +127,15 @@ def _listing(folder: str | Path) -> _Listing:
             extension = name[name.rfind(".") :].lower()
             if name.startswith("."):
                 continue
-            if entry.is_dir():
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link to itself; its reading says so if it is called an image
+                is_folder = is_file = False
+            if is_folder:
                 found.folders.append(name)
             elif extension in EXTENSIONS:
                 found.images.append(name)
-            elif extension in (".parquet", ".tar"):
+            elif is_file and extension in (".parquet", ".tar"):
                 found.shards.append(name)
             elif extension in _FOREIGN:
                 found.foreign.append(extension)
@@ -190,6 +197,7 @@ def _open_folder(root: Path, split: str) -> Source:
         count=len(paths),
         read=lambda i: read_file(f"{base}/{paths[i]}"),
         place=lambda i: f"{base}/{paths[i]}",
+        root=str(base),
         **labeled,
     )
 

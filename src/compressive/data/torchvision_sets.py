@@ -5,7 +5,6 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +22,7 @@ from compressive.data.source import (
     labeled,
     read_file,
 )
+from compressive.rundir.files import local_path
 
 # They read it wherever they are called from, without a look at its checksum.
 _PICKLED = ("LSUN", "LSUNClass")
@@ -42,7 +42,7 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
         raise ValueError(f"torchvision.datasets has no {name!r}; {hint}")
-    root = Path(folder or os.environ.get("COMPRESSIVE_DATA") or "~/.cache/compressive").expanduser()
+    root = local_path(folder or os.environ.get("COMPRESSIVE_DATA") or "~/.cache/compressive")
     accepts = _parameters(kind)
     # With `str` in place of a decoder a set tells its files and their labels without reading any.
     offered: dict[str, Any] = {"root": str(root), "loader": str}

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from compressive.config import Data
 from compressive.data.source import ImageSource, NoSplit, Source, subset
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
@@ -30,15 +31,22 @@ class Splits(NamedTuple):
         return max([named, *(int(labels.max()) + 1 for labels in known)])
 
 
-def open_splits(place: str, *, seed: int, most: int = 0, held_out: bool = False) -> Splits:
+def open_splits(
+    place: str,
+    *,
+    seed: int,
+    most: int = 0,
+    held_out: bool = False,
+    max_pixels: int = Data().max_pixels,
+) -> Splits:
     """Open train and test; a fifth of the images, drawn by the seed, is test if there is none.
 
     Drop unlabeled images if a split is partly labeled. `most` bounds the images of each split,
     drawn by the seed. `held_out` replaces test by a fifth of train, so that settings can be tuned.
     """
-    whole, notes = open_source(place, "train"), []
+    whole, notes = open_source(place, "train", max_pixels=max_pixels), []
     name = f"{whole.name}{STAND_IN}" if held_out else whole.name
-    test, train = _test_split(place, whole), _labeled(whole, "train", notes)
+    test, train = _test_split(place, whole, max_pixels), _labeled(whole, "train", notes)
     if test is None:
         train, test = _without_a_fifth(train, seed)
         notes.append(
@@ -78,11 +86,11 @@ def _without_a_fifth(source: Source, seed: int) -> tuple[Source, Source]:
     return subset(source, kept), subset(source, held)
 
 
-def _test_split(place: str, train: Source) -> Source | None:
+def _test_split(place: str, train: Source, max_pixels: int) -> Source | None:
     """Return the first test split; it must have labels if train has them."""
     for name in ("test", "val", "validation"):
         try:
-            found = open_source(place, name)
+            found = open_source(place, name, max_pixels=max_pixels)
         except NoSplit:
             continue
         # A single file is returned for every split.

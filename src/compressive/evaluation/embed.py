@@ -15,7 +15,7 @@ from compressive.device import pick_device, precision
 from compressive.evaluation.features import extract
 from compressive.evaluation.frozen_model import open_model
 from compressive.progress import Display
-from compressive.rundir.files import write_bytes
+from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 
 FORMATS = (".parquet", ".npz")
@@ -46,13 +46,13 @@ def embed(
 
     Images are cropped as in `evaluate`. Unreadable images are left out.
     """
+    out = local_path(out)
     if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
     ensure_writable(out.parent)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    among = Path(images).expanduser().resolve()
+    among = local_path(images).resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
         raise ValueError(
             f"--out {out} is inside the image folder and would be read as images; choose "
@@ -60,7 +60,7 @@ def embed(
         )
     where = pick_device(device, called="--device")
     model = open_model(place, where, network=network, size=size)
-    source = open_source(images, split)
+    source = open_source(images, split, max_pixels=model.max_pixels)
     with display or Display() as shown:
         shrunk, side = model.shrink(source)
         with open_loader(shrunk, side=side, device=where, cache_on_device="no") as loader:
@@ -74,12 +74,15 @@ def embed(
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
-    # File names need not be valid Unicode.
-    origins = (source.origin(int(i)) for i in index)
-    names = [name.encode(errors="backslashreplace").decode() for name in origins]
+    names = [_as_text(source.origin(int(i))) for i in index]
     write = _parquet if out.suffix.lower() == ".parquet" else _npz
     write_bytes(out, write(feats, names, found.labels.cpu(), source))
     return Embedding(out, len(feats), feats.shape[1], unreadable)
+
+
+def _as_text(name: str) -> str:
+    """Escape bytes of a file or folder name that are not valid Unicode."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _parquet(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> bytes:
@@ -91,7 +94,7 @@ def _parquet(feats: Vectors, names: list[str], labels: Tensor, source: Source) -
     if source.labels is not None:
         columns["label"] = pa.array(labels.numpy(), mask=labels.numpy() < 0)
         if source.classes is not None:
-            words = [source.classes[int(i)] if i >= 0 else None for i in labels]
+            words = [_as_text(source.classes[int(i)]) if i >= 0 else None for i in labels]
             columns["class"] = pa.array(words, pa.string())
     file = io.BytesIO()
     parquet.write_table(pa.table(columns), file)
@@ -104,7 +107,7 @@ def _npz(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> by
     if source.labels is not None:
         arrays["label"] = labels.numpy()
         if source.classes is not None:
-            arrays["classes"] = np.array(source.classes)
+            arrays["classes"] = np.array([_as_text(name) for name in source.classes])
     file = io.BytesIO()
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
     return file.getvalue()

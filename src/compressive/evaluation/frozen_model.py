@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compressive import encoder, networks, weights
 from compressive.augment.ops import MEAN, STD, central_share
-from compressive.config import Config
+from compressive.config import Config, Data
 from compressive.data.loaders import canvas_side, most_needed
 from compressive.data.source import Source, shrunk
 from compressive.evaluation import pretrained
@@ -47,6 +47,11 @@ class FrozenModel:
         """Length of a feature vector."""
         return networks.feature_dim(self.network)
 
+    @property
+    def max_pixels(self) -> int:
+        """Largest images that are read: the limit of the run, or the default."""
+        return (Data() if self.config is None else self.config.data).max_pixels
+
     def crop(self, share: float | None = None) -> Crop:
         """Return the central crop of evaluation; small images are used whole, as in training."""
         share = share or central_share(self.size)
@@ -73,7 +78,7 @@ def open_model(
 
     A name is that of an encoder in the package, or else of a timm network.
     """
-    path = Path(place)
+    path = files.local_path(place)
     if path.is_dir():
         if network or size:
             raise ValueError("--network and --size are for third-party weights; a run has its own")

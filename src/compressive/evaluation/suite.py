@@ -22,7 +22,7 @@ from compressive.evaluation.results import VALUES, Results, read
 from compressive.evaluation.tasks import TASKS, select_tasks
 from compressive.evaluation.tasks.gallery import FILE as GALLERY
 from compressive.progress import Display
-from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
 
@@ -59,15 +59,21 @@ def evaluate(
     more = more or {}
     chosen = select_tasks(suite, tasks, tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
-    root = None if benchmark_root is None else benchmark_root.expanduser()
+    root = None if benchmark_root is None else local_path(benchmark_root)
     if root is not None and not root.is_dir():
         raise ValueError(f"--benchmark-root must be the folder with the data sets, got {root}")
     photographs = None if frost is None else load_frost(frost)
     torch_device = pick_device(device, called="--device")
     model = open_model(place, torch_device, network=network, size=size)
-    splits = open_splits(_data_of(model, data), seed=seed, most=max_images, held_out=held_out)
+    splits = open_splits(
+        _data_of(model, data),
+        seed=seed,
+        most=max_images,
+        held_out=held_out,
+        max_pixels=model.max_pixels,
+    )
     splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
-    out = out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION)
+    out = local_path(out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION))
     ensure_writable(out)
     _refuse_other_files(out)
     results = Results(model.name, seed=seed, command=command())
@@ -98,7 +104,7 @@ def _run_suite(
     *,
     is_own: bool,
 ) -> None:
-    """Run the tasks in order and write the results after each."""
+    """Run the tasks in order and write the results after each; raise if none measured anything."""
     results, network = context.results, context.model.network
     results.about, results.set = _describe(context), context.splits.name
     results.of = context.fingerprint
@@ -110,23 +116,28 @@ def _run_suite(
         stop()
         if not is_first:
             return
+    earlier, has_result = len(results.skipped), False
     for name in chosen:
-        _run_task(name, more.get(name) or TASKS[name].load(), context)
+        has_result |= _run_task(name, more.get(name) or TASKS[name].load(), context)
         if network_fingerprint(network) != results.about["weights"]:
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
-        results.write(out)
+        if has_result:
+            results.write(out)
+    if not has_result:
+        raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
 
 
-def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
-    """Run a task, or list it as skipped."""
-    context.task, known = name, TASKS.get(name)
+def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
+    """Run a task, or list it as skipped; return whether it did anything."""
+    context.task, known, results = name, TASKS.get(name), context.results
+    skipped, records = len(results.skipped), set(map(id, results.records))
     if known is not None and known.reads_test_sets and context.splits.held_out:
         context.skip(f"{name}, which reads test images")
-        return
+        return False
     if known is not None and known.needs_labels and context.classes < 2:
         where = f"{context.splits.name} has none (--data DATA)"
         context.skip(f"{name}, which needs labels of two classes: {where}")
-        return
+        return False
     context.display.say(f"{name} ...")
     start = time.perf_counter()
     try:
@@ -134,6 +145,7 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> None:
     except (ValueError, FileNotFoundError) as problem:
         context.skip(f"{name}: {problem}")
     context.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
+    return len(results.skipped) == skipped or any(id(r) not in records for r in results.records)
 
 
 def _keep_earlier_results(
@@ -247,9 +259,13 @@ def _refuse_other_files(out: Path) -> None:
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Lock the folder: each of two evaluations would overwrite the records of the other."""
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
     held = acquire_lock(out) if rank() == 0 else None
     try:
         yield
     finally:
         if held is not None:
             os.close(held)
+            with suppress(OSError):  # if nothing was written
+                for folder in created:
+                    folder.rmdir()

@@ -1,28 +1,39 @@
 """Choose settings for a folder of images from its size and the available memory."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+from compressive.config import RESNETS
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 from compressive.recipes.small_batch import SMALL_BATCH, view_settings
 
 _PAPER_BETA = ("bottleneck.beta=1", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
 
 
-def auto_recipe(count: int, side: int, *, memory: float = 0.0, epochs: int | None = None) -> Recipe:
-    """Return a first recipe for `count` images with a median shorter side of `side` pixels."""
-    # memory: GiB of GPU memory over all processes, or 0 without a GPU. epochs: None chooses them.
+def auto_recipe(
+    count: int, side: int, *, memory: float = 0.0, given: Mapping[str, Any] | None = None
+) -> Recipe:
+    """Return a first recipe for `count` images with a median shorter side of `side` pixels.
+
+    `given` are settings that the user chose, by dotted name; the others follow from them.
+    """
+    # memory: GiB of GPU memory over all processes, or 0 without a GPU.
     if count < 2:
         raise ValueError(f"count must be 2 images or more, got {count}")
     if side < 1 or not 0 <= memory < math.inf:
         raise ValueError(f"side must be 1 or more and memory 0 or more, got {side} and {memory}")
-    has_gpu = memory > 0
-    size = _view_size(side, has_gpu)
+    has_gpu, given = memory > 0, given or {}
+    size = given.get("views.size") or _view_size(side, has_gpu)
     views = view_settings(size, has_gpu)
-    stem = views["network.stem"][0] == "cifar"
+    if given.get("network.name", "resnet18") not in RESNETS:
+        views["network.stem"] = ("imagenet", "the only stem of this network")
+    stem = given.get("network.stem", views["network.stem"][0]) == "cifar"
     # ResNet-50 for many large images if 128 of them fit in memory.
     fits = has_gpu and _images_that_fit("resnet50", size, stem, memory) >= 128
     network = "resnet50" if count >= 50_000 and size > 64 and fits else "resnet18"
-    epochs = epochs or _epochs(count, has_gpu)
+    network = given.get("network.name", network)
+    epochs = given.get("train.epochs") or _epochs(count, has_gpu)
     have = f"{count:,} images of {side} pixels and " + (f"{memory:g} GiB" if has_gpu else "no GPU")
     warmup = min(10.0, epochs / 10)
     layer: SettingSources = {
@@ -63,7 +74,7 @@ def _images_that_fit(network: str, size: int, small_stem: bool, memory: float) -
     # 512 views of 224 pixels take 22 GB with ResNet-50 in bf16 (measured on an H200). ResNet-18 has
     # 0.22 times its activations. The cifar stem has those of four times the side.
     area = (size * (4 if small_stem else 1) / 224) ** 2
-    view = 22 / 512 * area * (1 if network == "resnet50" else 0.22)
+    view = 22 / 512 * area * (0.22 if network == "resnet18" else 1)
     return int(memory / 2 / (2 * view))
 
 

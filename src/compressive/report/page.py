@@ -13,7 +13,7 @@ from compressive.config import flat
 from compressive.report import gallery, tables
 from compressive.report.ablation import studies
 from compressive.report.svg import COLORS, Drawing, Line, Point, chart, thinned
-from compressive.rundir.files import write_bytes
+from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.reader import RunFolder, read_runs
 from compressive.rundir.records import ComparisonText, Record
@@ -47,7 +47,7 @@ def write_report(
     """
     from jinja2 import Environment, StrictUndefined
 
-    out = Path(out)
+    out = local_path(out)
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
     ensure_writable(out.parent)

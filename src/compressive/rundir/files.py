@@ -1,4 +1,4 @@
-"""Names of the files of a run folder, and atomic writes."""
+"""Names of the files of a run folder, paths that a user gives, and atomic writes."""
 
 import errno
 import glob
@@ -13,7 +13,21 @@ STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test and held-out images
 RESULTS, SWEEP = "results.json", "sweep.json"
 PARTIAL = ".partial"
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash: Path("s3://x") has no more
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
+
+
+def local_path(path: str | Path) -> Path:
+    """Return a path with `~` expanded; raise ValueError for a URL and for an unknown user."""
+    text = os.fspath(path)
+    if _URL.match(text):
+        hint = "mount or download it, and give the path"
+        raise ValueError(f"{text} is a URL, but only local files can be used; {hint}")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0]
+        raise ValueError(f"{text}: {user} is not a user here; give the whole path") from None
 
 
 def write_text(path: Path, text: str) -> None:

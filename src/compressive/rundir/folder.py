@@ -78,7 +78,7 @@ def read_run_id(folder: Path) -> str:
 def _absolute_source(config: Config) -> str:
     """Return data.source, as an absolute path if it is a path."""
     source = config.data.source
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return os.path.abspath(path) if source != Data().source and path.exists() else source
 
 

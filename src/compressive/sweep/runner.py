@@ -16,7 +16,7 @@ from compressive import recipes
 from compressive.config import with_data
 from compressive.progress import Display
 from compressive.rundir import files
-from compressive.rundir.files import SWEEP, write_text
+from compressive.rundir.files import SWEEP, local_path, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.sweep.plan import NO_SUITE, PlannedRun, check_evaluation, plan_runs
 from compressive.sweep.table import SweepRow, sweep_rows
@@ -60,6 +60,7 @@ def sweep(
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
     runs = plan_runs(data, recipe=recipe, **axes)
     check_evaluation(suite, tasks, max_images, held_out)
+    out = local_path(out)
     ensure_writable(out)
     if not (out / SWEEP).exists():
         from compressive.data.sources import open_source

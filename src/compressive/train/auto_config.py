@@ -6,7 +6,7 @@ from contextlib import suppress
 import torch
 
 from compressive import recipes
-from compressive.config import Config, with_data
+from compressive.config import Config, flat, with_data
 from compressive.data.decode import Unreadable
 from compressive.data.source import Source
 from compressive.distributed import world_size
@@ -14,15 +14,16 @@ from compressive.train.images import load_source
 from compressive.train.online_eval import evenly_spaced_indices
 
 
-def auto_config(data: str, epochs: int | None = None, changes: Sequence[str] = ()) -> Config:
-    """Return settings for this machine and the images that data settings in `changes` choose."""
-    of_data = [change for change in changes if change.strip().startswith("data.")]
-    source = load_source(with_data(Config(), data, *of_data))
+def auto_config(data: str, changes: Sequence[str] = ()) -> Config:
+    """Return settings for this machine and these images that fit those in `changes`."""
+    wanted = with_data(Config(), data, *changes)
+    source = load_source(wanted)
     # Use the total and not the free memory: a command must give the same settings when it resumes.
-    memory = torch.cuda.mem_get_info()[1] / 2**30 if torch.cuda.is_available() else 0.0
-    memory *= world_size()
-    side = median_side(source)
-    return recipes.auto_recipe(len(source), side, memory=memory, epochs=epochs).config
+    has_gpu = torch.cuda.is_available() and wanted.train.device != "cpu"
+    memory = torch.cuda.mem_get_info()[1] / 2**30 * world_size() if has_gpu else 0.0
+    values, names = flat(wanted), {change.partition("=")[0].strip() for change in changes}
+    given = {name: values[name] for name in names}
+    return recipes.auto_recipe(len(source), median_side(source), memory=memory, given=given).config
 
 
 def median_side(source: Source) -> int:

@@ -11,6 +11,7 @@ from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, require_source, subset
 from compressive.data.sources import PYTHON, open_source
+from compressive.progress import printable
 from compressive.rundir.files import write_text
 from compressive.train.online_eval import evenly_spaced_indices
 
@@ -28,7 +29,8 @@ def from_python(config: Config, source: Source) -> Config:
 def load_source(config: Config, source: Source | None = None) -> Source:
     """The images of a run: those that a program gave, or those of the config's place."""
     if source is None:
-        source = open_source(config.data.source, config.data.split)
+        data = config.data
+        source = open_source(data.source, data.split, max_pixels=data.max_pixels)
     if 0 < config.data.limit < len(source):
         order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
         source = subset(source, order[: config.data.limit].sort().values)
@@ -63,7 +65,7 @@ def list_unreadable(loader: Loader, path: Path) -> int:
     pairs = loader.unreadable
     if not pairs:
         return 0
-    now = [f"{origin}: {reason}".replace("\n", " ") for origin, reason in pairs]
+    now = [printable(f"{origin}: {reason}") for origin, reason in pairs]
     before = path.read_bytes().decode(errors="replace").split("\n") if path.exists() else []
     known = {"", *now}
     lines = [*now, *(line for line in before if line not in known)]

@@ -24,6 +24,7 @@ from compressive.data.source import Source
 from compressive.distributed import any_process, rank, world_size
 from compressive.methods import Builder, Step, build
 from compressive.progress import Display
+from compressive.rundir.files import local_path
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
@@ -65,7 +66,7 @@ def pretrain(
     `source` replaces data.source, and `method` builds another method than config.method.
     """
     with display or Display(quiet=rank() > 0) as shown:
-        run = Run(config, Path(out), shown, resume=resume, source=source, method=method)
+        run = Run(config, local_path(out), shown, resume=resume, source=source, method=method)
         shown.say(_summary(run))
         try:
             with stop_requests() as requests:  # not earlier: there is nothing to save yet
@@ -188,14 +189,18 @@ def _should_stop(run: Run, requests: list[int], is_time_to_log: bool) -> bool:
 
 
 def _summary(run: Run) -> str:
-    """Describe a run in one line."""
-    config, labels = run.config, ""
+    """Describe a run in one line; count images that are known to be unreadable apart."""
+    config, words, bad = run.config, "", run.loader.bad
+    readable = torch.ones(run.count, dtype=torch.bool)
+    readable[bad] = False
     if run.labels is not None:
-        classes, held_out = len(run.labels[run.labels >= 0].unique()), int(run.held_out.sum())
-        labels = f" in {classes:,} classes ({held_out:,} labels held out)"
+        classes = len(run.labels[(run.labels >= 0) & readable].unique())
+        held_out = int((run.held_out & readable).sum())
+        words = f" in {classes:,} classes ({held_out:,} labels held out)"
+    words += f", without {len(bad):,} unreadable ones" if bad else ""
     precision = str(run.dtype).removeprefix("torch.")
     return (
-        f"{config.method} on {run.count:,} images{labels}: {config.network.name}, "
+        f"{config.method} on {run.count - len(bad):,} images{words}: {config.network.name}, "
         f"{config.views.size}-pixel views, batch {config.train.batch_size}, {run.total:,} steps, "
         f"{run.device}, {precision}"
     )

@@ -1,0 +1,49 @@
+"""Settings that are chosen for a folder follow those that were given, and never block them."""
+
+from pathlib import Path
+
+import pytest
+from tiny import photos
+from typer.testing import CliRunner
+
+from compressive import networks
+from compressive.cli.app import app
+from compressive.recipes import auto_recipe
+from compressive.rundir.folder import read_config
+from compressive.train.auto_config import auto_config
+
+
+def test_the_stem_follows_the_given_view_size(tmp_path: Path) -> None:
+    images = str(photos(tmp_path, 4, side=64))
+    assert auto_config(images).network.stem == "imagenet"
+    found = auto_config(images, ["views.size=32"])
+    assert (found.network.stem, found.views.blur) == ("cifar", False)
+    assert auto_config(images, ["views.size=32", "network.stem=imagenet"]).views.blur is False
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "vit_tiny_patch16_224"])
+def test_an_automatic_stem_does_not_block_a_given_network(name: str, tmp_path: Path) -> None:
+    config = auto_config(str(photos(tmp_path, 4)), [f"network.name={name}"])
+    assert config.network.stem == "imagenet"
+    networks.build(config.network, config.views.size)
+
+
+def test_every_given_setting_is_followed() -> None:
+    """On a GPU with 24 GiB, and without one."""
+    plain = auto_recipe(60_000, 300, memory=24.0).config
+    large = auto_recipe(60_000, 300, memory=24.0, given={"network.name": "resnet152"}).config
+    assert (plain.network.name, large.network.name) == ("resnet50", "resnet152")
+    few = auto_recipe(60_000, 32, memory=2.0).config.train.batch_size
+    given = {"network.stem": "imagenet"}
+    assert auto_recipe(60_000, 32, memory=2.0, given=given).config.train.batch_size > few
+    assert auto_recipe(1000, 64, given={"train.epochs": 5}).config.optim.warmup_epochs == 0.5
+
+
+@pytest.mark.slow
+def test_a_given_network_trains_on_small_images(tmp_path: Path) -> None:
+    words = ["pretrain", str(photos(tmp_path / "photos", 8)), "--set", "network.name=test_resnet"]
+    words += ["--set", "train.epochs=1", "--steps", "1", "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    config = read_config(tmp_path / "run")
+    assert (config.network.name, config.optim.warmup_epochs) == ("test_resnet", 0.1)
