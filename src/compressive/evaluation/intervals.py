@@ -64,19 +64,25 @@ def t_cdf(t: float, freedom: float) -> float:
     on a bounded interval. Integrate it with Simpson's rule. Beyond 40 deviations it is 0.
     """
     angle = min(math.atan(t / math.sqrt(freedom)), 40 / math.sqrt(freedom))
-    x = np.linspace(0, angle, 401)
-    weights = np.full_like(x, 2.0)
-    weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
-    area = float((weights * np.cos(x) ** (freedom - 1)).sum()) * angle / 1200
-    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
-    return 0.5 + math.exp(log_scale) * area
+    height = np.cos(np.linspace(0, angle, 401)) ** (freedom - 1)
+    area = height[0] + height[-1] + 4 * height[1::2].sum() + 2 * height[2:-1:2].sum()
+    return 0.5 + _t_density(freedom) * math.sqrt(freedom) * float(area) * angle / 1200
 
 
 def t_quantile(p: float, freedom: float) -> float:
-    """Return the quantile of Student's t distribution for p > 1/2, by bisection in the angle."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        is_below = t_cdf(math.sqrt(freedom) * math.tan(middle), freedom) < p
-        low, high = (middle, high) if is_below else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
+    """Return the quantile of Student's t distribution for p > 1/2, by Newton's method.
+
+    From 0 it approaches the quantile from below, because the density falls.
+    """
+    t, step = 0.0, 1.0
+    while step > 1e-9 * (1 + t):
+        density = _t_density(freedom) * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
+        step = (p - t_cdf(t, freedom)) / density
+        t += step
+    return t
+
+
+def _t_density(freedom: float) -> float:
+    """Return the density at 0."""
+    log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    return math.exp(log) / math.sqrt(math.pi * freedom)
