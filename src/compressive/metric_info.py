@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+ONE_SEED = "one seed per method does not support a claim about the methods"
+
 
 class MetricInfo(NamedTuple):
     """How tables show a metric; the default is a number without a preferred direction."""

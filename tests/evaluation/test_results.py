@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from run_files import results_text
+from scipy import stats
 
 from compressive.evaluation.results import Results, read
 from compressive.metrics import bootstrap_interval
@@ -24,13 +25,48 @@ def example_results() -> Results:
     return results
 
 
-def test_mean_has_a_bootstrap_confidence_interval() -> None:
+def test_proportion_has_the_wilson_interval() -> None:
+    """A bootstrap interval would be [1, 1] if all predictions are correct."""
     record = example_results().records[0]
-    low, high = bootstrap_interval(torch.arange(40) % 4 > 0, seed=3)
+    wilson = stats.binomtest(30, 40).proportion_ci(method="wilson")
     assert (record.value, record.n) == (0.75, 40)
-    # The record uses float64; the interval of a bool tensor is float32.
-    assert (record.low, record.high) == pytest.approx((float(low), float(high)), abs=1e-6)
+    assert (record.low, record.high) == pytest.approx((wilson.low, wilson.high), abs=1e-12)
     assert example_results().records[1].low is None
+    record = Results("a").add("kNN", "set", "top-1", torch.ones(30).bool(), protocol={})
+    assert record.low == pytest.approx(stats.binomtest(30, 30).proportion_ci(method="wilson").low)
+    assert record.high == 1
+
+
+@pytest.mark.parametrize("metric", ["nll", "top-1", "mean per class"])
+def test_other_means_have_the_bootstrap_interval(metric: str) -> None:
+    """Also an accuracy, if it is a mean over severities."""
+    values = torch.arange(40).double() % 4 / 3
+    record = Results("a", seed=3).add("corruption", "set", metric, values, protocol={})
+    low, high = bootstrap_interval(values, seed=3)
+    assert (record.low, record.high) == (float(low), float(high))
+
+
+def test_few_label_interval_includes_variance_of_draws() -> None:
+    """42.9 [40.2, 45.5] was printed for draws of 45.0, 37.2 and 46.6."""
+    hits = [torch.arange(1335) % 1000 < 10 * p for p in (45.0, 37.2, 46.6)]
+    draws, n = [float(hit.double().mean()) for hit in hits], len(hits[0])
+    mean = torch.stack(hits).double().mean(0)
+    add = Results("a").add
+    record = add("few", "set", "top-1", mean, protocol={}, draws=draws)
+    variances = float(mean.var()) / n, np.var(draws, ddof=1) / 3
+    freedom = sum(variances) ** 2 / (variances[0] ** 2 / (n - 1) + variances[1] ** 2 / 2)
+    reach = stats.t.ppf(0.975, freedom) * sum(variances) ** 0.5
+    expected = record.value - reach, record.value + reach
+    assert (record.low, record.high) == pytest.approx(expected, abs=1e-3)  # a hit and a miss more
+    assert record.low is not None
+    assert record.low < min(draws)
+    alone = add("few", "set", "top-1", hits[0].double(), protocol={}, draws=draws[:1])
+    wilson = stats.binomtest(int(hits[0].sum()), n).proportion_ci(method="wilson")
+    assert alone.low == pytest.approx(wilson.low)
+    sure = add("few", "set", "top-1", torch.ones(30), protocol={}, draws=[1.0, 1.0, 1.0])
+    assert sure.low is not None
+    assert sure.low < 0.95
+    assert sure.high == 1
 
 
 def test_accuracy_interval_is_clipped_at_1() -> None:

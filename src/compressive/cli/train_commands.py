@@ -18,6 +18,7 @@ from compressive.cli.terminal import (
     require_at_least,
 )
 from compressive.config import Config, unused_settings, with_data
+from compressive.metric_info import ONE_SEED
 from compressive.rundir.files import CONFIG, ENCODER
 from compressive.sweep.plan import check_evaluation, plan_runs
 
@@ -61,7 +62,8 @@ def quickstart_command(
 
         table = Table(
             title="Built-in images, 12 classes",
-            caption="test accuracy; reducible_residual: nats that only one view contains",
+            caption="test accuracy; reducible_residual: nats that only one view contains; "
+            f"{ONE_SEED}",
         )
         for name in ("", "linear", "kNN", "10 % of labels", "reducible_residual"):
             table.add_column(name, justify="right" if name else "left")
@@ -189,12 +191,12 @@ def sweep_command(
         plan_runs(data, **base)
         check_evaluation(suite, tasks, max_images, held_out)
         from compressive.sweep.runner import sweep
-        from compressive.sweep.table import LEGEND, sweep_table
+        from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
         result = sweep(data, out, **base, **asked, at_once=jobs)
         Console().print(SafeTable(sweep_table(str(out), result.rows)))
-        print_line(LEGEND)
+        print_line(legend(result.rows))
         if runs := runs_of_sweep(out):
             from compressive.evaluation.tables import verdicts
             from compressive.report.page import write_report

@@ -9,14 +9,22 @@ import numpy as np
 from jaxtyping import Float
 
 from compressive.config import flat
+from compressive.evaluation.intervals import (
+    Part,
+    TInterval,
+    false_discovery_adjusted,
+    mean_part,
+    t_interval,
+)
 from compressive.evaluation.results import Results, read
-from compressive.metric_info import HIGHER, LOWER
+from compressive.metric_info import ACCURACIES, HIGHER, LOWER
 from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.records import Record
 
+# Of methods, by several seeds of each, or "networks differ" of single runs.
 Verdict = (
-    Literal["better", "worse", "higher", "lower", "undecided"]
+    Literal["better", "worse", "higher", "lower", "networks differ", "undecided"]
     | Literal["one number each", "too few images", "measured differently"]
 )
 
@@ -28,7 +36,8 @@ _ALIKE = (
     *("left_out", "table", "source", "value", "train_images", "views", "norm"),
 )
 _OPTIONAL = ("learned_from",)  # likewise, but older results lack it
-_FEW_IMAGES = 20  # with fewer pairs a bootstrap reports noise as a gain in over 5 % of cases
+_FEW_IMAGES = 20  # with fewer pairs Student's interval of skewed values is too narrow
+_LEVEL = 0.05
 
 
 class Experiment(NamedTuple):
@@ -45,10 +54,11 @@ class Difference(NamedTuple):
     first: float
     second: float
     difference: float
-    low: float | None
+    low: float | None  # 95 % confidence interval of this metric alone
     high: float | None
     over: str  # images or seeds: what the interval is taken over
-    verdict: Verdict
+    verdict: Verdict  # by the adjusted p value
+    p: float | None = None  # adjusted for all metrics that were compared
 
 
 def open_groups(places: Sequence[str]) -> list[Experiment]:
@@ -82,10 +92,18 @@ def short_names(places: Sequence[str]) -> list[str]:
 
 
 def compare(first: Experiment, second: Experiment) -> list[Difference]:
-    """Return the difference of every metric that all runs of both experiments have."""
+    """Return the difference of every metric that all runs of both experiments have.
+
+    Verdicts hold for all metrics together: p values are adjusted by Benjamini and Hochberg. If no
+    metric differs, one of them is called different in at most 5 % of comparisons.
+    """
     tables = [{record.key: record for record in run.records} for run in (*first.runs, *second.runs)]
     common = [key for key in tables[0] if all(key in table for table in tables)]
-    return [_difference(key, first, second) for key in common]
+    found = [_difference(key, first, second) for key in common]
+    judged = [i for i, each in enumerate(found) if each.p is not None]
+    for i, p in zip(judged, false_discovery_adjusted([found[i].p for i in judged]), strict=True):
+        found[i] = found[i]._replace(p=p, verdict=_verdict(found[i], p))
+    return found
 
 
 def _settings_and_seed(place: str) -> tuple[str, int | None]:
@@ -106,20 +124,36 @@ def _difference(key: str, first: Experiment, second: Experiment) -> Difference:
         [next(record for record in run.records if record.key == key) for run in group.runs]
         for group in (first, second)
     ]
-    every, values = records[0] + records[1], [[each.value for each in some] for some in records]
+    every, values = [*records[0], *records[1]], [[each.value for each in some] for some in records]
     a, b = (math.fsum(each) / len(each) for each in values)
-    low = high = pairs = None
-    over = ""
-    if min(map(len, values)) >= 2 and (found := _over_seeds(*values)) is not None:
-        (low, high), over = found, "seeds"
+    draws = _draws(records)
+    interval, over, verdict = None, "", "one number each"
+    # Equal values of all seeds do not prove that seeds do not matter.
+    if min(map(len, values)) >= 2 and any(len({*each}) > 1 for each in values):
+        interval, over = t_interval(b - a, *map(mean_part, values), *draws), "seeds"
     elif (pairs := _paired(key, first, second, every)) is not None:
-        (low, high), over = paired_bootstrap(pairs), "images"
-    verdict = _verdict(key.rpartition("/")[2], low, high)
-    if pairs is not None and len(pairs) < _FEW_IMAGES:
-        verdict = "too few images"
+        interval, over = _over_images(pairs, key, draws), "images"
+        verdict = "too few images" if len(pairs) < _FEW_IMAGES else verdict
+    low, high, p = interval or (None, None, None)
     if not _alike(every):
         verdict = "measured differently"
-    return Difference(key, a, b, b - a, low, high, over, verdict)
+    p = p if verdict == "one number each" else None
+    return Difference(key, a, b, b - a, low, high, over if interval else "", verdict, p)
+
+
+def _draws(records: Sequence[Sequence[Record]]) -> list[Part]:
+    """Return the variance over draws of labels, which are the same in all runs; [] without draws.
+
+    Older files have the draws of top-1 also for top-5: they do not have its mean.
+    """
+    draws = [[record.protocol.get("draws") for record in some] for some in records]
+    for record, each in zip((*records[0], *records[1]), (*draws[0], *draws[1]), strict=True):
+        if not isinstance(each, list) or not each or len(each) != len(draws[0][0]):
+            return []
+        if not math.isclose(math.fsum(each) / len(each), record.value, abs_tol=1e-6):
+            return []
+    first, second = (np.mean(some, axis=0) for some in draws)
+    return [mean_part(second - first)] if len(first) > 1 else []
 
 
 def _alike(records: Sequence[Record]) -> bool:
@@ -133,16 +167,31 @@ def _alike(records: Sequence[Record]) -> bool:
     return same_images and optional and all(len(said(name)) == 1 for name in _ALIKE)
 
 
-def _verdict(metric: str, low: float | None, high: float | None) -> Verdict:
-    if low is None or high is None:
-        return "one number each"
-    if low <= 0 <= high:
+def _verdict(found: Difference, p: float) -> Verdict:
+    """Return the verdict of an adjusted p value; single runs support no claim about methods."""
+    metric, is_more = found.key.rpartition("/")[2], found.difference > 0
+    if p > _LEVEL:
         return "undecided"
+    if found.over == "images":
+        return "networks differ"
     if metric in HIGHER:
-        return "better" if low > 0 else "worse"
+        return "better" if is_more else "worse"
     if metric in LOWER:
-        return "worse" if low > 0 else "better"
-    return "higher" if low > 0 else "lower"
+        return "worse" if is_more else "better"
+    return "higher" if is_more else "lower"
+
+
+def _over_images(pairs: Float[np.ndarray, " n"], key: str, draws: Sequence[Part]) -> TInterval:
+    """Return the interval of a mean difference over images; of equal pairs it is [0, 0].
+
+    Accuracies get a pair for and a pair against (Bonett and Price, 2012). Without them four pairs
+    in favor of 10,000 and none against would be a difference; a sign test wants six.
+    """
+    if key.rpartition("/")[2] in ACCURACIES:
+        pairs = np.append(pairs, (1.0, -1.0))
+    mean = float(pairs.mean())
+    found = t_interval(mean, mean_part(pairs), *draws) if len(pairs) > 1 else None
+    return found or TInterval(mean, mean, float(mean == 0))
 
 
 def _paired(
@@ -159,57 +208,3 @@ def _paired(
             return None
         means.append(np.mean(each, axis=0, dtype=np.float64))
     return means[1] - means[0] if len(means[0]) == len(means[1]) else None
-
-
-def paired_bootstrap(pairs: Float[np.ndarray, " n"], draws: int = 1000) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a mean, as `metrics.bootstrap_interval` draws it.
-
-    NumPy instead of torch, which takes seconds to import, because `compressive report` compares.
-    """
-    random, n = np.random.RandomState(0), len(pairs)
-    rows = max(1, 2**20 // n)
-    means = []
-    for start in range(0, draws, rows):
-        size = (min(rows, draws - start), n)
-        chosen = random.randint(0, 2**32, size, dtype=np.uint32) % n
-        means.append(pairs[chosen].mean(1))
-    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
-    return float(low), float(high)
-
-
-def _over_seeds(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Return Welch's 95 % confidence interval for the difference of the means over seeds.
-
-    None if the variance is zero: equal values of few images do not prove that seeds do not matter.
-    """
-    parts = [float(np.var(each, ddof=1)) / len(each) for each in (first, second)]
-    error = math.sqrt(sum(parts))
-    difference = float(np.mean(second) - np.mean(first))
-    if error == 0:
-        return None
-    spread = sum(p * p / (len(e) - 1) for p, e in zip(parts, (first, second), strict=True))
-    reach = t_quantile(0.975, sum(parts) ** 2 / spread) * error
-    return difference - reach, difference + reach
-
-
-def t_quantile(p: float, freedom: float) -> float:
-    """Return the quantile of Student's t distribution for p > 1/2.
-
-    With t = sqrt(freedom) tan(angle) the density in the angle is cos^(freedom - 1), which is smooth
-    on a bounded interval. Integrate it with Simpson's rule and invert by bisection.
-    """
-    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
-
-    def below(angle: float, pieces: int = 400) -> float:
-        x = np.linspace(0, angle, pieces + 1)
-        height = np.cos(x) ** (freedom - 1)
-        weights = np.full_like(x, 2.0)
-        weights[1::2], weights[0], weights[-1] = 4.0, 1.0, 1.0
-        area = float((weights * height).sum()) * angle / pieces / 3
-        return 0.5 + math.exp(log_scale) * area
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < p else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)

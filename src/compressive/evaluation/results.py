@@ -1,5 +1,6 @@
 """Collect the numbers of an evaluation with confidence intervals, and write and read them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Float
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
+from compressive.evaluation.intervals import mean_part, t_interval, wilson_interval
 from compressive.metric_info import ACCURACIES
 from compressive.rundir.files import RESULTS, write_bytes
 from compressive.rundir.records import Record, ResultsFile, read_results
@@ -37,18 +39,17 @@ class Results(ResultsFile):
         protocol: dict[str, Any],
         n: int = 0,
         images: str = "",
+        draws: Sequence[float] = (),
     ) -> Record:
-        """Add a number, or values per image; of the latter record the mean and its interval."""
+        """Add a number, or values per image; of the latter record the mean and its interval.
+
+        `draws` are the means of single draws of training labels, whose variance the interval has.
+        """
         low = high = each = None
         if not isinstance(value, float | int):
-            from compressive.metrics import bootstrap_interval
-
             each = value.detach().double().cpu()
-            interval = bootstrap_interval(each, seed=self.seed)
-            low, high, n = float(interval.low), float(interval.high), len(each)
-            if metric in ACCURACIES:  # with class weights a resampled mean can exceed 1
-                low, high = max(low, 0.0), min(high, 1.0)
-            value = float(each.mean())
+            value, n = float(each.mean()), len(each)
+            low, high = self._interval(metric, each.numpy(), draws)
         record = Record(
             run=self.run,
             task=task,
@@ -70,6 +71,28 @@ class Results(ResultsFile):
             self.values[record.key] = each.float().numpy()
         self.records.append(record)
         return record
+
+    def _interval(
+        self, metric: str, each: Float[np.ndarray, " n"], draws: Sequence[float]
+    ) -> tuple[float, float]:
+        """Return Wilson's interval of hits, Student's if there are draws, else the bootstrap's."""
+        if len(draws) > 1:
+            # One hit and one miss more, so that equal values have an interval too.
+            padded = np.append(each, (0.0, 1.0))
+            found = t_interval(float(padded.mean()), mean_part(padded), mean_part(draws))
+            assert found is not None
+            low, high = found.low, found.high
+        # Classes have weights in the mean per class, also if all of its values are 1.
+        elif metric in {*ACCURACIES} - {"mean per class"} and np.isin(each, (0.0, 1.0)).all():
+            low, high = wilson_interval(float(each.mean()), len(each))
+        else:
+            import torch
+
+            from compressive.metrics import bootstrap_interval
+
+            low, high = map(float, bootstrap_interval(torch.from_numpy(each), seed=self.seed))
+        # With class weights a resampled mean can exceed 1.
+        return (max(low, 0.0), min(high, 1.0)) if metric in ACCURACIES else (low, high)
 
     def begin_with(self, old: "Results") -> None:
         """Take over records of the same encoder and data; `add` replaces them."""

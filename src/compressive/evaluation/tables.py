@@ -10,18 +10,19 @@ from rich.table import Table
 
 from compressive.evaluation.compare import Difference, Experiment, compare, open_groups
 from compressive.evaluation.results import Results
-from compressive.metric_info import PERCENT
+from compressive.metric_info import ONE_SEED, PERCENT
 from compressive.rundir.files import RESULTS
 from compressive.rundir.reader import results_of
 from compressive.rundir.records import ComparisonText
 
 _SCALE = "accuracies, ECE and Brier x 100"
-_COLUMNS = ("figure", "A", "B", "B - A", "B is")
+_INTERVALS = "95 % intervals over test images, of few labels also over draws"
+_COLUMNS = ("figure", "A", "B", "B - A", "verdict")
 
 
 def results_table(results: Results) -> Table:
     """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(title=results.run, caption=f"{_SCALE}; 95 % intervals over test images")
+    table = Table(title=results.run, caption=f"{_SCALE}; {_INTERVALS}")
     for name in ("task", "data", "metric", "value", "interval"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     before = None
@@ -51,7 +52,7 @@ def differences_table(
     """Return a table of two experiments with the metrics of `results_table`."""
     table = Table(
         title=f"A: {first.name}\nB: {second.name}",
-        caption=_caption(found),
+        caption=f"{headline(found)}\n{_caption(found)}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
     )
@@ -76,23 +77,45 @@ def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> ComparisonText 
         found = compare(*groups) if len(groups) == 2 else []
     except (ValueError, OSError):  # the report itself says what cannot be read
         return None
-    found = [each for each in found if _key_parts(each)[0] != "corruption"]
-    if not found:
+    shown = [each for each in found if _key_parts(each)[0] != "corruption"]
+    if not shown:
         return None
-    return ComparisonText(groups[0].name, groups[1].name, _comparison_lines(found), _caption(found))
+    first, second = (group.name for group in groups)
+    lines = _comparison_lines(shown)
+    return ComparisonText(first, second, lines, _caption(found), headline(found))
 
 
 def differences_markdown(first: Experiment, second: Experiment, found: Sequence[Difference]) -> str:
     """Return the same table as Markdown, with the names of A and B below it."""
     rows = [_COLUMNS, ("---", "--:", "--:", "---", "---"), *_comparison_lines(found)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\nA: {first.name}. B: {second.name}. {_caption(found)}."
+    return f"{table}\n\nA: {first.name}. B: {second.name}. {headline(found)}. {_caption(found)}."
+
+
+def headline(found: Sequence[Difference]) -> str:
+    """Return what all metrics say together; of single runs, that they say nothing about methods."""
+    said = []
+    for over in ("seeds", "images"):
+        verdicts = Counter(
+            each.verdict for each in found if each.p is not None and each.over == over
+        )
+        of = f"of {verdicts.total()} metrics"
+        better, worse = (f"{word} in {verdicts[word]}" for word in ("better", "worse"))
+        if verdicts and over == "seeds":
+            said.append(f"B is {better} and {worse} {of}")
+        elif verdicts:
+            differ = f"these two networks differ in {verdicts['networks differ']} {of}"
+            said.append(f"{differ}; {ONE_SEED}")
+    return "; ".join(said) or "no metric can be judged"
 
 
 def _caption(found: Sequence[Difference]) -> str:
     one = _common_dataset(_key_parts(each)[1] for each in found)
     over = " or ".join(sorted({each.over for each in found} - {""}))
-    sure = f"95 % intervals over {over}; each line is judged alone" if over else "no intervals"
+    count = sum(each.p is not None for each in found)
+    sure = f"95 % intervals of single metrics over {over}" if over else "no intervals"
+    if count:
+        sure += f"; verdicts adjusted for {count} comparisons (Benjamini-Hochberg)"
     return f"on {one}; {_SCALE}; {sure}" if one else f"{_SCALE}; {sure}"
 
 

@@ -19,7 +19,7 @@ class Record:
     dataset: str
     metric: str
     value: float
-    low: float | None  # 95 % confidence interval over images, if the value is a mean over them
+    low: float | None  # 95 % confidence interval over images (and draws of labels) of a mean
     high: float | None
     n: int  # number of images
     images: str  # fingerprint of the images; only values of the same images can be paired
@@ -77,6 +77,7 @@ class ComparisonText(NamedTuple):
     second: str
     lines: Sequence[tuple[str, ...]]  # metric, first, second, difference with interval, verdict
     note: str
+    headline: str = ""  # all lines together, in one sentence
 
 
 def read_results(path: Path) -> tuple[ResultsFile, int]:

@@ -10,11 +10,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from compressive.metric_info import ONE_SEED
 from compressive.report.summary import FIGURES, NATS, Spread, failure, outcome, spread
 from compressive.rundir.reader import read_runs
 from compressive.sweep.plan import PlannedRun
 
-LEGEND = (
+_LEGEND = (
     "top-1 in %; held-out: on labels held out of the training split, for tuning; reducible "
     "residual: nats beyond what the other view predicts; mean ± standard deviation over seeds; the "
     "report has more metrics"
@@ -93,6 +94,12 @@ def sweep_table(title: str, rows: Sequence[SweepRow]) -> Table:
         cells = [_format_spread(name, row.figures.get(name)) for name in names]
         table.add_row(escape(row.setting or "as given"), _format_seeds(row), *cells)
     return table
+
+
+def legend(rows: Sequence[SweepRow]) -> str:
+    """Explain the columns, and what single seeds do not show."""
+    single = any(row.done == 1 for row in rows)
+    return f"{_LEGEND}; {ONE_SEED}" if single else _LEGEND
 
 
 def _format_seeds(row: SweepRow) -> str:

@@ -57,7 +57,6 @@ def _record_share(context: EvalContext, share: float) -> None:
         top_5.append(hits(logits, test.labels, min(5, context.classes)))
         sizes.append(len(some))
         fits.append(found)
-    each = [float(hit.double().mean()) for hit in right]
     warnings = [found.warning for found in fits if found.warning]
     protocol = context.protocol(
         classifier=f"{CLASSIFIER}, l2 by log-loss",
@@ -66,14 +65,17 @@ def _record_share(context: EvalContext, share: float) -> None:
         chosen={"l2": [found.penalty for found in fits]},
         **{"chosen_on": fits[-1].chosen_on},
         **({"warnings": warnings} if warnings else {}),
-        draws=each,
-        **({"deviation_over_draws": stdev(each)} if len(each) > 1 else {"list": str(file)}),
+        **({"list": str(file)} if len(fits) == 1 else {}),
     )
     accuracies = {"top-1": right, **({"top-5": top_5} if context.classes > 5 else {})}
     images, task = context.images("test", test.index), f"few labels {share:.0%}"
     for metric, each_draw in accuracies.items():
         mean, name = torch.stack(each_draw).double().mean(0), context.splits.name
-        context.results.add(task, name, metric, mean, protocol=protocol, images=images)
+        draws = [float(hit.double().mean()) for hit in each_draw]
+        own = {**protocol, "draws": draws}
+        if len(draws) > 1:
+            own["deviation_over_draws"] = stdev(draws)
+        context.results.add(task, name, metric, mean, protocol=own, images=images, draws=draws)
 
 
 def _subsets(
