@@ -31,7 +31,7 @@ class SettingInfo(NamedTuple):
     def contains(self, value: float) -> bool:
         """Return whether a number is finite and within the bounds."""
         is_above = value > self.low if self.open_low else value >= self.low
-        return is_above and value <= self.high and abs(value) <= sys.float_info.max
+        return bool(is_above and value <= self.high and abs(value) <= sys.float_info.max)
 
 
 def setting(
