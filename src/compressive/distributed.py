@@ -13,13 +13,22 @@ from torch.nn.parallel import DistributedDataParallel
 def start() -> int:
     """Join torchrun's processes, if it started any; return this one's number on its machine."""
     # NCCL between GPUs, each process on its own; gloo between CPUs.
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+    local = launched("LOCAL_RANK", 0)
+    if launched("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(local)
         dist.init_process_group("nccl" if on_gpu else "gloo")
     return local
+
+
+def launched(name: str, default: int) -> int:
+    """Return a number that torchrun puts into the environment."""
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        hint = f"start with torchrun, or run `unset {name}`"
+        raise ValueError(f"{name} must be a whole number, got {text!r} in the environment; {hint}")
+    return int(text)
 
 
 def stop() -> None:

@@ -29,6 +29,7 @@ from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_forma
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
 
 _METADATA = frozenset({"network", "size", "side", "antialias"})  # keys of encoder.safetensors
+_MAX_SIDE = 2**15  # pixels; a float32 image of that side has 13 GB
 
 ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
@@ -169,15 +170,26 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter if torch was built without CUDA
         raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
-    metadata, weights = _read_file(_find_file(place))
-    settings = from_dict({"network": json.loads(metadata["network"])}).network
-    size, side = int(metadata["size"]), int(metadata["side"])
-    network = build(settings, size) if network is None else network
-    if not fits(network, weights):
+    path = _find_file(place)
+    metadata, weights = _read_file(path)
+    try:
+        settings = from_dict({"network": json.loads(metadata["network"])}).network
+        size, side = int(metadata["size"]), int(metadata["side"])
+        if not (8 <= size <= _MAX_SIDE and 1 <= side <= _MAX_SIDE):
+            raise ValueError(f"size {size} and side {side}, but at most {_MAX_SIDE} are allowed")
+        planned = network
+        if network is None:
+            with torch.device("meta"):  # without memory, whatever the metadata ask for
+                planned = build(settings, size)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also RecursionError
+        why = first_line(error)
+        raise ValueError(f"{path} is damaged: its metadata are invalid ({why})") from None
+    if planned is None or not fits(planned, weights):
         raise ValueError(
             f"{place} has the weights of another network than {settings.name} or the given one; "
             "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
         )
+    network = build(settings, size) if network is None else network
     network.load_state_dict(weights)
     antialias, run_id = metadata["antialias"] == "true", metadata.get("run_id", "")
     encoder = Encoder(network, settings, size, side, antialias=antialias, run_id=run_id)
@@ -200,6 +212,7 @@ def _find_file(place: str | Path) -> Path:
 
 def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and tensors of a file; raise ValueError if its checksum does not fit."""
+    path.open("rb").close()  # safetensors reports every error as "No such file"
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}

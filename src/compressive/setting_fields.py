@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection
@@ -30,7 +31,7 @@ class SettingInfo(NamedTuple):
     def contains(self, value: float) -> bool:
         """Return whether a number is finite and within the bounds."""
         is_above = value > self.low if self.open_low else value >= self.low
-        return is_above and value <= self.high and math.isfinite(value)
+        return bool(is_above and value <= self.high and abs(value) <= sys.float_info.max)
 
 
 def setting(
@@ -72,8 +73,8 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         if known.choices:
             _require_one_of(name, value, known.choices)
         if isinstance(value, int | float) and not known.contains(value):
-            allowed = "finite" if value == math.inf else known.bounds
-            raise ValueError(f"{name} must be {allowed}, got {value}")
+            allowed = "finite" if value > sys.float_info.max else known.bounds
+            raise ValueError(f"{name} must be {allowed}, got {_shown(value)}")
 
 
 def build(kind: Any, settings: Any, section: str = "") -> Any:
@@ -109,6 +110,12 @@ def parse(text: str, kind: Any, name: str) -> Any:
         raise ValueError(f"{name} must be {what}, got {text!r}") from None
 
 
+def _shown(value: float) -> str:
+    """Write a number, one of hundreds of digits by their count."""
+    text = str(value)
+    return text if len(text) < 40 else f"a number of {len(text)} digits"
+
+
 def _require_one_of(name: str, value: Any, options: Collection[Any]) -> Any:
     """Return the value, or raise ValueError if it is not one of the options."""
     if value not in options:
@@ -135,6 +142,8 @@ def _require_type(value: Any, kind: Any, name: str) -> Any:
         return _require_one_of(name, value, options)
     allowed = options or (kind,)
     if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max and value != math.inf and value != -math.inf:
+            raise ValueError(f"{name} must be finite, got {_shown(value)}")
         return float(value)  # also for NumPy numbers
     if type(value) not in allowed:
         expected = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)

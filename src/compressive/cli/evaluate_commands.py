@@ -1,6 +1,5 @@
 """Commands on trained encoders: evaluate, embed, compare, report."""
 
-import os
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -76,7 +75,7 @@ def evaluate_command(
         from compressive.evaluation import tables
         from compressive.evaluation.suite import evaluate
 
-    distributed.start()
+        distributed.start()
     is_first = distributed.rank() == 0
     try:
         with one_line_errors():
@@ -130,12 +129,13 @@ def embed_command(
 ) -> None:
     """Write the features of images: one vector each, with the image's name and label."""
     with one_line_errors():
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("embed runs in one process; start it without torchrun")
         check_device_name(device, "--device")
         require_at_least(0, size=size)
+        from compressive.distributed import launched
         from compressive.evaluation.embed import embed
 
+        if launched("WORLD_SIZE", 1) > 1:
+            raise ValueError("embed runs in one process; start it without torchrun")
         found = embed(encoder, images, out, split=split, network=network, size=size, device=device)
     for origin, reason in found.unreadable:
         print_line(f"skipped: {origin}: {reason}")

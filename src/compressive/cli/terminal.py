@@ -92,7 +92,8 @@ def one_line_errors() -> Iterator[None]:
         from compressive.train.loop import TrainingFailed
 
         text = str(error) or ("out of memory" if isinstance(error, MemoryError) else "")
-        message = text if isinstance(error, TrainingFailed) else _memory_advice(text)
+        own = text if isinstance(error, TrainingFailed) else ""
+        message = own or _memory_advice(text) or _peer_advice(text)
         if not message:
             raise
         print_error(message)
@@ -100,6 +101,15 @@ def one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print_error("interrupted; saved work is kept, run the same command to resume")
         raise typer.Exit(130) from None
+
+
+def _peer_advice(text: str) -> str:
+    """Return what to do if the error of gloo or NCCL is a process that no longer answers."""
+    if not re.search(r"by peer|gloo|nccl|ProcessGroup|DistStore|DistNetwork", text, re.IGNORECASE):
+        return ""
+    why = re.sub(r"\[[^]]*\] ?", "", text.split("\n")[0])[:200]
+    hint = "its own output says why; run the same command to resume"
+    return f"another process of this run ended or does not answer ({why}); {hint}"
 
 
 def _memory_advice(text: str) -> str:

@@ -113,7 +113,7 @@ def pretrain_command(
         from compressive.train.auto_config import auto_config
         from compressive.train.loop import pretrain
 
-    distributed.start()
+        distributed.start()
     try:
         with one_line_errors():
             if not recipe:

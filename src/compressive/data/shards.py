@@ -17,6 +17,7 @@ import numpy as np
 
 from compressive.data.decode import EXTENSIONS, Unreadable, first_line
 from compressive.data.source import ImageSource, Source, labeled
+from compressive.distributed import launched
 
 _LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
@@ -82,7 +83,7 @@ class _RowGroups:
         sizes = [metadata[k].row_group(g) for k, g in self.groups]
         self.starts = [0, *accumulate(size.num_rows for size in sizes)]
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-        self.room = memory // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.room = memory // max(1, launched("LOCAL_WORLD_SIZE", 1))
         self.kept: dict[int, Any] = {}
         self.door = threading.Lock()
         self.busy = [threading.Lock() for _ in self.groups]

@@ -59,6 +59,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     if not path.is_file():
         names = ", ".join(p.name for p in steps(path.parent)) or "none"
         raise FileNotFoundError(f"there is no checkpoint {path}; the folder has {names}")
+    path.open("rb").close()  # safetensors calls every error "No such file"
     try:
         with safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}

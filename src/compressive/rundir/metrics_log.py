@@ -89,5 +89,5 @@ def _step_of_line(line: str) -> float:
     """Return the step of a line, or infinity for the header and for damaged lines."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return math.inf

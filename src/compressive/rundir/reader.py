@@ -89,7 +89,7 @@ class RunFolder(TrainingFiles):
         """Return the class names of the gallery, if it has any."""
         try:
             names = json.loads(self.gallery_metadata.get("classes") or "[]")
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return []
         return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -209,7 +209,7 @@ def _image_count(checkpoints: Path) -> int | None:
         try:
             with safe_open(path, "numpy") as file:
                 return int(dict(json.loads(file.metadata()["state"])["dict"])["images"])
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
             continue  # deleted in the meantime, or damaged
     return None
 

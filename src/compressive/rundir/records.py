@@ -114,7 +114,9 @@ def _parse_record(raw: object) -> Record | None:
         record = Record(**_of_type(dict, raw))
         for name, kind in _RECORD_TYPES.items():
             _of_type(kind, getattr(record, name))
-    except TypeError:
+        for number in (record.value, record.low, record.high):
+            float(number or 0)  # a whole number may be too large
+    except (TypeError, OverflowError):
         return None
     return record
 

@@ -107,7 +107,7 @@ class SweepFile:
         try:
             old = json.loads(path.read_text())
             before, self.status = dict(old["about"]), dict(old["runs"])
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged: {error!r}; choose another --out") from None
         for name, value in about.items():
             if before.get(name, False) != value:
