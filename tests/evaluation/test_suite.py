@@ -208,7 +208,8 @@ def test_corruptions_are_judged_by_the_linear_head_whichever_way_they_are_asked_
     assert kinds
     for record in kinds:
         assert record.value == first[record.key].value
-        assert record.protocol["head"] == "linear, 2 epochs"  # runs that chose other rates agree
+        # Runs that chose other rates agree in this.
+        assert record.protocol["head"] == "linear, 2 epochs, rate by log-loss"
         assert record.protocol["chosen"] == first[record.key].protocol["chosen"]
 
 

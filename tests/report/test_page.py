@@ -420,7 +420,7 @@ def test_verdicts_are_told_as_compare_has_them(tmp_path: Path) -> None:
         ("kNN <20>", "87.6", "87.5", "-0.1 [-0.2, 0.0]", "undecided"),
         ("nll", "0.30", "0.35", "0.05 [0.01, 0.09]", "worse (seeds)"),
     ]
-    judged = ComparisonText("one", "other", lines, "on set; over seeds")
+    judged = ComparisonText("one", "other", lines, "on set; over seeds", "b is <better>")
     page = Page(write_report(runs, tmp_path / "r.html", verdicts=judged))
     assert page.sections[5:8] == ["maps", "verdicts", "figures"]
     found = part(page, "verdicts")
@@ -430,6 +430,7 @@ def test_verdicts_are_told_as_compare_has_them(tmp_path: Path) -> None:
     assert '<td class="ill">worse (seeds)</td>' in found
     assert "<td>undecided</td>" in found
     assert '<a href="#verdicts">' in page.source
+    assert "<strong>B is &lt;better&gt;.</strong>" in found
 
 
 def test_a_legend_names_only_what_is_drawn(tmp_path: Path) -> None:

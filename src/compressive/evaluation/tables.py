@@ -52,7 +52,7 @@ def differences_table(
     """Return a table of two experiments with the metrics of `results_table`."""
     table = Table(
         title=f"A: {first.name}\nB: {second.name}",
-        caption=f"{headline(found)}\n{_caption(found)}",
+        caption=f"{overall_verdict(found)}\n{_caption(found)}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
     )
@@ -82,17 +82,17 @@ def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> ComparisonText 
         return None
     first, second = (group.name for group in groups)
     lines = _comparison_lines(shown)
-    return ComparisonText(first, second, lines, _caption(found), headline(found))
+    return ComparisonText(first, second, lines, _caption(found), overall_verdict(found))
 
 
 def differences_markdown(first: Experiment, second: Experiment, found: Sequence[Difference]) -> str:
     """Return the same table as Markdown, with the names of A and B below it."""
     rows = [_COLUMNS, ("---", "--:", "--:", "---", "---"), *_comparison_lines(found)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\nA: {first.name}. B: {second.name}. {headline(found)}. {_caption(found)}."
+    return f"{table}\n\nA: {first.name}. B: {second.name}. {overall_verdict(found)}. {_caption(found)}."
 
 
-def headline(found: Sequence[Difference]) -> str:
+def overall_verdict(found: Sequence[Difference]) -> str:
     """Return what all metrics say together; of single runs, that they say nothing about methods."""
     said = []
     for over in ("seeds", "images"):
