@@ -16,7 +16,6 @@ from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.records import Record
 
-# Of methods, by several seeds of each, or "networks differ" of single runs.
 Verdict = (
     Literal["better", "worse", "higher", "lower", "networks differ", "undecided"]
     | Literal["one number each", "too few images", "measured differently"]
