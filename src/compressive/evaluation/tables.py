@@ -16,13 +16,12 @@ from compressive.rundir.reader import results_of
 from compressive.rundir.records import ComparisonText
 
 _SCALE = "accuracies, ECE and Brier x 100"
-_INTERVALS = "95 % intervals over test images, of few labels also over draws"
 _COLUMNS = ("figure", "A", "B", "B - A", "verdict")
 
 
 def results_table(results: Results) -> Table:
     """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(title=results.run, caption=f"{_SCALE}; {_INTERVALS}")
+    table = Table(title=results.run, caption=f"{_SCALE}; 95 % intervals over test images")
     for name in ("task", "data", "metric", "value", "interval"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     before = None

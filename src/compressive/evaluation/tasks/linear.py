@@ -54,8 +54,7 @@ def run(context: EvalContext) -> None:
     epochs = context.options.epochs or most
     batch = 1024 if len(fit) >= 20_000 else min(256, len(fit))
     steps = max(1, epochs * len(fit) // batch)
-    is_paper = context.classes == 1000
-    rates, by = (LEARNING_RATES, "accuracy") if is_paper else (WIDER, "log-loss")
+    rates, by = (WIDER, "log-loss") if context.classes != 1000 else (LEARNING_RATES, "accuracy")
     heads = train_heads(
         _augmented_features(context, train.index[fit], batch, steps),
         feat=train.feats.shape[1],
