@@ -15,6 +15,7 @@ from compressive.cli.app import app
 from compressive.cli.quickstart import linear_probe
 from compressive.evaluation.logistic import fit
 from compressive.evaluation.results import Results
+from compressive.metric_info import ONE_SEED
 from compressive.train.loop import Outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,3 +130,4 @@ def test_table_columns_hold_the_named_metrics(
     assert ["linear", "kNN", "10 % of labels", "reducible_residual"] in rows
     assert ["raw pixels", "9.5%"] in rows
     assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25"] in rows
+    assert ONE_SEED in " ".join(printed.output.split())

@@ -23,8 +23,8 @@ from compressive.evaluation.results import Results
 from compressive.evaluation.tables import (
     differences_markdown,
     differences_table,
-    headline,
     notes,
+    overall_verdict,
     results_table,
     verdicts,
 )
@@ -161,11 +161,11 @@ def test_verdicts_are_adjusted_for_the_number_of_metrics(tmp_path: Path) -> None
         stats.false_discovery_control(raw).tolist(), rel=1e-5
     )
     assert {each.verdict for each in found} == {"undecided"}
-    assert headline(found) == "B is better in 0 and worse in 0 of 30 metrics"
+    assert overall_verdict(found) == "B is better in 0 and worse in 0 of 30 metrics"
     values["real"] = [0.70, 0.71, 0.72], [0.90, 0.91, 0.92]
     found = of_seeds(tmp_path, values)
     assert [each.key for each in found if each.verdict == "better"] == ["real/set/top-1"]
-    assert headline(found) == "B is better in 1 and worse in 0 of 31 metrics"
+    assert overall_verdict(found) == "B is better in 1 and worse in 0 of 31 metrics"
 
 
 def few_labels(draws: list[float], hit: Tensor, protocol: dict[str, object]) -> Experiment:

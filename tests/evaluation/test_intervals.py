@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from compressive.evaluation.intervals import (
-    false_discovery_adjusted,
+    adjusted_p,
     mean_part,
     t_cdf,
     t_interval,
@@ -63,11 +63,11 @@ def test_adjusted_p_values_are_scipys(count: int) -> None:
     p = np.random.default_rng(count).uniform(size=count) ** 3
     p[: count // 3] = p[0]  # ties
     expected = stats.false_discovery_control(p)
-    assert false_discovery_adjusted(p.tolist()) == pytest.approx(expected.tolist(), rel=1e-12)
+    assert adjusted_p(p.tolist()) == pytest.approx(expected.tolist(), rel=1e-12)
 
 
 def test_no_p_values_are_adjusted_to_none() -> None:
-    assert false_discovery_adjusted([]) == []
+    assert adjusted_p([]) == []
 
 
 def test_an_interval_over_two_sources_covers() -> None:

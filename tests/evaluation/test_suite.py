@@ -207,7 +207,7 @@ def test_corruptions_use_the_linear_head(
     for record in kinds:
         assert record.value == first[record.key].value
         # The head must not name the selected learning rate: runs with other rates are comparable.
-        assert record.protocol["head"] == "linear, 2 epochs"
+        assert record.protocol["head"] == "linear, 2 epochs, rate by log-loss"
         assert record.protocol["chosen"] == first[record.key].protocol["chosen"]
 
 

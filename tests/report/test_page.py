@@ -419,7 +419,7 @@ def test_verdicts_match_compare(tmp_path: Path) -> None:
         ("kNN <20>", "87.6", "87.5", "-0.1 [-0.2, 0.0]", "undecided"),
         ("nll", "0.30", "0.35", "0.05 [0.01, 0.09]", "worse (seeds)"),
     ]
-    verdicts = ComparisonText("one", "other", lines, "on set; over seeds")
+    verdicts = ComparisonText("one", "other", lines, "on set; over seeds", "b is <better>")
     page = Page(write_report(runs, tmp_path / "r.html", verdicts=verdicts))
     assert page.sections[5:8] == ["maps", "verdicts", "figures"]
     found = part(page, "verdicts")
@@ -429,6 +429,7 @@ def test_verdicts_match_compare(tmp_path: Path) -> None:
     assert '<td class="ill">worse (seeds)</td>' in found
     assert "<td>undecided</td>" in found
     assert '<a href="#verdicts">' in page.source
+    assert "<strong>B is &lt;better&gt;.</strong>" in found
 
 
 def test_legend_names_only_plotted_runs(tmp_path: Path) -> None:

@@ -24,12 +24,13 @@ from typer.testing import CliRunner
 from compressive import recipes
 from compressive.cli.app import app
 from compressive.config import Config, override
+from compressive.metric_info import ONE_SEED
 from compressive.report import write_report
 from compressive.report.summary import Spread
 from compressive.rundir.lock import acquire_lock
 from compressive.sweep.plan import PlannedRun, plan_runs, preset_axis
 from compressive.sweep.runner import SweepFile, SweepResult, sweep
-from compressive.sweep.table import SweepRow, run_figures, sweep_rows, sweep_table
+from compressive.sweep.table import SweepRow, legend, run_figures, sweep_rows, sweep_table
 
 
 def test_plan_is_the_product_of_values_and_seeds() -> None:
@@ -611,6 +612,12 @@ def test_sweep_report_uses_the_evaluated_split(
     found = CliRunner().invoke(app, [*args, *(["--held-out"] if held_out else [])])
     assert found.exit_code == 0, found.output
     assert received == [held_out, held_out]
+
+
+def test_legend_warns_about_single_seeds() -> None:
+    rows = [SweepRow("beta 0", {}, done, 3, {}, {}) for done in (3, 2, 0)]
+    assert ONE_SEED not in legend(rows)
+    assert legend([*rows, SweepRow("beta 1", {}, 1, 1, {}, {})]).endswith(ONE_SEED)
 
 
 def test_partial_first_write_does_not_block_the_folder(tmp_path: Path) -> None:

@@ -9,20 +9,13 @@ import numpy as np
 from jaxtyping import Float
 
 from compressive.config import flat
-from compressive.evaluation.intervals import (
-    Part,
-    TInterval,
-    false_discovery_adjusted,
-    mean_part,
-    t_interval,
-)
+from compressive.evaluation.intervals import Part, TInterval, adjusted_p, mean_part, t_interval
 from compressive.evaluation.results import Results, read
 from compressive.metric_info import ACCURACIES, HIGHER, LOWER
 from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.records import Record
 
-# Of methods, by several seeds of each, or "networks differ" of single runs.
 Verdict = (
     Literal["better", "worse", "higher", "lower", "networks differ", "undecided"]
     | Literal["one number each", "too few images", "measured differently"]
@@ -94,14 +87,13 @@ def short_names(places: Sequence[str]) -> list[str]:
 def compare(first: Experiment, second: Experiment) -> list[Difference]:
     """Return the difference of every metric that all runs of both experiments have.
 
-    Verdicts hold for all metrics together: p values are adjusted by Benjamini and Hochberg. If no
-    metric differs, one of them is called different in at most 5 % of comparisons.
+    Verdicts hold for all metrics together: p values are adjusted by Benjamini and Hochberg.
     """
     tables = [{record.key: record for record in run.records} for run in (*first.runs, *second.runs)]
     common = [key for key in tables[0] if all(key in table for table in tables)]
     found = [_difference(key, first, second) for key in common]
     judged = [i for i, each in enumerate(found) if each.p is not None]
-    for i, p in zip(judged, false_discovery_adjusted([found[i].p for i in judged]), strict=True):
+    for i, p in zip(judged, adjusted_p([found[i].p for i in judged]), strict=True):
         found[i] = found[i]._replace(p=p, verdict=_verdict(found[i], p))
     return found
 
@@ -148,12 +140,12 @@ def _draws(records: Sequence[Sequence[Record]]) -> list[Part]:
     """
     draws = [[record.protocol.get("draws") for record in some] for some in records]
     for record, each in zip((*records[0], *records[1]), (*draws[0], *draws[1]), strict=True):
-        if not isinstance(each, list) or not each or len(each) != len(draws[0][0]):
+        if not isinstance(each, list) or len(each) < 2 or len(each) != len(draws[0][0]):
             return []
         if not math.isclose(math.fsum(each) / len(each), record.value, abs_tol=1e-6):
             return []
     first, second = (np.mean(some, axis=0) for some in draws)
-    return [mean_part(second - first)] if len(first) > 1 else []
+    return [mean_part(second - first)]
 
 
 def _alike(records: Sequence[Record]) -> bool:

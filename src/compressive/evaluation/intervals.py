@@ -46,7 +46,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     return max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach))
 
 
-def false_discovery_adjusted(p: Sequence[float]) -> list[float]:
+def adjusted_p(p: Sequence[float]) -> list[float]:
     """Return p values adjusted for their number by Benjamini and Hochberg (1995), in this order."""
     order = np.argsort(p)[::-1]  # from the largest
     scaled = np.asarray(p)[order] * len(p) / np.arange(len(p), 0, -1)
@@ -58,31 +58,25 @@ def false_discovery_adjusted(p: Sequence[float]) -> list[float]:
 def t_cdf(t: float, freedom: float) -> float:
     """Return the distribution function of Student's t at t >= 0, accurate to 1e-9.
 
-    With fewer than three degrees of freedom it is accurate to 1e-5 for t > 20.
-
-    With t = sqrt(freedom) tan(angle) the density in the angle is cos^(freedom - 1), which is smooth
-    on a bounded interval. Integrate it with Simpson's rule. Beyond 40 deviations it is 0.
+    With t = sqrt(freedom) tan(angle) the density in the angle is cos^(freedom - 1). Integrate it
+    with Simpson's rule. Below three degrees of freedom it is accurate to 1e-5 for t > 20.
     """
     angle = min(math.atan(t / math.sqrt(freedom)), 40 / math.sqrt(freedom))
     height = np.cos(np.linspace(0, angle, 401)) ** (freedom - 1)
     area = height[0] + height[-1] + 4 * height[1::2].sum() + 2 * height[2:-1:2].sum()
-    return 0.5 + _t_density(freedom) * math.sqrt(freedom) * float(area) * angle / 1200
+    return 0.5 + _t_density(0, freedom) * math.sqrt(freedom) * float(area) * angle / 1200
 
 
 def t_quantile(p: float, freedom: float) -> float:
-    """Return the quantile of Student's t distribution for p > 1/2, by Newton's method.
-
-    From 0 it approaches the quantile from below, because the density falls.
-    """
+    """Return the quantile of Student's t for p > 1/2; Newton's method approaches it from below."""
     t, step = 0.0, 1.0
     while step > 1e-9 * (1 + t):
-        density = _t_density(freedom) * (1 + t * t / freedom) ** (-(freedom + 1) / 2)
-        step = (p - t_cdf(t, freedom)) / density
+        step = (p - t_cdf(t, freedom)) / _t_density(t, freedom)
         t += step
     return t
 
 
-def _t_density(freedom: float) -> float:
-    """Return the density at 0."""
+def _t_density(t: float, freedom: float) -> float:
     log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    log -= (freedom + 1) / 2 * math.log1p(t * t / freedom)
     return math.exp(log) / math.sqrt(math.pi * freedom)

@@ -80,8 +80,7 @@ class Results(ResultsFile):
             # One hit and one miss more, so that equal values have an interval too.
             padded = np.append(each, (0.0, 1.0))
             found = t_interval(float(padded.mean()), mean_part(padded), mean_part(draws))
-            assert found is not None
-            low, high = found.low, found.high
+            low, high = (found.low, found.high) if found else (0.0, 1.0)
         # Classes have weights in the mean per class, also if all of its values are 1.
         elif metric in {*ACCURACIES} - {"mean per class"} and np.isin(each, (0.0, 1.0)).all():
             low, high = wilson_interval(float(each.mean()), len(each))

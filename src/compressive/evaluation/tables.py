@@ -16,13 +16,12 @@ from compressive.rundir.reader import results_of
 from compressive.rundir.records import ComparisonText
 
 _SCALE = "accuracies, ECE and Brier x 100"
-_INTERVALS = "95 % intervals over test images, of few labels also over draws"
 _COLUMNS = ("figure", "A", "B", "B - A", "verdict")
 
 
 def results_table(results: Results) -> Table:
     """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(title=results.run, caption=f"{_SCALE}; {_INTERVALS}")
+    table = Table(title=results.run, caption=f"{_SCALE}; 95 % intervals over test images")
     for name in ("task", "data", "metric", "value", "interval"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     before = None
@@ -52,7 +51,7 @@ def differences_table(
     """Return a table of two experiments with the metrics of `results_table`."""
     table = Table(
         title=f"A: {first.name}\nB: {second.name}",
-        caption=f"{headline(found)}\n{_caption(found)}",
+        caption=f"{overall_verdict(found)}\n{_caption(found)}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
     )
@@ -81,41 +80,33 @@ def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> ComparisonText 
     if not shown:
         return None
     first, second = (group.name for group in groups)
-    lines = _comparison_lines(shown)
-    return ComparisonText(first, second, lines, _caption(found), headline(found))
+    text = _comparison_lines(shown), _caption(found), overall_verdict(found)
+    return ComparisonText(first, second, *text)
 
 
 def differences_markdown(first: Experiment, second: Experiment, found: Sequence[Difference]) -> str:
     """Return the same table as Markdown, with the names of A and B below it."""
     rows = [_COLUMNS, ("---", "--:", "--:", "---", "---"), *_comparison_lines(found)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\nA: {first.name}. B: {second.name}. {headline(found)}. {_caption(found)}."
+    said = f"{overall_verdict(found)}. {_caption(found)}"
+    return f"{table}\n\nA: {first.name}. B: {second.name}. {said}."
 
 
-def headline(found: Sequence[Difference]) -> str:
+def overall_verdict(found: Sequence[Difference]) -> str:
     """Return what all metrics say together; of single runs, that they say nothing about methods."""
-    said = []
-    for over in ("seeds", "images"):
-        verdicts = Counter(
-            each.verdict for each in found if each.p is not None and each.over == over
-        )
-        of = f"of {verdicts.total()} metrics"
-        better, worse = (f"{word} in {verdicts[word]}" for word in ("better", "worse"))
-        if verdicts and over == "seeds":
-            said.append(f"B is {better} and {worse} {of}")
-        elif verdicts:
-            differ = f"these two networks differ in {verdicts['networks differ']} {of}"
-            said.append(f"{differ}; {ONE_SEED}")
-    return "; ".join(said) or "no metric can be judged"
+    judged = [each for each in found if each.p is not None]
+    count, of = Counter(each.verdict for each in judged), f"of {len(judged)} metrics"
+    if any(each.over == "seeds" for each in judged):
+        return f"B is better in {count['better']} and worse in {count['worse']} {of}"
+    return f"these two networks differ in {count['networks differ']} {of}; {ONE_SEED}"
 
 
 def _caption(found: Sequence[Difference]) -> str:
     one = _common_dataset(_key_parts(each)[1] for each in found)
     over = " or ".join(sorted({each.over for each in found} - {""}))
-    count = sum(each.p is not None for each in found)
-    sure = f"95 % intervals of single metrics over {over}" if over else "no intervals"
-    if count:
-        sure += f"; verdicts adjusted for {count} comparisons (Benjamini-Hochberg)"
+    adjusted = f"adjusted for {sum(each.p is not None for each in found)} comparisons"
+    sure = f"95 % intervals of single metrics over {over}; verdicts {adjusted} (Benjamini-Hochberg)"
+    sure = sure if over else "no intervals"
     return f"on {one}; {_SCALE}; {sure}" if one else f"{_SCALE}; {sure}"
 
 

@@ -98,8 +98,7 @@ def sweep_table(title: str, rows: Sequence[SweepRow]) -> Table:
 
 def legend(rows: Sequence[SweepRow]) -> str:
     """Explain the columns, and what single seeds do not show."""
-    single = any(row.done == 1 for row in rows)
-    return f"{_LEGEND}; {ONE_SEED}" if single else _LEGEND
+    return f"{_LEGEND}; {ONE_SEED}" if any(row.done == 1 for row in rows) else _LEGEND
 
 
 def _format_seeds(row: SweepRow) -> str:

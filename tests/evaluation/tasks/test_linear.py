@@ -72,14 +72,15 @@ def test_choose_picks_best_accuracy_then_lowest_log_loss() -> None:
     feats, labels = torch.eye(2)[[0, 1, 1]], torch.tensor([0, 1, 0])
     scales = (-1.0, 8.0, 0.6, 2.0)  # inverted; overconfident; best calibrated; more confident
     heads = Heads(torch.stack([scale * torch.eye(2) for scale in scales]), torch.zeros(4, 2))
-    best, accuracy = choose(heads, feats, labels)
+    best, accuracy = choose(heads, feats, labels, "accuracy")
     losses = [F.cross_entropy(feats * scale, labels) for scale in scales]
     assert accuracy == pytest.approx([1 / 3, 2 / 3, 2 / 3, 2 / 3])
     assert best == 2 == losses.index(min(losses))
-    assert choose(Heads(heads.weight[[3, 1]], heads.bias[:2]), feats, labels)[0] == 0
+    assert choose(Heads(heads.weight[[3, 1]], heads.bias[:2]), feats, labels, "accuracy")[0] == 0
     # A low log-loss does not outweigh a wrong prediction: a tiny inverted scale loses.
     mixed = Heads(torch.stack([-0.01 * torch.eye(2), 8 * torch.eye(2)]), torch.zeros(2, 2))
-    assert choose(mixed, feats, labels)[0] == 1
+    assert choose(mixed, feats, labels, "accuracy")[0] == 1
+    assert choose(mixed, feats, labels, "log-loss")[0] == 0
 
 
 def run_with_fake_heads(
@@ -112,9 +113,12 @@ def test_learning_rates_scale_from_batch_size_256(
     assert (given["steps"], [len(labels) for _, labels in given["batches"]]) == (3, [18] * 3)
     protocol = context.results.records[0].protocol
     assert protocol["chosen"] == {"learning_rate_for_256": WIDER[3]}
+    assert protocol["classifier"].endswith("rate by log-loss")
+    assert max(WIDER) <= 3.2  # rates above cost accuracy and calibration
     monkeypatch.setattr(EvalContext, "classes", 1000)
     given = run_with_fake_heads(context, monkeypatch)
     assert given["learning_rates"] == pytest.approx([rate * 18 / 256 for rate in LEARNING_RATES])
+    assert context.results.records[0].protocol["classifier"].endswith("rate by accuracy")
     context.close()
 
 
