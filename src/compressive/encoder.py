@@ -23,6 +23,7 @@ from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.files import ENCODER, write_bytes
+from compressive.rundir.folder import read_run_id
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
@@ -52,7 +53,6 @@ class Encoder(nn.Module):
         side: int,
         *,
         antialias: bool = False,
-        run_id: str = "",
     ) -> None:
         super().__init__()
         self.network = network
@@ -60,7 +60,6 @@ class Encoder(nn.Module):
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
-        self.run_id = run_id  # of the run that trained it; "" if unknown
 
     @property
     def feature_dim(self) -> int:
@@ -168,7 +167,11 @@ def load(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter if torch was built without CUDA
         raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
-    metadata, weights = _read_file(_find_file(place))
+    metadata, weights = _read_file(path := _find_file(place))
+    ids = {metadata.get("run_id", ""), read_run_id(path.parent)} - {""}
+    if len(ids) > 1 and Path(place).is_dir():
+        hint = f"run the training command again, which writes its own, or give {path} itself"
+        raise ValueError(f"{path} is of another run than {place}; {hint}")
     settings = from_dict({"network": json.loads(metadata["network"])}).network
     size, side = int(metadata["size"]), int(metadata["side"])
     network = build(settings, size) if network is None else network
@@ -178,8 +181,7 @@ def load(
             "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
         )
     network.load_state_dict(weights)
-    antialias, run_id = metadata["antialias"] == "true", metadata.get("run_id", "")
-    encoder = Encoder(network, settings, size, side, antialias=antialias, run_id=run_id)
+    encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
     return encoder.to(device).eval().requires_grad_(False)
 
 
