@@ -24,6 +24,7 @@ from compressive.data.source import read_file
 from compressive.networks import build, feature_dim, fits
 from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.files import ENCODER, local_path, write_bytes
+from compressive.rundir.folder import read_run_id
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
@@ -54,7 +55,6 @@ class Encoder(nn.Module):
         side: int,
         *,
         antialias: bool = False,
-        run_id: str = "",
     ) -> None:
         super().__init__()
         self.network = network
@@ -62,7 +62,6 @@ class Encoder(nn.Module):
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
-        self.run_id = run_id  # of the run that trained it; "" if unknown
 
     @property
     def feature_dim(self) -> int:
@@ -172,6 +171,10 @@ def load(
         raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
     path = _find_file(place)
     metadata, weights = _read_file(path)
+    ids = {metadata.get("run_id", ""), read_run_id(path.parent)} - {""}
+    if len(ids) > 1 and Path(place).is_dir():
+        hint = f"run the training command again, which writes its own, or give {path} itself"
+        raise ValueError(f"{path} is of another run than {place}; {hint}")
     try:
         settings = from_dict({"network": json.loads(metadata["network"])}).network
         size, side = int(metadata["size"]), int(metadata["side"])
@@ -191,8 +194,7 @@ def load(
         )
     network = build(settings, size) if network is None else network
     network.load_state_dict(weights)
-    antialias, run_id = metadata["antialias"] == "true", metadata.get("run_id", "")
-    encoder = Encoder(network, settings, size, side, antialias=antialias, run_id=run_id)
+    encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
     return encoder.to(device).eval().requires_grad_(False)
 
 

@@ -3,6 +3,8 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -33,15 +35,9 @@ class DatasetFingerprint:
         """Return a fingerprint that also changes with the size, time or folder of any file."""
         # It detects edits of images that are not sampled, so that a cache is never out of date.
         digest = hashlib.blake2b(self.of().encode(), digest_size=16)
-        known: dict[str, str] = {}
-        for i in range(len(self.source)):
-            origin = self.source.origin(i)  # a file, or FILE:PLACE
-            path = origin if os.path.exists(origin) else origin.rpartition(":")[0]
-            if path not in known:
-                state = os.stat(path) if path and os.path.exists(path) else None
-                known[path] = f"{state.st_size} {state.st_mtime_ns}" if state else ""
-                line = f"{path} {known[path]}\n"
-                digest.update(line.encode(errors="backslashreplace"))
+        for path, (size, time) in file_states(self.source).items():
+            line = f"{path} {size} {time}\n"
+            digest.update(line.encode(errors="backslashreplace"))
         return digest.hexdigest()
 
     @cached_property
@@ -54,3 +50,28 @@ class DatasetFingerprint:
             except Unreadable:
                 digest.update(b"unreadable")
         return digest.digest()
+
+
+def file_states(source: Source) -> dict[str, tuple[int, int]]:
+    """Return size and time of modification of all files that images of a source lie in, by path."""
+    # In threads: behind a network each answer takes a fraction of a millisecond.
+    images = range(len(source))
+    with ThreadPoolExecutor(32) as pool:
+        parts = pool.map(lambda k: _states(source, images[k : k + 1000]), images[::1000])
+        return {path: state for part in parts for path, state in part.items()}
+
+
+def _states(source: Source, images: range) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    known = "\0"  # how origins begin that lie in the same file as the one before, or in none
+    for origin in map(source.origin, images):  # a file, or FILE:PLACE
+        path = origin
+        while path and not origin.startswith(known):
+            with suppress(OSError, ValueError):
+                state = os.stat(path)
+                found[path] = (state.st_size, state.st_mtime_ns)
+                break
+            path = path.rpartition(":")[0]
+        if path != origin:
+            known = f"{path or origin.rpartition(':')[0]}:"
+    return found

@@ -40,7 +40,6 @@ class FrozenModel:
     method: Method | None = None  # backbone and heads; only of a run
     why_no_method: str = ""  # the reason if the heads of a run cannot be used
     config: Config | None = None  # only of a run
-    run_id: str = ""  # of the run that trained it, if the file says so
 
     @property
     def feature_dim(self) -> int:
@@ -106,9 +105,6 @@ def open_model(
 
 def _from_run(path: Path, device: torch.device) -> FrozenModel:
     model, config = _own_file(str(path), path, device), folder.read_config(path)
-    if model.run_id not in ("", folder.read_run_id(path)):
-        hint = f"run the training command again, which writes its own, or give {files.ENCODER}"
-        raise ValueError(f"{path / files.ENCODER} is of another run than {path}; {hint} itself")
     method, why = _load_method(path, config, device)
     if method is not None:
         both = network_fingerprint(method.encoder), network_fingerprint(model.network)
@@ -153,12 +149,7 @@ def _from_file(path: Path, name: str, size: int) -> FrozenModel:
 def _own_file(name: str, path: Path, device: torch.device | str = "cpu") -> FrozenModel:
     own = encoder.load(path, device)
     return FrozenModel(
-        name=name,
-        network=own.network,
-        size=own.size,
-        side=own.side,
-        antialias=own.antialias,
-        run_id=own.run_id,
+        name=name, network=own.network, size=own.size, side=own.side, antialias=own.antialias
     )
 
 

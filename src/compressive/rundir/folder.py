@@ -29,6 +29,10 @@ FREE |= {"train.device", "train.save_every", "train.log_every", "train.tensorboa
 FREE |= {f"health.{each.name}" for each in fields(Health)}
 
 
+class OtherSettings(ValueError):
+    """Raised for a run with other settings, none of which says where its images are."""
+
+
 def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     """Return whether a folder holds a run to resume; raise ValueError if it has other settings."""
     ensure_writable(folder)
@@ -48,7 +52,9 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         hint = "give the same settings to go on with it, choose another --out, or delete it"
-        raise ValueError(f"{folder} holds a run with {words}{more}; {hint}")
+        is_data = any(name.startswith("data.") for name in changed)
+        kind = ValueError if is_data else OtherSettings
+        raise kind(f"{folder} holds a run with {words}{more}; {hint}")
     return True
 
 
@@ -57,14 +63,9 @@ def write_config(folder: Path, config: Config, device: "torch.device") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
     settings["data"]["source"] = _absolute_source(config)
-    run_id = run_id_text(secrets.randbits(48))
-    settings["about"] = {"run_id": run_id, **_provenance(device)}
+    # 48 bits, which a float64 holds exactly.
+    settings["about"] = {"run_id": secrets.token_hex(6), **_provenance(device)}
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
-
-
-def run_id_text(number: int) -> str:
-    """Return a number of 48 bits, which a float64 holds exactly, as the id of a run."""
-    return f"{number:012x}"
 
 
 def read_run_id(folder: Path) -> str:

@@ -1,12 +1,16 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from compressive.config import Config, Data, override
+from compressive.data.fingerprint import file_states
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, require_source, subset
@@ -16,6 +20,9 @@ from compressive.rundir.files import write_text
 from compressive.train.online_eval import evenly_spaced_indices
 
 Loader = Resident | Streaming
+FileList = UInt8[Tensor, " _"]  # name, size, time and checksum of each file, compressed
+_SAMPLED_FILES = 64  # files whose content is compared
+_SAMPLED_BYTES = 2**20  # of each; most images are smaller, and shards larger
 
 
 def from_python(config: Config, source: Source) -> Config:
@@ -58,6 +65,64 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
     """Whether shades are those of other images."""
     both = (before >= 0) & (now >= 0)
     return bool(((before - now).abs() > 2)[both].any())  # of 255; decoders differ by less
+
+
+def list_files(source: Source, place: str) -> FileList:
+    """Return names within a place, sizes and times of all files, and checksums of a sample."""
+    states, root = file_states(source), f"{Path(place).expanduser()}/"
+    sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
+    fields: list[str] = []
+    for i, (path, (size, time)) in enumerate(states.items()):
+        content = b""
+        if i in sampled and size:
+            with suppress(OSError), open(path, "rb", buffering=0) as file:
+                content = file.read(_SAMPLED_BYTES)
+        fields += (path.removeprefix(root), str(size), str(time), f"{zlib.crc32(content)}")
+    text = "\0".join(fields).encode(errors="surrogateescape")
+    return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
+
+
+def compare_files(
+    before: FileList, now: FileList, unreadable: Path, loader: Loader | None, count: int
+) -> tuple[str, str]:
+    """Describe removed, added or changed files, and files that only have another time.
+
+    A file that is or was unreadable may change. Without a loader, only names are compared. If no
+    name is in both lists, images were moved or packed, and only their number and colors count.
+    """
+    old, new = ({f[0]: f[1:] for f in _fields(files)} for files in (before, now))
+    if old == new or not old.keys() & new:
+        return "", ""
+    names = {"removed": [n for n in old if n not in new], "added": [n for n in new if n not in old]}
+    if not any(names.values()) and loader is not None:
+        known = unreadable.read_bytes().decode(errors="replace") if unreadable.exists() else ""
+        differ = [n for n in old if old[n][0] != new[n][0] or _differ(old[n][2], new[n][2])]
+        edited = [n for n in differ if f"{n}: " not in known]
+        image = {n: i for i, n in enumerate(new)} if len(new) == count else {}  # not of shards
+        if not all(n in image and _is_unreadable(loader, image[n]) for n in edited):
+            names["changed"] = edited
+    touched = [n for n in old if n in new and old[n][1] != new[n][1]]
+    note = "with other modification times, but equal sizes and samples"
+    return _counted(names), _counted({note: touched})
+
+
+def _fields(files: FileList) -> Iterator[tuple[str, ...]]:
+    """Yield name, size, time and checksum of each file."""
+    text = zlib.decompress(files.numpy().tobytes()).decode(errors="surrogateescape")
+    return zip(*[iter(text.split("\0"))] * 4, strict=False)
+
+
+def _differ(before: str, now: str) -> bool:
+    return before != now and "0" not in (before, now)  # 0: not read
+
+
+def _is_unreadable(loader: Loader, i: int) -> bool:
+    return int(some(loader, torch.tensor([i])).index) != i  # another one stands for it
+
+
+def _counted(kinds: dict[str, list[str]]) -> str:
+    there = [(len(names), kind, names[0]) for kind, names in kinds.items() if names]
+    return ", ".join(f"{n:,} file{'s' * (n > 1)} {kind} ({first!r})" for n, kind, first in there)
 
 
 def list_unreadable(loader: Loader, path: Path) -> int:

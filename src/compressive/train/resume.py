@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from compressive.config import Config
+from compressive.data.source import Source
 from compressive.distributed import gather, rank, world_size
 from compressive.rundir import checkpoint, folder
+from compressive.rundir.files import CHECKPOINTS, UNREADABLE
+from compressive.train import images
 
 
 def shared_run_id(out: Path, device: torch.device) -> str:
@@ -19,7 +23,7 @@ def shared_run_id(out: Path, device: torch.device) -> str:
         return run_id
     mine = torch.tensor([[float(int(run_id or "-1", 16))]], dtype=torch.float64, device=device)
     number = int(gather(mine)[0].item())
-    return "" if number < 0 else folder.run_id_text(number)
+    return "" if number < 0 else f"{number:012x}"
 
 
 def check_same_checkpoint(path: Path | None, checkpoints: Path, device: torch.device) -> None:
@@ -38,20 +42,47 @@ def check_same_checkpoint(path: Path | None, checkpoints: Path, device: torch.de
 
 
 def check_same_method(
-    path: Path, state: Mapping[str, Any], learner: nn.Module, *, is_custom: bool
+    path: Path, state: Mapping[str, Any], learner: nn.Module, custom: bool
 ) -> None:
     """Raise ValueError if a checkpoint is of another method or has other weights than a run."""
-    origins = {False: "the package's own method", True: "a method from Python code"}
     hint = "resume with the method and versions that wrote it, or choose another --out"
-    if (was_custom := bool(state.get("custom_method"))) != is_custom:
-        written, asked = origins[was_custom], origins[is_custom]
-        raise ValueError(f"{path} was trained with {written}, not with {asked}; {hint}")
-    found, own = state.get("learner", {}), learner.state_dict()
-    odd = [name for name in found.keys() | own.keys() if _shape(found, name) != _shape(own, name)]
-    if odd:
-        differ = f"{len(odd):,} weights have other names or shapes, such as {min(odd)}"
-        raise ValueError(f"{path} does not fit this run: {differ}; {hint}")
+    if state.get("custom_method") != custom:
+        methods = "the package's method", "a method from Python code"
+        raise ValueError(f"{path} was trained with {methods[not custom]}; {hint}")
+    found, own = (
+        {name: weight.shape for name, weight in weights.items()}
+        for weights in (state.get("learner", {}), learner.state_dict())
+    )
+    if odd := sorted(name for name, _ in found.items() ^ own.items()):
+        differ = f"does not fit this run: {odd[0]} has another shape or is in only one of both"
+        raise ValueError(f"{path} {differ}; {hint}")
 
 
-def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
-    return tuple(weights[name].shape) if name in weights else None
+def check_same_files(
+    state: Mapping[str, Any],
+    now: images.FileList,
+    *,
+    count: int,
+    place: str,
+    out: Path,
+    loader: images.Loader | None = None,
+) -> str:
+    """Raise ValueError if images were removed, added or changed; return a note, or ""."""
+    before: images.FileList = state.get("image_files", now)
+    changed, note = images.compare_files(before, now, out / UNREADABLE, loader, count)
+    was, hint = state.get("images", 0), "restore data.source, or choose another --out"
+    if changed or was != count:
+        now_has = f"images, but {place} has {count:,}"
+        now_has = f"other images than those in {place}" if was == count else now_has
+        hint = f"{changed}; {hint}" if changed else hint
+        raise ValueError(f"{out} holds a run on {was:,} {now_has}; {hint}")
+    return note and f"{place} has {note}; training goes on"
+
+
+def check_images_of_run(config: Config, out: Path, source: Source | None) -> None:
+    """Raise ValueError if images were removed or added since the last checkpoint of a run."""
+    found = checkpoint.latest(out / CHECKPOINTS, folder.read_run_id(out))
+    if found is not None:
+        source, place = images.load_source(config, source), config.data.source
+        now = images.list_files(source, place)
+        check_same_files(found[1], now, count=len(source), place=place, out=out)

@@ -27,7 +27,13 @@ from compressive.train import images
 from compressive.train.health import AsyncMetrics, Health
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
-from compressive.train.resume import check_same_checkpoint, check_same_method, shared_run_id
+from compressive.train.resume import (
+    check_images_of_run,
+    check_same_checkpoint,
+    check_same_files,
+    check_same_method,
+    shared_run_id,
+)
 from compressive.train.schedule import Schedule
 from compressive.train.step import (
     Learner,
@@ -62,12 +68,19 @@ class Run:
         self.display: Display = display
         self.device: torch.device = pick_device(config.train.device)
         if rank() == 0:
-            folder.open_folder(out, config, resume=resume)
+            try:
+                folder.open_folder(out, config, resume=resume)
+            except folder.OtherSettings:  # they may follow from the number of images
+                check_images_of_run(config, out, source)
+                raise
         if source is not None:
             config = images.from_python(config, source)
         self.config: Config = config
         source = images.load_source(config, source)
         self.count: int = len(source)
+        # Only the first process asks for the state of all files, which may be a million.
+        is_first, place = rank() == 0, config.data.source
+        self.files: images.FileList | None = images.list_files(source, place) if is_first else None
         self.labels: Int[Tensor, " count"] | None = source.labels
         held_out = held_out_labels(self.count, config.probe.holdout, config.seed)
         self.held_out: Bool[Tensor, " count"] = held_out
@@ -203,7 +216,7 @@ class Run:
             self.logger = MetricsLogger(self.out, tensorboard=tensorboard)
             self.save()
             return
-        check_same_method(path, state, self.learner, is_custom=self.has_custom_method)
+        check_same_method(path, state, self.learner, self.has_custom_method)
         self._check_same_images(state)
         try:
             self._load_state(state)
@@ -244,6 +257,7 @@ class Run:
             "run_id": self.run_id,
             "step": self.step,
             "images": self.count,
+            "image_files": self.files,
             "color_fingerprint": self.color_fingerprint,
             "attempt": self.attempt,
             "custom_method": self.has_custom_method,
@@ -264,13 +278,16 @@ class Run:
 
     def _check_same_images(self, state: dict[str, Any]) -> None:
         """Raise ValueError if the checkpoint was trained on other images."""
-        place = self.config.data.source
-        held = f"{self.out} holds a run on {(count := state['images']):,}"
-        if count != self.count:
-            raise ValueError(f"{held} images, but {place} has {self.count:,}; choose another --out")
+        place, count = self.config.data.source, self.count
+        if self.files is not None:
+            where = {"place": place, "out": self.out, "loader": self.loader}
+            if note := check_same_files(state, self.files, count=count, **where):
+                self.display.say(note)
         if images.are_others(state["color_fingerprint"], self.color_fingerprint):
-            hint = "choose another --out, or restore data.source"
-            raise ValueError(f"{held} other images than those in {place}; {hint}")
+            held, hint = f"{self.out} holds a run on {count:,}", "choose another --out"
+            raise ValueError(
+                f"{held} other images than those in {place}; {hint}, or restore data.source"
+            )
 
 
 def _match_strides(optimizer: torch.optim.Optimizer) -> None:
