@@ -21,6 +21,7 @@ def test_the_stem_follows_the_given_view_size(tmp_path: Path) -> None:
     assert auto_config(images, ["views.size=32", "network.stem=imagenet"]).views.blur is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["test_resnet", "vit_tiny_patch16_224"])
 def test_an_automatic_stem_does_not_block_a_given_network(name: str, tmp_path: Path) -> None:
     config = auto_config(str(photos(tmp_path, 4)), [f"network.name={name}"])

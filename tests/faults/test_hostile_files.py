@@ -91,6 +91,7 @@ def test_a_changed_parquet_footer_is_an_error_of_one_line(tmp_path: Path) -> Non
                 continue
 
 
+@pytest.mark.slow
 def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(DEEP)
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
@@ -102,6 +103,7 @@ def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
     assert "sweep.json is damaged" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [f'{{"step": {HUGE}}}', DEEP, '{"step": 1e999}'])
 def test_a_run_resumes_with_hostile_lines_in_its_metrics(line: str, tmp_path: Path) -> None:
     pretrain(tiny("train.steps=1"), tmp_path, display=silent())
@@ -162,6 +164,7 @@ def test_hostile_metadata_of_an_encoder_are_one_line(
         compressive.load(tmp_path / "encoder.safetensors")
 
 
+@pytest.mark.slow
 def test_no_file_name_reaches_the_terminal_unescaped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

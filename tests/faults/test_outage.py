@@ -56,7 +56,9 @@ def test_a_folder_that_stays_away_ends_the_run_in_one_line(
     with pytest.raises(DataUnavailable) as found:
         source.image(0)
     assert found.value.errno == errno.ENOENT
-    assert found.value.strerror.startswith(f"{folder} has been unavailable for 31 seconds (No such")
+    assert str(found.value.strerror).startswith(
+        f"{folder} has been unavailable for 31 seconds (No such"
+    )
     assert waited == [0.1, 1.0, 2.0, 4.0, 8.0, 16.0]
     with pytest.raises(DataUnavailable):
         pretrain(tiny(), tmp_path / "run", source=source, display=silent())

@@ -62,6 +62,7 @@ def test_a_url_is_rejected_for_every_path(line: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_url_is_rejected_in_python(tmp_path: Path) -> None:
     run, images, out = "cifar10-c-simclr-r18", "builtin", tmp_path / "out"
     for function in (
@@ -94,6 +95,7 @@ def test_names_of_data_sets_are_no_urls() -> None:
     assert line.startswith("torchvision.datasets has no 'NoSuchSet'")
 
 
+@pytest.mark.slow
 def test_a_rejected_embed_leaves_no_folder(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 2)
     for run, images in (("no-such-encoder/x", "photos"), ("cifar10-c-simclr-r18", "nowhere")):

@@ -59,6 +59,7 @@ def test_fifo_named_tar_is_not_opened(tmp_path: Path) -> None:
     assert len(open_source(folder)) == 2
 
 
+@pytest.mark.slow
 def test_fifo_given_to_preprocess_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.png")
     with pytest.raises(ValueError, match=r"x\.png cannot be read: not a regular file"):
@@ -162,6 +163,7 @@ def test_names_that_are_not_utf8_do_not_stop_training(tmp_path: Path) -> None:
     assert r"photos/b/caf\udce9\x1b[31m\n.jpg: in no known image format" in line
 
 
+@pytest.mark.slow
 def test_embed_writes_names_that_are_not_utf8(tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     for name in (ODD, "b"):
