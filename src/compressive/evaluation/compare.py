@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -92,8 +92,8 @@ def compare(first: Experiment, second: Experiment) -> list[Difference]:
     tables = [{record.key: record for record in run.records} for run in (*first.runs, *second.runs)]
     common = [key for key in tables[0] if all(key in table for table in tables)]
     found = [_difference(key, first, second) for key in common]
-    judged = [i for i, each in enumerate(found) if each.p is not None]
-    for i, p in zip(judged, adjusted_p([found[i].p for i in judged]), strict=True):
+    raw = {i: each.p for i, each in enumerate(found) if each.p is not None}
+    for i, p in zip(raw, adjusted_p([*raw.values()]), strict=True):
         found[i] = found[i]._replace(p=p, verdict=_verdict(found[i], p))
     return found
 
@@ -138,7 +138,7 @@ def _draws(records: Sequence[Sequence[Record]]) -> list[Part]:
 
     Older files have the draws of top-1 also for top-5: they do not have its mean.
     """
-    draws = [[record.protocol.get("draws") for record in some] for some in records]
+    draws: list[Any] = [[r.protocol.get("draws") for r in some] for some in records]
     for record, each in zip((*records[0], *records[1]), (*draws[0], *draws[1]), strict=True):
         if not isinstance(each, list) or len(each) < 2 or len(each) != len(draws[0][0]):
             return []
