@@ -223,7 +223,7 @@ def test_watch_ends_for_a_stopped_run_but_not_a_resumed_one(tmp_path: Path) -> N
     assert " left" not in text
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 1.0}\n')
-    assert "stopped" not in text_of(run)
+    assert "stopped; " not in text_of(run)
 
 
 def test_watch_ends_for_a_failed_run(tmp_path: Path) -> None:
