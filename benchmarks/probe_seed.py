@@ -12,6 +12,7 @@ chosen, mean and standard deviation over seeds of top-1 and ECE on test images, 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -61,8 +62,9 @@ def features(data: str, images: int, crops: int, cache: Path) -> None:
         found = []
         for batch in batches:
             keys = image_keys(batch.index, seed=0, epoch=batch.epoch, view=2)
-            size = {"height": batch.height, "width": batch.width}
-            x = context.renormalize(augment(batch.images, keys, view, model.size, **size))
+            height, width = batch.height, batch.width
+            views_of = augment(batch.images, keys, view, model.size, height=height, width=width)
+            x = context.renormalize(views_of)
             found.append(forward(model.network, x, context.dtype))
         views += [torch.cat(found)] if found else []
     context.close()
@@ -79,7 +81,7 @@ def trained(
     random = torch.Generator().manual_seed(seed)
     which = torch.rand(len(crops), len(labels), generator=random).argsort(0)
 
-    def batches() -> object:
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
         orders = batch_index_stream(len(fit), batch, seed=seed)
         for _, order in zip(range(steps), orders, strict=False):
             rows = fit[order.index]

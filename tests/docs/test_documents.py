@@ -35,7 +35,7 @@ GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = ("text", "json", "bibtex")
 # A folder's own network stays a ResNet-18, because timm must be able to load it. A recipe's network
 # is replaced by the smallest, which lacks options that only larger ones have.
-FOLDER = [*CHANGES, "network.name=resnet18"]
+FOLDER = [*CHANGES, "network.name=resnet18", "network.stem=imagenet"]
 RECIPE = [*CHANGES, "network.stem=imagenet", "network.variant=timm"]
 PROGRAM: Any = typer.main.get_command(app)  # a Group of click or of typer's copy
 
@@ -136,7 +136,7 @@ def _narrow(options: list[str]) -> list[str]:
             kept[i + 1] = options[i + 1].split(",")[0]
         if word == "--preset":
             kept[i : i + 2] = ["--vary", "views.crop_scale_min=0.5"]
-    return [*kept, "--max-images", "24", "--tasks", "knn"]
+    return [*kept, "--max-images", "24", "--tasks", "geometry"]
 
 
 def run_command(words: list[str]) -> None:
