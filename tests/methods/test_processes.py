@@ -15,6 +15,7 @@ from compressive.sync_batchnorm import synchronize
 from compressive.train.loop import seed_step
 
 BATCH = 8
+COMPRESSED = [name for name in METHODS if name.startswith("c-")]
 
 
 def loss_and_gradient(name: str, rank: int, processes: int) -> tuple[Tensor, Tensor]:
@@ -31,22 +32,22 @@ def loss_and_gradient(name: str, rank: int, processes: int) -> tuple[Tensor, Ten
     return loss.detach(), torch.cat(grads)
 
 
-def worker(rank: int, processes: int, folder: str) -> None:
+def worker(rank: int, processes: int, names: list[str], folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=processes)
-    found = {name: loss_and_gradient(name, rank, processes) for name in METHODS}
+    found = {name: loss_and_gradient(name, rank, processes) for name in names}
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_match_one_process(processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processes", "names"), [(2, list(METHODS)), (4, COMPRESSED)])
+def test_processes_match_one_process(processes: int, names: list[str], tmp_path: Path) -> None:
     """Float64 sums in another order: 1e-10. Noise by rank moved compressed losses by up to 3 %."""
-    together(worker, (processes, str(tmp_path)), processes)
+    together(worker, (processes, names, str(tmp_path)), processes)
     shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(processes)]
-    for name in METHODS:
+    for name in names:
         loss, grad = loss_and_gradient(name, 0, 1)
         mean = torch.stack([share[name][1] for share in shares]).mean(0)  # as DDP averages
         for share in shares:
