@@ -181,3 +181,15 @@ def test_two_processes_agree_on_the_id_and_resume_bitwise(tmp_path: Path) -> Non
     together(train_in_two, (tmp_path,), 2)
     assert read_run_id(tmp_path / "whole") == read_run_id(tmp_path / "resumed") != ""
     assert differences(last(tmp_path / "resumed"), last(tmp_path / "whole")) == []
+
+
+def test_folder_link_and_foreign_file_as_newest_checkpoint_are_skipped(tmp_path: Path) -> None:
+    """Each of them ended a resume, although an older checkpoint was valid."""
+    valid = tmp_path / "step_00000001.safetensors"
+    checkpoint.save(valid, {"step": 1})
+    (tmp_path / "step_00000002.safetensors").mkdir()
+    (tmp_path / "step_00000003.safetensors").symlink_to("nowhere")
+    (tmp_path / "step_00000004.safetensors").write_bytes(b"foreign")
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found[0] == valid

@@ -100,6 +100,9 @@ def latest(folder: Path, run_id: str | None = None) -> tuple[Path, dict[str, Any
     # Raise ValueError if all are skipped: a long run must not start over silently.
     found = steps(folder)
     for path in reversed(found):
+        if not path.is_file():
+            _log.warning("skipped: %s is a folder or a broken link", path)
+            continue
         try:
             state = load(path)
             if run_id in (None, state.get("run_id", "")):
