@@ -104,9 +104,9 @@ def check_nonnegative(**named: float | Tensor) -> None:
 
 
 def check_beta(beta: float | Tensor, *, images: int | None = None) -> None:
-    """beta: a number, or a 0-dim tensor that a schedule fills on the device.
+    """Check that beta is a number or a 0-dim tensor, which a schedule fills on the device.
 
-    `images` also allows one beta for each of so many images.
+    If `images` is given, a tensor of that length is also valid: one beta per image.
     """
     if not isinstance(beta, Tensor):
         check_nonnegative(beta=beta)

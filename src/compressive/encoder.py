@@ -221,7 +221,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         tensors = load_file(path)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    # Files of others and of format 2 state no checksum.
+    # Third-party files and files of format 2 have no checksum.
     expected = shipped = weights.known_checksum(path)
     is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
     if is_ours and metadata.get(FORMAT_KEY) == str(FORMAT_VERSIONS[ENCODER]):

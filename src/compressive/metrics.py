@@ -112,8 +112,8 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     sum 1 (Roy & Vetterli 2007). Uncentered it is RankMe (Garrido et al. 2023, on 25,600 images)
     without the 1e-7 added to each share there, which is worth 0.4 % at most for 2048 features.
 
-    Singular values below sqrt(2e-16 min(batch, feat)) of the largest, 7e-7 for 2048 and noise in
-    float32 features, cannot be told from 0 in the Gram matrix in float64 and count as 0.
+    Singular values below sqrt(2e-16 min(batch, feat)) of the largest count as 0. The float64 Gram
+    matrix cannot resolve them. The limit is 7e-7 for 2048 features; smaller values are noise in float32.
     """
     matrix = _check_rows("features", features)
     if center:

@@ -91,7 +91,7 @@ def require_source(source: object) -> Source:
     elif labels.shape != (len(source),):
         rule = f"have shape ({len(source)},), got {tuple(labels.shape)}"
     elif len(labels) and (most := int(labels.max())) >= max(len(source), MOST_CLASSES):
-        rule = f"be classes from 0 on, got {most} for {len(source):,} images; number them anew"
+        rule = f"be class numbers from 0, got {most} for {len(source):,} images; renumber them"
     else:
         return source
     raise ValueError(f"labels of {source.name} must {rule}")

@@ -76,7 +76,7 @@ def check_same_files(
         now_has = f"other images than those in {place}" if was == count else now_has
         hint = f"{changed}; {hint}" if changed else hint
         raise ValueError(f"{out} holds a run on {was:,} {now_has}; {hint}")
-    return note and f"{place} has {note}; training goes on"
+    return note and f"{place} has {note}; resuming"
 
 
 def check_images_of_run(config: Config, out: Path, source: Source | None) -> None:
