@@ -113,7 +113,7 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     without the 1e-7 added to each share there, which is worth 0.4 % at most for 2048 features.
 
     Singular values below sqrt(2e-16 min(batch, feat)) of the largest count as 0. The float64 Gram
-    matrix cannot resolve them. The limit is 7e-7 for 2048 features; smaller values are noise in float32.
+    matrix cannot resolve them. The limit is 7e-7 for 2048 features, where float32 has only noise.
     """
     matrix = _check_rows("features", features)
     if center:
