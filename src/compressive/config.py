@@ -6,9 +6,17 @@ Longer than 300 lines, so that every setting is in one file.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple
 
-from compressive.setting_fields import build, check_fields, info, parse, require_setting, setting
+from compressive.setting_fields import (
+    build,
+    check_fields,
+    info,
+    parse,
+    require_setting,
+    setting,
+    type_hints,
+)
 
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
 __all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
@@ -477,18 +485,18 @@ def total_steps(examples: int, epochs: int, batch: int) -> int:
 def _set(settings: dict[str, Any], name: str, text: str) -> None:
     """Parse a value and store it under its dotted name."""
     section, _, leaf = name.rpartition(".")
-    same = [whole for whole in flat(Config()) if whole.endswith(f".{name}")]
-    if same and name not in settings:
+    same = () if name in settings else [n for n in flat(settings) if n.endswith(f".{name}")]
+    if same:
         raise ValueError(f"no setting {name!r}; did you mean {' or '.join(same)}?")
     kind: Any = Config
     if section:
         require_setting(section.partition(".")[0], Config)
-        kind = get_type_hints(Config).get(section)
+        kind = type_hints(Config).get(section)
         if not is_dataclass(kind):
             raise ValueError(f"no setting {name!r}; {section} is not a section")
         settings = settings[section]
     require_setting(leaf, kind, section)
-    hint = get_type_hints(kind)[leaf]
+    hint = type_hints(kind)[leaf]
     if is_dataclass(hint):
         raise ValueError(f"{name} is a section; it has {', '.join(f.name for f in fields(hint))}")
     settings[leaf] = parse(text, hint, name)

@@ -1,6 +1,7 @@
 """Describe, check and parse settings: dataclass fields with a help text and bounds."""
 
 import difflib
+import functools
 import math
 import sys
 import types
@@ -10,6 +11,9 @@ from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["SettingInfo", "build", "check_fields", "info", "parse", "require_setting", "setting"]
+__all__ += ["type_hints"]
+
+type_hints = functools.cache(typing.get_type_hints)  # of a dataclass; evaluating them is slow
 
 
 class SettingInfo(NamedTuple):
@@ -60,7 +64,7 @@ def info(of: "Field[Any]") -> SettingInfo:
 
 def check_fields(settings: Any, prefix: str = "") -> None:
     """Raise ValueError if a field, also of a section, has the wrong type or violates its bounds."""
-    hints = typing.get_type_hints(type(settings))
+    hints = type_hints(type(settings))
     for each in fields(settings):
         value, hint, name = getattr(settings, each.name), hints[each.name], f"{prefix}{each.name}"
         if is_dataclass(hint):
@@ -81,7 +85,7 @@ def build(kind: Any, settings: Any, section: str = "") -> Any:
     """Return a dataclass made from nested dictionaries; unknown names are errors."""
     if not isinstance(settings, dict):
         raise ValueError(f"{section or 'a config'} must be an object of settings, got {settings!r}")
-    hints, values = typing.get_type_hints(kind), {}
+    hints, values = type_hints(kind), {}
     for key, value in settings.items():
         require_setting(key, kind, section)
         hint, name = hints[key], f"{section}.{key}" if section else key

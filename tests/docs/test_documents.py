@@ -144,6 +144,9 @@ def run_command(words: list[str]) -> None:
     if words[0] == "torchrun":
         run_torchrun(words[1:])
         return
+    if words[0] == "pytest":  # CI runs these tests
+        assert [path for path in words if (ROOT / path).exists()], shlex.join(words)
+        return
     assert words[0] == "compressive", f"this test cannot run {shlex.join(words)!r}"
     ours = small(words[1:])
     if ours[0] == "sweep":

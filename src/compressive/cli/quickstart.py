@@ -20,6 +20,7 @@ from compressive.evaluation.suite import evaluate
 from compressive.evaluation.tasks import smoothness
 from compressive.metrics import top_k_accuracy
 from compressive.progress import Display
+from compressive.rundir.folder import open_folder
 from compressive.train.loop import Outcome, pretrain
 
 QUICKSTART_METHODS = ("simclr", "c-simclr")
@@ -50,9 +51,14 @@ def run_quickstart(
         # The network is so small that a second thread gains a third at best, and costs a factor of
         # 40 if another program uses its core (measured on two cores).
         torch.set_num_threads(1)
+    configs = {
+        method: replace(recipes.get(f"{method}/quickstart").config, seed=seed)
+        for method in QUICKSTART_METHODS
+    }
+    for method, config in configs.items():  # before the first takes minutes
+        open_folder(out / method, config, resume=True)
     yield QuickstartRow("raw pixels", _pixel_accuracy())
-    for method in QUICKSTART_METHODS:
-        config = replace(recipes.get(f"{method}/quickstart").config, seed=seed)
+    for method, config in configs.items():
         outcome = pretrain(config, out / method, display=display)
         if outcome.step < outcome.total:
             yield QuickstartRow(method, outcome=outcome)

@@ -1,6 +1,5 @@
 """Terminal input and output: paths, one-line errors, warnings and plain lines."""
 
-import math
 import re
 import sys
 import warnings
@@ -35,10 +34,11 @@ path_option: partial[Any] = partial(typer.Option, callback=check_path)
 
 
 def require_at_least(low: int, **options: float) -> None:
-    """Raise ValueError if an option is below `low` or not finite."""
+    """Raise ValueError if an option is below `low` or does not fit into 64 bits."""
     for name, value in options.items():
-        if not low <= value < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} must be {low} or more, got {value}")
+        if not low <= value < 2**63:
+            bounds = f"{low} or more and below 2^63"
+            raise ValueError(f"--{name.replace('_', '-')} must be {bounds}, got {value}")
 
 
 def print_line(text: str, *, stderr: bool = False) -> None:

@@ -18,16 +18,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path with `~` expanded; raise ValueError for a URL and for an unknown user."""
+    """Return a path with `~` expanded.
+
+    Raise ValueError for a URL and for an unknown user, OSError for a link to itself.
+    """
     text = os.fspath(path)
     if _URL.match(text):
         hint = "mount or download it, and give the path"
         raise ValueError(f"{text} is a URL, but only local files can be used; {hint}")
     try:
-        return Path(text).expanduser()
+        found = Path(text).expanduser()
     except RuntimeError:
         user = text.partition("/")[0]
         raise ValueError(f"{text}: {user} is not a user here; give the whole path") from None
+    try:
+        found.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # Path.resolve would raise RuntimeError
+            raise
+    return found
 
 
 def write_text(path: Path, text: str) -> None:

@@ -96,7 +96,9 @@ def read_results(path: Path) -> tuple[ResultsFile, int]:
     except UnsupportedFormat:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged or from another program: {error!r}") from None
+        raise ValueError(
+            f"{path} is damaged or from another program ({type(error).__name__}: {error})"
+        ) from None
     records = [_parse_record(each) for each in raw]
     found.records = [record for record in records if record is not None]
     return found, len(raw) - len(found.records)

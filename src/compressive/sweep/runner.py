@@ -108,7 +108,9 @@ class SweepFile:
             old = json.loads(path.read_text())
             before, self.status = dict(old["about"]), dict(old["runs"])
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged: {error!r}; choose another --out") from None
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}: {error}); choose another --out"
+            ) from None
         for name, value in about.items():
             if before.get(name, False) != value:
                 raise ValueError(
