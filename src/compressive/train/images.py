@@ -63,6 +63,8 @@ def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
 
 def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:
     """Whether shades are those of other images."""
+    if before.shape != now.shape:
+        return True
     both = (before >= 0) & (now >= 0)
     return bool(((before - now).abs() > 2)[both].any())  # of 255; decoders differ by less
 

@@ -28,10 +28,12 @@ from compressive.train.health import AsyncMetrics, Health
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
+    OtherImages,
     check_images_of_run,
     check_same_checkpoint,
     check_same_files,
     check_same_method,
+    reading,
     shared_run_id,
 )
 from compressive.train.schedule import Schedule
@@ -217,12 +219,9 @@ class Run:
             self.save()
             return
         check_same_method(path, state, self.learner, self.has_custom_method)
-        self._check_same_images(state)
-        try:
+        with reading(path):
+            self._check_same_images(state)
             self._load_state(state)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            cause = f"{path} does not fit this run ({type(error).__name__}: {error})".split("\n")[0]
-            raise ValueError(f"{cause}; delete it to resume from the one before") from None
         self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
         if self.step >= self.total:
             self.display.say(f"already finished: all {self.total:,} steps are done")
@@ -277,7 +276,7 @@ class Run:
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
 
     def _check_same_images(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if the checkpoint was trained on other images."""
+        """Raise OtherImages if the checkpoint was trained on other images."""
         place, count = self.config.data.source, self.count
         if self.files is not None:
             where = {"place": place, "out": self.out, "loader": self.loader}
@@ -285,7 +284,7 @@ class Run:
                 self.display.say(note)
         if images.are_others(state["color_fingerprint"], self.color_fingerprint):
             held, hint = f"{self.out} holds a run on {count:,}", "choose another --out"
-            raise ValueError(
+            raise OtherImages(
                 f"{held} other images than those in {place}; {hint}, or restore data.source"
             )
 
