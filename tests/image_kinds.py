@@ -267,7 +267,9 @@ def _others() -> dict[str, Kind]:
     rle8 = b"\x08\x01\x00\x00" * 4 + b"\x00\x01"
     rows = np.asarray(image)
     found = {
-        f"{kind.lower()} with orientation 6": Kind(f".{kind.lower()}", encoded(kind, exif=turned(6)))
+        f"{kind.lower()} with orientation 6": Kind(
+            f".{kind.lower()}", encoded(kind, exif=turned(6))
+        )
         for kind in ("PNG", "WEBP", "TIFF", "AVIF")
     }
     found |= {
@@ -299,9 +301,7 @@ def _others() -> dict[str, Kind]:
         "tiff in tiles": Kind(
             ".tiff", encoded("TIFF", picture(64, 64), tile=(16, 16), compression="tiff_lzw")
         ),
-        "tiff of fax": Kind(
-            ".tiff", encoded("TIFF", image.convert("1"), compression="group4")
-        ),
+        "tiff of fax": Kind(".tiff", encoded("TIFF", image.convert("1"), compression="group4")),
         "tiff of 2 billion columns": Kind(".tiff", tiff_with(256, 4, 1, 2**31 - 1), "max_pixels"),
         "tiff of 0 columns": Kind(".tiff", tiff_with(256, 4, 1, 0), ""),
         "tiff of unknown compression": Kind(".tiff", tiff_with(259, 3, 1, 31000), ""),
@@ -335,7 +335,9 @@ def _others() -> dict[str, Kind]:
         ),
         "png with a broken color profile": Kind(".png", with_chunk(chunk(b"iCCP", b"x\0\0abc"))),
         "png with a color profile of 5 MB": Kind(
-            ".png", with_chunk(chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(5_000_000)))), "too large"
+            ".png",
+            with_chunk(chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(5_000_000)))),
+            "too large",
         ),
         "ico named png": Kind(".png", encoded("ICO", picture(16, 16))),
         "tga named png": Kind(".png", encoded("TGA")),
@@ -380,9 +382,20 @@ def _no_images() -> dict[str, Kind]:
         "pickle": b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x02os\x94\x8c\x06system\x94\x93\x94.",
     }
     found |= {f"{name} named jpg": Kind(".jpg", data, unknown) for name, data in texts.items()}
-    magic = {"jpg": b"\xff\xd8\xff\xe0", "png": b"\x89PNG\r\n\x1a\n", "gif": b"GIF89a", "bmp": b"BM"}
-    magic |= {"webp": b"RIFF\xd0\x07\0\0WEBPVP8 ", "tif": b"II*\0\x08\0\0\0", "ppm": b"P6 20 20 255 "}
-    found |= {f"random bytes as {n}": random_after(m, f".{n}") for n, m in magic.items() if n != "ppm"}
+    magic = {
+        "jpg": b"\xff\xd8\xff\xe0",
+        "png": b"\x89PNG\r\n\x1a\n",
+        "gif": b"GIF89a",
+        "bmp": b"BM",
+    }
+    magic |= {
+        "webp": b"RIFF\xd0\x07\0\0WEBPVP8 ",
+        "tif": b"II*\0\x08\0\0\0",
+        "ppm": b"P6 20 20 255 ",
+    }
+    found |= {
+        f"random bytes as {n}": random_after(m, f".{n}") for n, m in magic.items() if n != "ppm"
+    }
     return found | {
         "random bytes as ppm": Kind(".ppm", magic["ppm"] + random.Random(0).randbytes(2000)),
         "empty file": Kind(".jpg", b"", "empty file"),

@@ -22,9 +22,10 @@ from compressive.evaluation.results import VALUES, Results, read
 from compressive.evaluation.tasks import TASKS, select_tasks
 from compressive.evaluation.tasks.gallery import FILE as GALLERY
 from compressive.progress import Display
-from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, local_path
+from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
+from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
 _OF_DATASET = ("data", "train_images", "test_images", "classes")  # keys of `results.about`
@@ -123,6 +124,7 @@ def _run_suite(
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
         if has_result:
             results.write(out)
+            list_unreadable(context.unreadable, out / UNREADABLE)
     if not has_result:
         raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
 

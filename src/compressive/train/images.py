@@ -1,7 +1,7 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,9 +127,8 @@ def _counted(kinds: dict[str, list[str]]) -> str:
     return ", ".join(f"{n:,} file{'s' * (n > 1)} {kind} ({first!r})" for n, kind, first in there)
 
 
-def list_unreadable(loader: Loader, path: Path) -> int:
-    """Write down which images cannot be read, with those of earlier lists; how many there are."""
-    pairs = loader.unreadable
+def list_unreadable(pairs: Sequence[tuple[str, str]], path: Path) -> int:
+    """List origins and reasons in a file, with those listed earlier; return how many there are."""
     if not pairs:
         return 0
     now = [printable(f"{origin}: {reason}") for origin, reason in pairs]

@@ -196,7 +196,7 @@ class Run:
             sides, more = (views.size, self.side), {"run_id": self.run_id}
             encoder.save(self.out, weights, network, *sides, antialias=views.antialias, **more)
             path = self.out / files.UNREADABLE
-            unreadable = images.list_unreadable(self.loader, path)
+            unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:
                 self._unreadable = unreadable
                 self.display.say(f"skipped {unreadable:,} unreadable images, listed in {path}")
