@@ -136,8 +136,10 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
     if known is not None and known.reads_test_sets and context.splits.held_out:
         context.skip(f"{name}, which reads test images")
         return False
-    if known is not None and known.needs_labels and context.classes < 2:
-        where = f"{context.splits.name} has none (--data DATA)"
+    labels = context.splits.train.labels
+    classes = 0 if labels is None else len(labels[labels >= 0].unique())
+    if known is not None and known.needs_labels and classes < 2:
+        where = f"{context.splits.name} has {classes or 'none'} to train on (--data DATA)"
         context.skip(f"{name}, which needs labels of two classes: {where}")
         return False
     context.display.say(f"{name} ...")

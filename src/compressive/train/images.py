@@ -61,6 +61,23 @@ def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
     return means.cpu().masked_fill(substitute.unsqueeze(1), -1)
 
 
+def uniform_data_notes(
+    loader: Loader, labels: Int[Tensor, " count"] | None, count: int
+) -> list[str]:
+    """Say if a sample of images, or all labels, are the same: health checks may not notice it."""
+    notes: list[str] = []
+    batch = some(loader, index := evenly_spaced_indices(count, 16))
+    if all(bool((part == part[:1]).all()) for part in (batch.images, batch.height, batch.width)):
+        sample = (
+            f"all {count:,}" if len(index) == count else f"{len(index)} of {len(index)} sampled"
+        )
+        notes.append(f"{sample} images are identical: nothing can be learned from copies of one")
+    known = labels[labels >= 0] if labels is not None else torch.empty(0)
+    if len(known) and bool((known == known[0]).all()):
+        notes.append("all labels are the same: accuracies during training say nothing")
+    return notes
+
+
 def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:
     """Whether shades are those of other images."""
     if before.shape != now.shape:

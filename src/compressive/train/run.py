@@ -113,6 +113,8 @@ class Run:
         self._lock: int | None = None
         try:
             self.color_fingerprint: Tensor = images.color_fingerprint(self.loader, self.count)
+            for note in images.uniform_data_notes(self.loader, self.labels, self.count):
+                display.say(note)
             self._claim_folder(resume=resume)
         except BaseException:
             self.close()  # else the folder stays locked for the lifetime of this process
