@@ -103,11 +103,11 @@ def test_evaluation_with_one_class_is_refused_in_one_line(
     words = ["evaluate", str(run), "--data", str(place), "--tasks", "logistic"]
     result = CliRunner().invoke(app, [*words, "--device", "cpu", "--out", str(out)])
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    found = "none" if kind == "folder" else "1"
+    found = "none" if kind == "folder" else "1 to train on"
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert line == (
         "error: nothing was measured; skipped: logistic, which needs labels of two classes: "
-        f"{place.name} has {found} to train on (--data DATA)"
+        f"{place.name} has {found} (--data DATA)"
     )
     assert not (out / "results.json").exists()
 

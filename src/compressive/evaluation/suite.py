@@ -139,7 +139,7 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
     labels = context.splits.train.labels
     classes = 0 if labels is None else len(labels[labels >= 0].unique())
     if known is not None and known.needs_labels and classes < 2:
-        where = f"{context.splits.name} has {classes or 'none'} to train on (--data DATA)"
+        where = f"{context.splits.name} has {'1 to train on' if classes else 'none'} (--data DATA)"
         context.skip(f"{name}, which needs labels of two classes: {where}")
         return False
     context.display.say(f"{name} ...")

@@ -182,15 +182,21 @@ class Run:
         )
 
     def is_finite(self) -> bool:
-        """Whether weights and statistics are finite; waits for the device."""
-        tensors = [t for t in self.learner.state_dict().values() if t.is_floating_point()]
+        """Whether weights, statistics and moments are finite; waits for the device."""
+        # A moment may overflow although weights stay finite: AdamW divides by it.
+        states = [state for each in self.optimizers for state in each.state.values()]
+        moments = [
+            value for state in states for value in state.values() if _is_on(value, self.device)
+        ]
+        tensors = [*self.learner.state_dict().values(), *moments]
+        tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
         return bool(torch.stack(torch._foreach_norm(tensors)).isfinite().all())
 
     def save(self) -> None:
         """Write a checkpoint and the current encoder; only the first process does."""
         # Check the weights: a loss is computed before its step and may still be finite.
         if rank() == 0 and not self.is_finite():
-            self.display.say(f"step {self.step}: weights not finite; not saved")
+            self.display.say(f"step {self.step}: weights or moments not finite; not saved")
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
@@ -289,6 +295,11 @@ class Run:
             raise OtherImages(
                 f"{held} other images than those in {place}; {hint}, or restore data.source"
             )
+
+
+def _is_on(value: object, device: torch.device) -> bool:
+    """Return whether a value is a tensor on this kind of device; AdamW counts steps on the host."""
+    return isinstance(value, Tensor) and value.device.type == device.type
 
 
 def _match_strides(optimizer: torch.optim.Optimizer) -> None:
