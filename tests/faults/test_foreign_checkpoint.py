@@ -130,11 +130,11 @@ def test_checkpoint_that_does_not_fit_ends_with_code_2_and_one_line(
     ("name", "value"),
     [
         ("image_files", torch.arange(9, dtype=torch.uint8)),  # not compressed data
-        ("image_files", torch.zeros(0, dtype=torch.uint8)),
-        ("image_files", "a.png"),
-        ("images", None),
-        ("color_fingerprint", torch.zeros(3, 3)),
-        ("color_fingerprint", 7),
+        pytest.param("image_files", torch.zeros(0, dtype=torch.uint8), marks=pytest.mark.slow),
+        pytest.param("image_files", "a.png", marks=pytest.mark.slow),
+        pytest.param("images", None, marks=pytest.mark.slow),
+        pytest.param("color_fingerprint", torch.zeros(3, 3), marks=pytest.mark.slow),
+        pytest.param("color_fingerprint", 7, marks=pytest.mark.slow),
     ],
 )
 def test_forged_list_of_images_is_one_line(

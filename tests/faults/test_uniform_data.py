@@ -36,8 +36,7 @@ def said_in(folder: Path, out: Path, *changes: str) -> list[str]:
     return display.said
 
 
-@pytest.mark.parametrize("count", [9, 40])
-@pytest.mark.parametrize("cached", ["yes", "no"])
+@pytest.mark.parametrize(("count", "cached"), [(9, "yes"), (40, "no")])
 def test_copies_of_one_image_are_reported(count: int, cached: str, tmp_path: Path) -> None:
     folder = copies(tmp_path / "photos", count)
     said = said_in(folder, tmp_path / "a", f"data.cache_on_device={cached}", "train.steps=1")
@@ -94,6 +93,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "split", "word", "id"])
 def test_evaluation_with_one_class_is_refused_in_one_line(
     kind: str, run: Path, tmp_path: Path
@@ -112,6 +112,7 @@ def test_evaluation_with_one_class_is_refused_in_one_line(
     assert not (out / "results.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "word"])
 def test_training_with_one_class_says_so(kind: str, tmp_path: Path) -> None:
     """A folder with one class folder has no labels."""
