@@ -24,7 +24,7 @@ from compressive.rundir import checkpoint, files, folder
 from compressive.rundir.lock import acquire_lock
 from compressive.rundir.metrics_log import MetricsLogger
 from compressive.train import images
-from compressive.train.health import AsyncMetrics, Health
+from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
@@ -183,14 +183,7 @@ class Run:
 
     def is_finite(self) -> bool:
         """Whether weights, statistics and moments are finite; waits for the device."""
-        # A moment may overflow although weights stay finite: AdamW divides by it.
-        states = [state for each in self.optimizers for state in each.state.values()]
-        moments = [
-            value for state in states for value in state.values() if _is_on(value, self.device)
-        ]
-        tensors = [*self.learner.state_dict().values(), *moments]
-        tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
-        return bool(torch.stack(torch._foreach_norm(tensors)).isfinite().all())
+        return are_finite(self.learner, self.optimizers)
 
     def save(self) -> None:
         """Write a checkpoint and the current encoder; only the first process does."""
@@ -295,11 +288,6 @@ class Run:
             raise OtherImages(
                 f"{held} other images than those in {place}; {hint}, or restore data.source"
             )
-
-
-def _is_on(value: object, device: torch.device) -> bool:
-    """Return whether a value is a tensor on this kind of device; AdamW counts steps on the host."""
-    return isinstance(value, Tensor) and value.device.type == device.type
 
 
 def _match_strides(optimizer: torch.optim.Optimizer) -> None:
