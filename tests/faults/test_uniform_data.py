@@ -44,6 +44,7 @@ def test_copies_of_one_image_are_reported(count: int, cached: str, tmp_path: Pat
     assert f"{expected} {IDENTICAL}" in said
 
 
+@pytest.mark.slow
 def test_different_images_are_not_called_copies(tmp_path: Path) -> None:
     """Also if they have the same color on average, or differ only in their size."""
     folder = photos(tmp_path / "photos", 8)
