@@ -126,6 +126,34 @@ def test_checkpoint_that_does_not_fit_ends_with_code_2_and_one_line(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image_files", torch.arange(9, dtype=torch.uint8)),  # not compressed data
+        pytest.param("image_files", torch.zeros(0, dtype=torch.uint8), marks=pytest.mark.slow),
+        pytest.param("image_files", "a.png", marks=pytest.mark.slow),
+        pytest.param("images", None, marks=pytest.mark.slow),
+        pytest.param("color_fingerprint", torch.zeros(3, 3), marks=pytest.mark.slow),
+        pytest.param("color_fingerprint", 7, marks=pytest.mark.slow),
+    ],
+)
+def test_forged_list_of_images_is_one_line(
+    name: str, value: Any, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A list that is not compressed data ended in a traceback of zlib."""
+    out = shutil.copytree(runs[0], tmp_path / "a")
+    path = steps(out)[-1]
+    rewrite(path, **{name: value})
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        pretrain(tiny("method=simclr", FOUR), out, display=silent())
+    one_before = f"{path} does not fit this run (", "; delete it to resume from the one before"
+    is_other = str(caught.value).startswith(f"{out} holds a run on ")
+    assert is_other or all(part in str(caught.value) for part in one_before)
+    if name == "image_files":  # also if the settings differ, which is found earlier
+        with pytest.raises(ValueError, match="does not fit this run"):
+            pretrain(tiny("method=simclr", "train.steps=5"), out, display=silent())
+
+
 def test_method_from_python_is_not_continued_by_the_packages_own(tmp_path: Path) -> None:
     """Shapes may agree although the losses differ."""
 

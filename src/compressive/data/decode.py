@@ -19,6 +19,8 @@ from compressive.config import Data
 MAX_PIXELS = Data().max_pixels  # also PIL's own limit
 _COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"})
+# PIL's names of formats that are read. Others may start programs: EPS runs Ghostscript.
+_FORMATS = ("PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "ICO", "TGA", "JPEG2000")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -47,7 +49,7 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
         # with a few bytes changed or with zeros for an end were segmentation faults.
         if data.startswith(_PNG):
             _require_checksums(data)
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
             _require_size(picture.width * picture.height, max_pixels)
             return rgb(picture)
     except Unreadable:
@@ -58,7 +60,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
     except struct.error:
         raise Unreadable("truncated") from None
     except UnidentifiedImageError:
-        raise Unreadable(f"in no known image format, it begins with {data[:8]!r}") from None
+        known = "in no known image format, or its header is damaged"
+        raise Unreadable(f"{known}; it begins with {data[:8]!r}") from None
     except Exception as error:  # of PIL's plugins each has kinds of its own
         raise Unreadable(first_line(error)) from error
 

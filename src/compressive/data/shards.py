@@ -19,6 +19,8 @@ from compressive.data.decode import EXTENSIONS, Unreadable, first_line
 from compressive.data.source import ImageSource, Source, labeled
 from compressive.distributed import launched
 
+_LARGE = 16  # groups of more than this fraction of the memory for groups are large
+_BATCH = 2**28  # bytes unpacked at once; Arrow cannot unpack nested columns of 2 GiB
 _LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
 
@@ -86,7 +88,9 @@ class _RowGroups:
         self.room = memory // max(1, launched("LOCAL_WORLD_SIZE", 1))
         self.kept: dict[int, Any] = {}
         self.door = threading.Lock()
-        self.busy = [threading.Lock() for _ in self.groups]
+        large = threading.Lock()  # one large group is unpacked at a time
+        limit = self.room // _LARGE
+        self.busy = [large if s.total_byte_size > limit else threading.Lock() for s in sizes]
         total = sum(size.total_byte_size for size in sizes)
         if total > self.room:
             warnings.warn(
@@ -122,14 +126,24 @@ class _RowGroups:
         return bisect_right(self.starts, i) - 1
 
     def _unpacked(self, group: int) -> Any:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, ArrowMemoryError, chunked_array, parquet
 
         k, g = self.groups[group]
         file, metadata = self.files[k], self.metadata[k]
+        size = metadata.row_group(g)
+        rows = max(1, size.num_rows * _BATCH // max(1, size.total_byte_size))
+        options = {"row_groups": [g], "columns": [self.column], "use_threads": False}
         try:
             # A reader of its own: Arrow does not promise that threads may share one.
             with parquet.ParquetFile(file, memory_map=True, metadata=metadata) as reader:
-                found = reader.read_row_group(g, columns=[self.column], use_threads=False)[0]
+                batches = reader.iter_batches(batch_size=rows, **options)
+                found = chunked_array([batch.column(0) for batch in batches])
+        except ArrowMemoryError:  # not the fault of an image
+            whole = (
+                f"row group {g} of {file}, {size.total_byte_size / 2**20:,.0f} MiB, is read whole"
+            )
+            hint = "write smaller row groups, or use image files or tar shards"
+            raise ValueError(f"{whole} and does not fit into memory; {hint}") from None
         except ArrowException as error:
             raise Unreadable(first_line(error)) from error
         with self.door:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from compressive.augment.ops import MEAN, STD, colors, normalize
+from compressive.data.decode import Unreadable
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.loaders import Batch, open_loader
 from compressive.data.sampler import BatchIndices
@@ -29,6 +30,7 @@ from compressive.evaluation.features import (
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.evaluation.results import Results
 from compressive.progress import Display
+from compressive.rundir.files import UNREADABLE
 
 VALIDATION_IMAGES = 10_000  # of train on ImageNet; a tenth of smaller data sets
 
@@ -70,6 +72,7 @@ class EvalContext:
         self.classifier: Classifier | None = None  # of the linear evaluation
         self.head: dict[str, object] = {}  # protocol of that classifier
         self.task = ""  # the current one
+        self.unreadable: list[tuple[str, str]] = []  # origin, reason
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
         self._fingerprints: dict[str, DatasetFingerprint] = {}
@@ -126,7 +129,9 @@ class EvalContext:
         )
         found = cached(self.cache, key, make, self.device)
         if len(found.feats) < len(source):
-            self.skip(f"{len(source) - len(found.feats)} images of {title} that cannot be read")
+            lost = sorted({*range(len(source))} - {*found.index.tolist()})
+            self.unreadable += [(source.origin(i), _reason(source, i)) for i in lost]
+            self.skip(f"{len(lost)} images of {title} that cannot be read, listed in {UNREADABLE}")
         return Features(*(part.to(self.device) for part in found))
 
     @cached_property
@@ -198,3 +203,12 @@ class EvalContext:
         """End the threads of the loaders."""
         for loader in self._loaders.values():
             loader.close()
+
+
+def _reason(source: Source, i: int) -> str:
+    """Return why an image cannot be read; the cache of features does not say."""
+    try:
+        source.image(i)
+    except Unreadable as problem:
+        return str(problem)
+    return "could be read only now"

@@ -1,5 +1,6 @@
 """Collect the numbers of an evaluation with confidence intervals, and write and read them."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 import safetensors
 from jaxtyping import Bool, Float
-from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from compressive.evaluation.intervals import mean_part, t_interval, wilson_interval
 from compressive.metric_info import ACCURACIES
+from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.files import RESULTS, write_bytes
 from compressive.rundir.records import Record, ResultsFile, read_results
 
@@ -108,7 +109,8 @@ class Results(ResultsFile):
     def write(self, folder: Path) -> Path:
         """Write the values per image and results.json, each atomically; return the latter."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / VALUES, serialize(self.values))
+        metadata = {CHECKSUM_KEY: file_checksum({}, self.values)}
+        write_bytes(folder / VALUES, serialize(self.values, metadata))
         return self.write_json(folder)
 
 
@@ -123,8 +125,27 @@ def read(folder: str | Path) -> Results:
     found, damaged = read_results(path)
     if damaged:
         raise ValueError(f"{path} is damaged or from another program: {damaged} invalid records")
-    values = path.parent / VALUES
+    return Results(**vars(found), values=_read_values(path.parent / VALUES))
+
+
+def _read_values(path: Path) -> dict[str, np.ndarray]:
+    """Return the values per image; raise ValueError if they are not those that were written."""
+    if not path.is_file():
+        return {}
     try:
-        return Results(**vars(found), values=load_file(values) if values.is_file() else {})
+        with safetensors.safe_open(path, "np") as file:
+            metadata = file.metadata() or {}
+            values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{values} is damaged: {error}") from None
+        raise ValueError(_damaged(path, str(error))) from None
+    stated = metadata.get(CHECKSUM_KEY)
+    if stated is None:
+        note = "has no checksum, as an earlier version wrote it; evaluate again to add one"
+        warnings.warn(f"{path} {note}", stacklevel=2)
+    elif stated != file_checksum(metadata, values):
+        raise ValueError(_damaged(path, "its checksum does not fit"))
+    return values
+
+
+def _damaged(path: Path, why: str) -> str:
+    return f"{path} is damaged ({why}); delete it and run `compressive evaluate` again"

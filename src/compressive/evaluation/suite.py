@@ -22,9 +22,10 @@ from compressive.evaluation.results import VALUES, Results, read
 from compressive.evaluation.tasks import TASKS, select_tasks
 from compressive.evaluation.tasks.gallery import FILE as GALLERY
 from compressive.progress import Display
-from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, local_path
+from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
+from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
 _OF_DATASET = ("data", "train_images", "test_images", "classes")  # keys of `results.about`
@@ -123,6 +124,7 @@ def _run_suite(
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
         if has_result:
             results.write(out)
+            list_unreadable(context.unreadable, out / UNREADABLE)
     if not has_result:
         raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
 
@@ -134,8 +136,10 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
     if known is not None and known.reads_test_sets and context.splits.held_out:
         context.skip(f"{name}, which reads test images")
         return False
-    if known is not None and known.needs_labels and context.classes < 2:
-        where = f"{context.splits.name} has none (--data DATA)"
+    labels = context.splits.train.labels
+    classes = 0 if labels is None else len(labels[labels >= 0].unique())
+    if known is not None and known.needs_labels and classes < 2:
+        where = f"{context.splits.name} has {'1 to train on' if classes else 'none'} (--data DATA)"
         context.skip(f"{name}, which needs labels of two classes: {where}")
         return False
     context.display.say(f"{name} ...")

@@ -3,13 +3,13 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from compressive.checks import full_precision, promote_to_float32
 from compressive.config import Config, is_compressed
@@ -130,6 +130,19 @@ def embedding_stats(r: Float[Tensor, "batch dim"]) -> EmbeddingStats:
         moments = apart.T @ apart if dim < batch else apart @ apart.T  # the same eigenvalues
         squared, squares = apart.square().sum().square(), moments.square().sum()
         return EmbeddingStats(spread, cosine, torch.where(squares > 0, squared / squares, 0.0))
+
+
+def are_finite(learner: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Return whether weights, statistics and moments are finite; waits for the device."""
+    tensors = list(learner.state_dict().values())
+    # A moment may overflow although weights stay finite: AdamW divides by it. AdamW counts its
+    # steps on the host.
+    for optimizer in optimizers:
+        for weight, state in optimizer.state.items():
+            found = [value for value in state.values() if isinstance(value, Tensor)]
+            tensors += [value for value in found if value.device == weight.device]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return bool(torch.stack(torch._foreach_norm(floats)).isfinite().all())
 
 
 class HealthStatus(NamedTuple):

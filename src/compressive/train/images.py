@@ -1,7 +1,7 @@
 """The images of a run: which they are, whether they are still the same, which cannot be read."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,8 +61,27 @@ def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
     return means.cpu().masked_fill(substitute.unsqueeze(1), -1)
 
 
+def uniform_data_notes(
+    loader: Loader, labels: Int[Tensor, " count"] | None, count: int
+) -> list[str]:
+    """Say if a sample of images, or all labels, are the same: health checks may not notice it."""
+    notes: list[str] = []
+    batch = some(loader, index := evenly_spaced_indices(count, 16))
+    if all(bool((part == part[:1]).all()) for part in (batch.images, batch.height, batch.width)):
+        sample = (
+            f"all {count:,}" if len(index) == count else f"{len(index)} of {len(index)} sampled"
+        )
+        notes.append(f"{sample} images are identical: nothing can be learned from copies of one")
+    known = labels[labels >= 0] if labels is not None else torch.empty(0)
+    if len(known) and bool((known == known[0]).all()):
+        notes.append("all labels are the same: accuracies during training say nothing")
+    return notes
+
+
 def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:
     """Whether shades are those of other images."""
+    if before.shape != now.shape:
+        return True
     both = (before >= 0) & (now >= 0)
     return bool(((before - now).abs() > 2)[both].any())  # of 255; decoders differ by less
 
@@ -125,9 +144,8 @@ def _counted(kinds: dict[str, list[str]]) -> str:
     return ", ".join(f"{n:,} file{'s' * (n > 1)} {kind} ({first!r})" for n, kind, first in there)
 
 
-def list_unreadable(loader: Loader, path: Path) -> int:
-    """Write down which images cannot be read, with those of earlier lists; how many there are."""
-    pairs = loader.unreadable
+def list_unreadable(pairs: Sequence[tuple[str, str]], path: Path) -> int:
+    """List origins and reasons in a file, with those listed earlier; return how many there are."""
     if not pairs:
         return 0
     now = [printable(f"{origin}: {reason}") for origin, reason in pairs]

@@ -46,7 +46,8 @@ def log(run: Run, step: Step) -> HealthStatus:
     must_wait = is_end or (has_probe and is_due) or is_saving or world_size() > 1
     status = write_arrived_metrics(run, wait=must_wait)
     if is_end and not status.is_failed and not run.is_finite():
-        status = HealthStatus("nan", "nan: weights not finite after the last step; lower optim.lr")
+        text = "nan: weights or moments not finite after the last step; lower optim.lr"
+        status = HealthStatus("nan", text)
     if status.is_failed:
         return status
     if has_probe and (is_due or is_end):

@@ -1,6 +1,8 @@
 """Check that a checkpoint continues a run: the same run, method, weights and images."""
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,23 @@ from compressive.distributed import gather, rank, world_size
 from compressive.rundir import checkpoint, folder
 from compressive.rundir.files import CHECKPOINTS, UNREADABLE
 from compressive.train import images
+
+
+class OtherImages(ValueError):
+    """Raised if a checkpoint was trained on other images."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a state of another program or version causes into one line."""
+    kinds = KeyError, TypeError, ValueError, AttributeError, IndexError, zlib.error
+    try:
+        yield
+    except OtherImages:
+        raise
+    except kinds as error:
+        cause = f"{path} does not fit this run ({type(error).__name__}: {error})".split("\n")[0]
+        raise ValueError(f"{cause}; delete it to resume from the one before") from None
 
 
 def shared_run_id(out: Path, device: torch.device) -> str:
@@ -67,7 +86,7 @@ def check_same_files(
     out: Path,
     loader: images.Loader | None = None,
 ) -> str:
-    """Raise ValueError if images were removed, added or changed; return a note, or ""."""
+    """Raise OtherImages if images were removed, added or changed; return a note, or ""."""
     before: images.FileList = state.get("image_files", now)
     changed, note = images.compare_files(before, now, out / UNREADABLE, loader, count)
     was, hint = state.get("images", 0), "restore data.source, or choose another --out"
@@ -75,14 +94,15 @@ def check_same_files(
         now_has = f"images, but {place} has {count:,}"
         now_has = f"other images than those in {place}" if was == count else now_has
         hint = f"{changed}; {hint}" if changed else hint
-        raise ValueError(f"{out} holds a run on {was:,} {now_has}; {hint}")
+        raise OtherImages(f"{out} holds a run on {was:,} {now_has}; {hint}")
     return note and f"{place} has {note}; resuming"
 
 
 def check_images_of_run(config: Config, out: Path, source: Source | None) -> None:
-    """Raise ValueError if images were removed or added since the last checkpoint of a run."""
+    """Raise OtherImages if images were removed or added since the last checkpoint of a run."""
     found = checkpoint.latest(out / CHECKPOINTS, folder.read_run_id(out))
     if found is not None:
         source, place = images.load_source(config, source), config.data.source
         now = images.list_files(source, place)
-        check_same_files(found[1], now, count=len(source), place=place, out=out)
+        with reading(found[0]):
+            check_same_files(found[1], now, count=len(source), place=place, out=out)

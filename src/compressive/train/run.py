@@ -24,14 +24,16 @@ from compressive.rundir import checkpoint, files, folder
 from compressive.rundir.lock import acquire_lock
 from compressive.rundir.metrics_log import MetricsLogger
 from compressive.train import images
-from compressive.train.health import AsyncMetrics, Health
+from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
+    OtherImages,
     check_images_of_run,
     check_same_checkpoint,
     check_same_files,
     check_same_method,
+    reading,
     shared_run_id,
 )
 from compressive.train.schedule import Schedule
@@ -111,6 +113,8 @@ class Run:
         self._lock: int | None = None
         try:
             self.color_fingerprint: Tensor = images.color_fingerprint(self.loader, self.count)
+            for note in images.uniform_data_notes(self.loader, self.labels, self.count):
+                display.say(note)
             self._claim_folder(resume=resume)
         except BaseException:
             self.close()  # else the folder stays locked for the lifetime of this process
@@ -178,15 +182,14 @@ class Run:
         )
 
     def is_finite(self) -> bool:
-        """Whether weights and statistics are finite; waits for the device."""
-        tensors = [t for t in self.learner.state_dict().values() if t.is_floating_point()]
-        return bool(torch.stack(torch._foreach_norm(tensors)).isfinite().all())
+        """Whether weights, statistics and moments are finite; waits for the device."""
+        return are_finite(self.learner, self.optimizers)
 
     def save(self) -> None:
         """Write a checkpoint and the current encoder; only the first process does."""
         # Check the weights: a loss is computed before its step and may still be finite.
         if rank() == 0 and not self.is_finite():
-            self.display.say(f"step {self.step}: weights not finite; not saved")
+            self.display.say(f"step {self.step}: weights or moments not finite; not saved")
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
@@ -194,7 +197,7 @@ class Run:
             sides, more = (views.size, self.side), {"run_id": self.run_id}
             encoder.save(self.out, weights, network, *sides, antialias=views.antialias, **more)
             path = self.out / files.UNREADABLE
-            unreadable = images.list_unreadable(self.loader, path)
+            unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:
                 self._unreadable = unreadable
                 self.display.say(f"skipped {unreadable:,} unreadable images, listed in {path}")
@@ -217,12 +220,9 @@ class Run:
             self.save()
             return
         check_same_method(path, state, self.learner, self.has_custom_method)
-        self._check_same_images(state)
-        try:
+        with reading(path):
+            self._check_same_images(state)
             self._load_state(state)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            cause = f"{path} does not fit this run ({type(error).__name__}: {error})".split("\n")[0]
-            raise ValueError(f"{cause}; delete it to resume from the one before") from None
         self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
         if self.step >= self.total:
             self.display.say(f"already finished: all {self.total:,} steps are done")
@@ -277,7 +277,7 @@ class Run:
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
 
     def _check_same_images(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if the checkpoint was trained on other images."""
+        """Raise OtherImages if the checkpoint was trained on other images."""
         place, count = self.config.data.source, self.count
         if self.files is not None:
             where = {"place": place, "out": self.out, "loader": self.loader}
@@ -285,7 +285,7 @@ class Run:
                 self.display.say(note)
         if images.are_others(state["color_fingerprint"], self.color_fingerprint):
             held, hint = f"{self.out} holds a run on {count:,}", "choose another --out"
-            raise ValueError(
+            raise OtherImages(
                 f"{held} other images than those in {place}; {hint}, or restore data.source"
             )
 
