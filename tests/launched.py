@@ -14,10 +14,14 @@ from tiny import CHANGES, sorted_photos
 SETTINGS = (*CHANGES, "train.precision=float32", "train.save_every=0.005")
 
 
+def setting_words(*changes: str) -> list[str]:
+    """Return the settings of a tiny run as arguments."""
+    return [word for change in (*SETTINGS, *changes) for word in ("--set", change)]
+
+
 def pretrain_words(out: Path, *changes: str) -> list[str]:
     """Return the arguments of `compressive` for a tiny run."""
-    settings = [word for change in (*SETTINGS, *changes) for word in ("--set", change)]
-    return ["pretrain", str(sorted_photos()), *settings, "--out", str(out)]
+    return ["pretrain", str(sorted_photos()), *setting_words(*changes), "--out", str(out)]
 
 
 def ranks(process: int) -> dict[int, int]:
