@@ -7,27 +7,30 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import last_step, setting_words, stop_all, wait_for_step
+from launched import last_step, ranks, setting_words, stop_all, wait_for_step
 from tiny import differences, journal, last, sorted_photos
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "pretrain.slurm"
-SRUN = '#!/bin/bash\nexec "$@"\n'
+SRUN = """#!/bin/bash
+for _ in $(seq 2 $SLURM_NNODES); do "$@" & done
+exec "$@"
+"""
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> requeued.txt; fi
 """
 STEPS = 30
 
 
-def slurm(folder: Path, out: Path) -> subprocess.Popen[str]:
-    """Start the script in a folder that has stand-ins for Slurm's programs."""
+def slurm(folder: Path, out: Path, *, machines: int = 1) -> subprocess.Popen[str]:
+    """Start two processes with the script in a folder that has stand-ins for Slurm's programs."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     cluster = {
         "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SLURM_JOB_NODELIST": "node1",
-        "SLURM_NNODES": "1",
-        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_NNODES": str(machines),
+        "SLURM_GPUS_ON_NODE": str(2 // machines),
         "SLURM_JOB_ID": str(os.getpid()),  # the port follows from it
     }
     words = [SCRIPT, sorted_photos(), "c-simclr/quickstart", out]
@@ -83,5 +86,23 @@ def test_interrupted_job_saves_and_the_next_one_finishes_it(
         stop_all(job)
     assert f"resuming from step {stopped} of {STEPS}" in log.read_text()
     assert last_step(out) == STEPS
+    assert differences(last(whole), last(out)) == []
+    assert journal(whole) == journal(out)
+
+
+@pytest.mark.stress
+@pytest.mark.distributed
+def test_killed_processes_of_two_machines_are_restarted(whole: Path, tmp_path: Path) -> None:
+    """Two torchruns stand for two machines; each loses its process once."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    job = slurm(tmp_path, out, machines=2)
+    try:
+        for kill in range(2):
+            wait_for_step(out, 5 + 10 * kill, job)
+            os.kill(ranks(job.pid)[kill], signal.SIGKILL)
+        assert job.wait(240) == 0, log.read_text()
+    finally:
+        stop_all(job)
+    assert log.read_text().count("resuming from step") == 2
     assert differences(last(whole), last(out)) == []
     assert journal(whole) == journal(out)
