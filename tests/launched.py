@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -22,6 +23,13 @@ def setting_words(*changes: str) -> list[str]:
 def pretrain_words(out: Path, *changes: str) -> list[str]:
     """Return the arguments of `compressive` for a tiny run."""
     return ["pretrain", str(sorted_photos()), *setting_words(*changes), "--out", str(out)]
+
+
+def free_port() -> int:
+    """Return a port that no program uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def ranks(process: int) -> dict[int, int]:
