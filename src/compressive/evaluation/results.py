@@ -13,7 +13,7 @@ from safetensors.numpy import save as serialize
 
 from compressive.evaluation.intervals import mean_part, t_interval, wilson_interval
 from compressive.metric_info import ACCURACIES
-from compressive.rundir.files import RESULTS, write_bytes
+from compressive.rundir.files import RESULTS, write_files
 from compressive.rundir.records import Record, ResultsFile, read_results
 
 VALUES = "values.safetensors"
@@ -106,10 +106,11 @@ class Results(ResultsFile):
         return bool(self.set) and f"{dataset} ".startswith((f"{self.set} ", f"{self.set}-C "))
 
     def write(self, folder: Path) -> Path:
-        """Write the values per image and results.json, each atomically; return the latter."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / VALUES, serialize(self.values))
-        return self.write_json(folder)
+        """Write the values per image and results.json atomically; return the path of the latter."""
+        path = folder / RESULTS
+        # Both or none: on a full disk the values must not be of other records.
+        write_files({folder / VALUES: [serialize(self.values)], path: [self.as_json().encode()]})
+        return path
 
 
 def read(folder: str | Path) -> Results:
