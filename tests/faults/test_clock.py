@@ -65,7 +65,8 @@ def test_the_last_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
     now = time.time()
     for step in (9, 10, 100):
         path = checkpoint.save_step(tmp_path, step, {"step": step, "w": torch.zeros(2)})
-        os.utime(path, (now - step * YEAR / 10,) * 2)
+        then = now - step * YEAR / 10
+        os.utime(path, (then, then))
     names = ["step_00000010.safetensors", "step_00000100.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     found = checkpoint.latest(tmp_path)

@@ -52,7 +52,7 @@ def test_errors_of_gloo_and_nccl_are_one_line(
 
 
 def test_other_runtime_errors_keep_their_traceback() -> None:
-    with pytest.raises(RuntimeError, match="^mat1 and mat2"), one_line_errors():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), one_line_errors():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x16 and 8x16)")
 
 
