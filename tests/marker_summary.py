@@ -11,6 +11,7 @@ import pytest
 
 DESELECTED = {
     "shared": "need ../shared/data; run with -m shared",
+    "stress": "take minutes; run with -m stress",
     "slow": "run with -m slow",
 }
 SKIPPED = ("gpu", "browser")

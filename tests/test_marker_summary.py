@@ -16,6 +16,10 @@ def test_plain(): pass
 @pytest.mark.parametrize("i", range(3))
 def test_slow(i): pass
 
+@pytest.mark.stress
+@pytest.mark.parametrize("i", range(2))
+def test_stress(i): pass
+
 @pytest.mark.shared
 def test_shared(): pass
 
@@ -23,7 +27,7 @@ def test_shared(): pass
 @pytest.mark.skipif(True, reason="needs CUDA")
 def test_gpu(): pass
 """
-INI = "[pytest]\nmarkers =\n  slow\n  shared\n  gpu\n"
+INI = "[pytest]\nmarkers =\n  slow\n  stress\n  shared\n  gpu\n"
 
 
 @pytest.mark.slow
@@ -32,8 +36,9 @@ def test_summary_has_markers_counts_and_reasons(tmp_path: Path, processes: str) 
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "conftest.py").write_text("from marker_summary import *\n")
+    selected = "not slow and not shared and not stress"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", processes, "-m", "not slow and not shared"],
+        [sys.executable, "-m", "pytest", "-n", processes, "-m", selected],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
@@ -41,4 +46,5 @@ def test_summary_has_markers_counts_and_reasons(tmp_path: Path, processes: str) 
     )
     assert "deselected: 1 shared (" in run.stdout, run.stdout + run.stderr
     assert "3 slow (run with -m slow)" in run.stdout
+    assert "2 stress (take minutes; run with -m stress)" in run.stdout
     assert "skipped: 1 gpu (needs CUDA)" in run.stdout

@@ -1,6 +1,7 @@
 """Processes that train together; the only importer of torch.distributed."""
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parallel import DistributedDataParallel
+
+TIMEOUT = timedelta(minutes=30)  # after which a process that does not answer ends the others
 
 
 def start() -> int:
@@ -18,7 +21,13 @@ def start() -> int:
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(local)
-        dist.init_process_group("nccl" if on_gpu else "gloo")
+        store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        # On one machine torchrun keeps its store for restarted processes, which would find the
+        # addresses of those before. Machines may count restarts differently: see pretrain.slurm.
+        if launched("GROUP_WORLD_SIZE", 1) == 1:
+            store = dist.PrefixStore(f"start{launched('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        joined = {"store": store, "rank": rank, "world_size": world}
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT, **joined)
     return local
 
 

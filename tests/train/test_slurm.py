@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "pretrain.slurm"
 # Stand-ins for Slurm's programs, which record their arguments.
 SRUN = """#!/bin/bash
 printf '%s\\n' "$@" > srun.txt
-trap 'echo saved > saved.txt; exit 143' TERM
+trap "echo saved > saved.txt; exit 143" TERM
 for _ in $(seq $WAIT); do sleep 0.05; done
 exit $CODE
 """
@@ -54,7 +54,7 @@ def test_every_node_starts_the_same_command(tmp_path: Path, cluster: dict[str, s
         "--max-restarts": "3",
         "--rdzv-id": "123",
         "--rdzv-backend": "c10d",
-        "--rdzv-endpoint": "node7:29500",
+        "--rdzv-endpoint": "node7:20123",
     }
     assert not (tmp_path / "requeued.txt").exists()
 
@@ -65,16 +65,44 @@ def test_failed_run_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> 
     assert not (tmp_path / "requeued.txt").exists()
 
 
-def test_time_limit_saves_and_requeues(tmp_path: Path, cluster: dict[str, str]) -> None:
-    job = subprocess.Popen([SCRIPT, *WORDS], cwd=tmp_path, env=cluster | {"WAIT": "1000"})
+def stopped(folder: Path, cluster: dict[str, str], *numbers: signal.Signals) -> int:
+    """Send signals to the script while its run goes on; return its exit code."""
+    job = subprocess.Popen([SCRIPT, *WORDS], cwd=folder, env=cluster | {"WAIT": "1000"})
     until = time.monotonic() + 30
-    while not (tmp_path / "srun.txt").exists() and time.monotonic() < until:
+    while not (folder / "srun.txt").exists() and time.monotonic() < until:
         time.sleep(0.02)
     time.sleep(0.3)  # until both have set their traps
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 0
+    for number in numbers:
+        job.send_signal(number)
+        time.sleep(0.02)
+    return job.wait(30)
+
+
+def test_time_limit_saves_and_requeues(tmp_path: Path, cluster: dict[str, str]) -> None:
+    assert stopped(tmp_path, cluster, signal.SIGUSR1) == 0
     assert (tmp_path / "saved.txt").read_text() == "saved\n"
     assert (tmp_path / "requeued.txt").read_text() == "requeue 123\n"
+
+
+def test_preempted_job_saves_and_is_left_to_slurm(tmp_path: Path, cluster: dict[str, str]) -> None:
+    assert stopped(tmp_path, cluster, signal.SIGTERM) == 143
+    assert (tmp_path / "saved.txt").read_text() == "saved\n"
+    assert not (tmp_path / "requeued.txt").exists()
+
+
+def test_later_signals_do_not_interrupt_the_save(tmp_path: Path, cluster: dict[str, str]) -> None:
+    slow = SRUN.replace("echo saved", "trap '' TERM; sleep 0.5; echo saved")
+    (tmp_path / "srun").write_text(slow)
+    assert stopped(tmp_path, cluster, signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM) == 0
+    assert (tmp_path / "saved.txt").read_text() == "saved\n"
+    assert (tmp_path / "requeued.txt").read_text() == "requeue 123\n"
+
+
+def test_run_that_finished_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> None:
+    (tmp_path / "srun").write_text(SRUN.replace("exit 143", "exit 0"))
+    assert stopped(tmp_path, cluster, signal.SIGUSR1) == 0
+    assert (tmp_path / "saved.txt").read_text() == "saved\n"
+    assert not (tmp_path / "requeued.txt").exists()
 
 
 def test_missing_arguments_print_the_usage(tmp_path: Path, cluster: dict[str, str]) -> None:

@@ -17,6 +17,12 @@ from rich.segment import Segment
 from compressive.progress import printable
 from compressive.rundir.files import local_path
 
+# Errors of NCCL and of gloo, which names itself in some of them only.
+_PEER_ERRORS = (
+    "gloo|nccl|ProcessGroup|DistStore|DistNetwork|by peer|pair closure|Timed out waiting|"
+    "Pair is not connected|Socket closed|Broken pipe|Read error|writev"
+)
+
 
 def check_path(value: Any) -> Any:
     """Expand a leading `~`, which shells keep in `--out=~/runs`, and reject URLs, in all paths."""
@@ -105,7 +111,7 @@ def one_line_errors() -> Iterator[None]:
 
 def _peer_advice(text: str) -> str:
     """Return what to do if the error of gloo or NCCL is a process that no longer answers."""
-    if not re.search(r"by peer|gloo|nccl|ProcessGroup|DistStore|DistNetwork", text, re.IGNORECASE):
+    if not re.search(_PEER_ERRORS, text, re.IGNORECASE):
         return ""
     why = re.sub(r"\[[^]]*\] ?", "", text.split("\n")[0])[:200]
     hint = "its own output says why; run the same command to resume"

@@ -40,6 +40,7 @@ def watch(
     console: Console | None = None,
     *,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Draw a run every two seconds until it ends or Ctrl-C; draw once if there is no terminal."""
     console = console or Console()
@@ -47,6 +48,7 @@ def watch(
         console.print(frame(run))
         return
     files, age = _read_state(run)
+    lines, written_at = len(files.metrics), clock() - (age or 0.0)
     with Live(_panel(files, age), console=console, auto_refresh=False) as live:
         try:
             while not (files.is_over or files.is_stopped):
@@ -55,6 +57,10 @@ def watch(
                     return
                 sleep(_EVERY)
                 files, age = _read_state(run)
+                if len(files.metrics) != lines:
+                    lines, written_at = len(files.metrics), clock()
+                # The time of day may jump, and that of the file is of another machine.
+                age = None if age is None else clock() - written_at
                 live.update(_panel(files, age), refresh=True)
         except KeyboardInterrupt:
             return

@@ -14,7 +14,7 @@ from safetensors.numpy import save as serialize
 from compressive.evaluation.intervals import mean_part, t_interval, wilson_interval
 from compressive.metric_info import ACCURACIES
 from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
-from compressive.rundir.files import RESULTS, write_bytes
+from compressive.rundir.files import RESULTS, write_files
 from compressive.rundir.records import Record, ResultsFile, read_results
 
 VALUES = "values.safetensors"
@@ -107,11 +107,12 @@ class Results(ResultsFile):
         return bool(self.set) and f"{dataset} ".startswith((f"{self.set} ", f"{self.set}-C "))
 
     def write(self, folder: Path) -> Path:
-        """Write the values per image and results.json, each atomically; return the latter."""
-        folder.mkdir(parents=True, exist_ok=True)
-        metadata = {CHECKSUM_KEY: file_checksum({}, self.values)}
-        write_bytes(folder / VALUES, serialize(self.values, metadata))
-        return self.write_json(folder)
+        """Write the values per image and results.json atomically; return the path of the latter."""
+        path = folder / RESULTS
+        values = serialize(self.values, {CHECKSUM_KEY: file_checksum({}, self.values)})
+        # Both or none: on a full disk the values must not be of other records.
+        write_files({folder / VALUES: [values], path: [self.as_json().encode()]})
+        return path
 
 
 def read(folder: str | Path) -> Results:

@@ -4,6 +4,7 @@ import errno
 import glob
 import os
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,31 +47,41 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, *content: bytes | memoryview) -> None:
     """Write a file atomically: to a temporary name, with fsync, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
-        left.unlink(missing_ok=True)
+    write_files({path: content})
+
+
+def write_files(contents: Mapping[Path, Sequence[bytes | memoryview]]) -> None:
+    """Write files as `write_bytes` does, and rename none of them before all are written."""
     # The name contains the process id: if two processes write after all, their bytes do not mix.
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partials = {p: p.with_name(f".{p.name}.{os.getpid()}{PARTIAL}") for p in contents}
+    path = Path()
     try:
-        with partial.open("wb") as file:
-            for part in content:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())  # else a power failure may keep the name without its content
-        partial.replace(path)
-        with suppress(OSError):  # a folder, so that the rename survives as well, if it can
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        for path, partial in partials.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+                left.unlink(missing_ok=True)
+            with partial.open("wb") as file:
+                for part in contents[path]:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())  # else a power failure may keep the name without content
+        for path, partial in partials.items():
+            partial.replace(path)
+            with suppress(OSError):  # a folder, so that the rename survives as well, if it can
+                folder = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
     except OSError as error:
-        size = sum(map(len, content)) / 1e6
-        hint = "make room and run the same command again" if error.errno in _FULL else "look there"
+        size = sum(map(len, contents[path])) / 1e6
+        is_full = error.errno in _FULL
+        hint = "free some space and run the same command again" if is_full else "check the path"
         raise OSError(
             error.errno,
-            f"could not write {path} ({size:.1f} MB): {error.strerror}; {hint}, "
-            "what was there before is whole",
+            f"could not write {path} ({size:.1f} MB): {error.strerror}; {hint}; "
+            "an earlier file of that name is unchanged",
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compressive.rundir.files import RESULTS, write_text
+from compressive.rundir.files import RESULTS
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, UnsupportedFormat, check_format
 
 
@@ -56,8 +56,8 @@ class ResultsFile:
     skipped_in: dict[str, str] = field(default_factory=dict)  # message: its task and dataset
     about: dict[str, Any] = field(default_factory=dict)
 
-    def write_json(self, folder: Path) -> Path:
-        """Write results.json atomically and return its path."""
+    def as_json(self) -> str:
+        """Return the content of results.json."""
         content = {
             FORMAT_KEY: FORMAT_VERSIONS[RESULTS],
             "run": self.run,
@@ -66,8 +66,7 @@ class ResultsFile:
             "skipped": self.skipped,
             "skipped_in": self.skipped_in,
         }
-        write_text(folder / RESULTS, json.dumps(content, indent=1) + "\n")
-        return folder / RESULTS
+        return json.dumps(content, indent=1) + "\n"
 
 
 class ComparisonText(NamedTuple):
