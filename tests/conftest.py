@@ -63,6 +63,16 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _keep_mkldnn() -> Iterator[None]:
+    """Undo what torch does on a processor without bfloat16 products: it disables oneDNN for good.
+
+    Later runs in the process would differ in the last bits from those in other processes.
+    """
+    yield
+    torch._C._set_mkldnn_enabled(True)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Use one thread: sums are bitwise equal only for equal thread counts."""

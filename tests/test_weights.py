@@ -220,15 +220,15 @@ def test_bundled_encoder_is_the_measured_one() -> None:
 
 @pytest.mark.shared
 def test_bundled_encoder_has_the_expected_knn_accuracy() -> None:
-    """Classify 300 test images by kNN among 700 training images.
+    """Classify 200 test images by kNN among 400 training images.
 
     The encoder was trained on these without labels. With all 50,000, accuracy is 90.7 %
-    (docs/results); with fewer neighbors it is 86.0 % for this draw. Chance is 10 %, and 2 % of 300
+    (docs/results); with fewer neighbors it is 87.0 % for this draw. Chance is 10 %, and 2 % of 200
     images is more than float arithmetic changes on any machine.
     """
     draw = torch.Generator().manual_seed(0)
     ours, parts = load(REAL), []
-    for split, count in (("train", 700), ("test", 300)):
+    for split, count in (("train", 400), ("test", 200)):
         source = open_source(str(SHARED / "cifar10"), split)
         assert source.labels is not None
         index = torch.randperm(len(source), generator=draw)[:count]
@@ -239,7 +239,7 @@ def test_bundled_encoder_has_the_expected_knn_accuracy() -> None:
         parts.append((torch.cat(feats), source.labels[index]))
     (bank, labels), (queries, right) = parts
     votes = nearest_neighbors(bank, labels, queries, classes=10)
-    assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.86, abs=0.02)
+    assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.87, abs=0.02)
 
 
 @pytest.mark.slow

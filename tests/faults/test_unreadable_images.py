@@ -138,7 +138,7 @@ def test_the_pixel_limit_is_exact_and_a_setting(kind: str, tmp_path: Path) -> No
     assert any(line.startswith("skipped 1 unreadable images") for line in said)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_an_image_of_300_megapixels_is_read_if_it_is_allowed() -> None:
     """PNG has its own limit in PIL."""
     content = black("PNG", 20_000, 15_000, compress_level=1)

@@ -28,6 +28,9 @@ RESPONSES: dict[str, tuple[Callable[[float], float], float, float]] = {
     "downward, 0.2": (lambda beta: 1 / (1 + beta), 0.8, 0.25),
 }
 
+# A slow network is harder to control; the extremes of the elasticity also have a fast one.
+CASES = [*((name, 50) for name in RESPONSES), ("hardly yields, 0.2", 5), ("cliff, 3.2", 5)]
+
 
 def test_responses_match_their_table() -> None:
     for name, (response, target, beta) in RESPONSES.items():
@@ -58,8 +61,7 @@ def settled(nats: list[float], target: float, within: float) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [5, 50])
-@pytest.mark.parametrize("name", RESPONSES)
+@pytest.mark.parametrize(("name", "lag"), CASES)
 def test_nats_converge_to_the_target(name: str, lag: int) -> None:
     """Nats stay within 5 % after a horizon per factor of e plus the documented decay.
 
@@ -73,8 +75,7 @@ def test_nats_converge_to_the_target(name: str, lag: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [5, 50])
-@pytest.mark.parametrize("name", RESPONSES)
+@pytest.mark.parametrize(("name", "lag"), CASES)
 def test_nats_do_not_oscillate(name: str, lag: int) -> None:
     """Without noise, nats cross the target at most once and overshoot by at most 5 %."""
     response, target, _ = RESPONSES[name]
@@ -213,9 +214,7 @@ def free_nats() -> float:
     ("share", "adaptive_weight", "beta"),
     [
         (0.5, None, 3.8),
-        (0.2, None, 11.5),
         (0.5, "likelihood", 9.6),
-        (0.5, "rank", 8.9),
         (0.2, "rank", 27.3),
     ],
 )

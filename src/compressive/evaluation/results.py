@@ -138,15 +138,15 @@ def _read_values(path: Path) -> dict[str, np.ndarray]:
             metadata = file.metadata() or {}
             values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
-        raise ValueError(_damaged(path, str(error))) from None
+        raise ValueError(_damaged_values(path, str(error))) from None
     stated = metadata.get(CHECKSUM_KEY)
     if stated is None:
         note = "has no checksum, as an earlier version wrote it; evaluate again to add one"
         warnings.warn(f"{path} {note}", stacklevel=2)
     elif stated != file_checksum(metadata, values):
-        raise ValueError(_damaged(path, "its checksum does not fit"))
+        raise ValueError(_damaged_values(path, "its checksum does not fit"))
     return values
 
 
-def _damaged(path: Path, why: str) -> str:
+def _damaged_values(path: Path, why: str) -> str:
     return f"{path} is damaged ({why}); delete it and run `compressive evaluate` again"
