@@ -15,6 +15,7 @@ from compressive.cli.app import app
 from compressive.cli.quickstart import linear_probe
 from compressive.evaluation.logistic import fit
 from compressive.evaluation.results import Results
+from compressive.evaluation.tasks.smoothness import PERTURBATIONS
 from compressive.metric_info import ONE_SEED
 from compressive.train.loop import Outcome
 
@@ -85,6 +86,8 @@ FIGURES = {
     ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
     ("information", "residual"): 180.0, ("information", "reducible_residual"): 1.25,
     ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
+    **{(f"smoothness {each.name}", "lipschitz"): 0.5 for each in PERTURBATIONS[:4]},
+    **{(f"smoothness {each.name}", "lipschitz"): 8.0 for each in PERTURBATIONS[4:]},
 }  # fmt: skip
 
 
@@ -108,9 +111,9 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_stand_ins")
 def test_rows_hold_the_named_metrics(tmp_path: Path) -> None:
     pixels, *rows = quickstart.run_quickstart(tmp_path)
-    assert pixels[:5] == ("raw pixels", 0.095, None, None, None)
-    assert [row[:5] for row in rows] == [
-        (name, 0.71, 0.62, 0.53, 1.25) for name in ("simclr", "c-simclr")
+    assert pixels[:6] == ("raw pixels", 0.095, None, None, None, None)
+    assert [row[:6] for row in rows] == [  # the geometric mean of 0.5 and 8 is 2
+        (name, 0.71, 0.62, 0.53, 1.25, pytest.approx(2)) for name in ("simclr", "c-simclr")
     ]
 
 
@@ -127,7 +130,7 @@ def test_table_columns_hold_the_named_metrics(
         for line in printed.output.splitlines()
         if "│" in line or "┃" in line
     ]
-    assert ["linear", "kNN", "10 % of labels", "reducible_residual"] in rows
+    assert ["linear", "kNN", "10 % labels", "reducible_residual", "Lipschitz"] in rows
     assert ["raw pixels", "9.5%"] in rows
-    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25"] in rows
+    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25", "2.00"] in rows
     assert ONE_SEED in " ".join(printed.output.split())

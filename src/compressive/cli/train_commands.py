@@ -51,7 +51,7 @@ def quickstart_command(
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in images and compare them: no data, no GPU needed.
 
-    Takes two to five minutes on a CPU. Prints a table of test accuracies and writes a report of
+    Takes three to five minutes on a CPU. Prints a table of test accuracies and writes a report of
     both runs.
     """
     with one_line_errors():  # also for Ctrl-C during the imports
@@ -63,16 +63,18 @@ def quickstart_command(
         table = Table(
             title="Built-in images, 12 classes",
             caption="test accuracy; reducible_residual: nats that only one view contains; "
+            "Lipschitz: response to changes of color, lower is smoother; "
             f"{ONE_SEED}",
         )
-        for name in ("", "linear", "kNN", "10 % of labels", "reducible_residual"):
+        for name in ("", "linear", "kNN", "10 % labels", "reducible_residual", "Lipschitz"):
             table.add_column(name, justify="right" if name else "left")
         outcome = None
         for row in run_quickstart(out, seed=seed):
             shares = (row.accuracy, row.neighbors, row.few_labels)
             cells = ["" if share is None else f"{share:.1%}" for share in shares]
-            nats = row.reducible_residual
-            table.add_row(row.name, *cells, "" if nats is None else f"{nats:.2f}")
+            numbers = (row.reducible_residual, row.lipschitz)
+            cells += ["" if number is None else f"{number:.2f}" for number in numbers]
+            table.add_row(row.name, *cells)
             outcome = row.outcome
         Console().print(table)
         if outcome is not None:

@@ -15,14 +15,14 @@ def quickstart(method: str) -> Recipe:
         "network.name": ("test_resnet", "ours: 0.4 million weights, timm's smallest ResNet"),
         "network.hidden_dim": (512, why),
         "bottleneck.kappa_b": (10.0, "paper, sec. A.5"),
-        "bottleneck.schedule": ("linear", "ours: C-SimCLR gains 4 points in such a short run"),
-        "bottleneck.warmup_epochs": (1.0, "ours: same as the learning rate"),
+        "bottleneck.beta": (1.0, "ours: the largest value that costs little accuracy"),
+        "bottleneck.schedule": ("adaptive", "ours: a constant beta of 0.1 costs 4 points"),
         "optim.name": ("adamw", "ours: faster than SGD in so few steps"),
-        "optim.lr": (0.032, "ours: the best of a few"),
+        "optim.lr": (0.064, "ours: the best of a few"),
         "optim.weight_decay": (0.01, "default of torch"),
         "optim.warmup_epochs": (1.0, why),
-        "train.batch_size": (128, why),
-        "train.epochs": (3, why),
+        "train.batch_size": (32, "ours: more steps in the same time"),
+        "train.epochs": (2, why),
         "probe.every_epochs": (1.0, why),
     }
     return make_recipe(
@@ -30,6 +30,6 @@ def quickstart(method: str) -> Recipe:
         method,
         *(SMALL_BATCH, layer),
         about="Ours: the built-in images, to try everything.",
-        expected="not in the paper; linear: SimCLR 82.0, C-SimCLR 78.3, pixels 9.5",
+        expected="not in the paper; linear, five seeds: SimCLR 79.4, C-SimCLR 77.7, pixels 9.5",
         hardware="two CPU cores",
     )
