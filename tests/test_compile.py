@@ -14,10 +14,15 @@ from compressive.distributions.vmf import _known_while_compiling
 SCRIPT = Path(__file__).parent / "compiled.py"
 
 
-@pytest.mark.slow
-def test_objectives_and_sampling_compile_into_one_graph() -> None:
-    names = {"learned": "aot_eager", "small": "aot_eager", "fixed": "aot_eager"}
-    names |= {"objectives": "inductor"}
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param({"fixed": "aot_eager", "objectives": "inductor"}, marks=pytest.mark.slow),
+        pytest.param({"learned": "aot_eager", "small": "aot_eager"}, marks=pytest.mark.stress),
+    ],
+    ids=" ".join,
+)
+def test_objectives_and_sampling_compile_into_one_graph(names: dict[str, str]) -> None:
     words = [f"{name}={backend}" for name, backend in names.items()]
     output = printed(SCRIPT.read_text(), *words, name=str(SCRIPT))
     assert output.splitlines() == [f"{name} compiles into one graph" for name in names]

@@ -87,7 +87,7 @@ def test_a_world_size_that_is_no_number_is_one_line(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.distributed
 def test_a_dead_process_ends_the_others_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as free:

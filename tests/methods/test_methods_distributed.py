@@ -70,9 +70,10 @@ def worker(rank: int, ranks: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.stress)]
+)
 def test_distributed_step_matches_one_process(ranks: int, tmp_path: Path) -> None:
     """Negatives and batch norms span all processes; DistributedDataParallel averages gradients."""
     together(worker, (ranks, str(tmp_path)), ranks)
