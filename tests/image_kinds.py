@@ -152,7 +152,7 @@ def _modes() -> dict[str, Kind]:
     }
     found |= {
         f"tiff mode {mode}": Kind(".tif", encoded("TIFF", image.convert(mode)))
-        for mode in ("1", "L", "P", "CMYK", "YCbCr", "LAB")
+        for mode in ("1", "L", "P", "CMYK", "RGBX", "LAB")
     }
     no_range = "no agreed range"
     tall, color = deep.astype(np.int32) * 10**6 // 100, np.stack([deep] * 3, axis=2)
@@ -274,7 +274,7 @@ def _others() -> dict[str, Kind]:
     }
     found |= {
         f"tiff with {name}": Kind(".tiff", encoded("TIFF", compression=name))
-        for name in ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "zstd")
+        for name in ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "tiff_deflate")
     }
     found |= {
         f"bmp of {bits} bits": Kind(".bmp", bmp(bits, bytes(range(4 * row)), palette=palette))

@@ -26,4 +26,4 @@ def test_memory_threads_and_files_stay_constant_over_1000_steps() -> None:
         assert late <= early, name
     sizes = [size for name, size in found["files"].items() if name.startswith("checkpoints/")]
     assert len(sizes) == 2
-    assert len(set(sizes)) == 1
+    assert max(sizes) - min(sizes) < 100  # the step has more digits in the later one
