@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import platform
 import random
 import re
 import shutil
@@ -925,12 +926,14 @@ def joined(state: dict[str, Any], part: str, ends: tuple[str, ...]) -> Tensor:
 def test_two_processes_match_one(tmp_path: Path) -> None:
     """SimCLR with SGD, 3 steps: 8 images in each of two torchrun processes, 16 in one.
 
-    Weights agree to 5e-4, and to 1 % of their change in training: float32 sums over a batch are
+    Weights agree to 1e-4, and to 1 % of their change in training: float32 sums over a batch are
     split in two, and over 3 steps of such small batch norms a change of the initial weights by 1e-7
-    grows to 6e-5, or 1.4e-4 of their change. torch 2.11 on ARM differs by 3e-4. The probe's weights
+    grows to 6e-5, or 1.4e-4 of their change. torch 2.11 on ARM differs by 3e-4, so the
+    tolerance is wider there. The probe's weights
     start at 0 and AdamW's first steps amplify small gradients, so for them only the 1 % of the
     change holds. Only rank 0 prints.
     """
+    wider = 5 if torch.__version__ < "2.12" and platform.machine() == "aarch64" else 1
     one, two = tmp_path / "one", tmp_path / "two"
     config = tiny("method=simclr", "train.steps=3", "train.batch_size=16", "views.size=32")
     pretrain(config, one, display=silent())
@@ -950,12 +953,12 @@ def test_two_processes_match_one(tmp_path: Path) -> None:
     for part in ("method.", "probe."):
         for ends in (("weight", "bias"), ("running_mean", "running_var")):
             first, b, a = (joined(state, part, ends) for state in (begun, found, expected))
-            assert part == "probe." or (a - b).norm() < 5e-4 * a.norm()
+            assert part == "probe." or (a - b).norm() < wider * 1e-4 * a.norm()
             assert (a - b).norm() < 1e-2 * (a - first).norm(), (part, ends)
     for mine, theirs in zip(journal(one), journal(two), strict=True):
         assert mine["step"] == theirs["step"]
         if "loss" in mine:
-            precise = 1e-5 if mine["step"] == 1 else 2e-3  # later, weights differ
+            precise = 1e-5 if mine["step"] == 1 else wider * 1e-3  # later, weights differ
             assert theirs["loss"] == pytest.approx(mine["loss"], rel=precise)
 
 
