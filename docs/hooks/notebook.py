@@ -40,7 +40,7 @@ def to_markdown(notebook: dict[str, Any]) -> str:
             continue
         parts.append(f"```python\n{source}\n```")
         if text := output(cell):
-            parts.append(f"```text\n{text.rstrip()}\n```")
+            parts.append(f"``` {{ .text .output }}\n{text.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 

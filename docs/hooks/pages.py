@@ -26,7 +26,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Insert the command reference; link to pages that were notebooks."""
+    """Insert the command reference; link to pages that were notebooks; widen the home page."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, command_reference())
     return markdown.replace(".ipynb)", ".md)")

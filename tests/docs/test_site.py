@@ -68,4 +68,4 @@ def test_notebook_becomes_a_page() -> None:
     notebook = hook("notebook")
     done = notebook.execute({"cells": [text, code]})
     page = notebook.to_markdown(done)
-    assert page == "# Title\n\n```python\nprint(1 + 1)\n\n```\n\n```text\n2\n```\n"
+    assert page == "# Title\n\n```python\nprint(1 + 1)\n\n```\n\n``` { .text .output }\n2\n```\n"
