@@ -1,7 +1,7 @@
 """Command reference as Markdown, from the options and help texts of the typer app."""
 
 import inspect
-from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import typer
@@ -23,7 +23,7 @@ def _section(name: str, command: Any) -> str:
         parts.append(f"**{title}**\n\n| name | default | meaning |\n|---|---|---|")
         parts += [*rows, ""]
     if command.epilog:
-        parts.append(_paragraphs(command.epilog))
+        parts.append(_examples(command.epilog))
     return "\n".join(parts) + "\n"
 
 
@@ -64,13 +64,14 @@ def _cell(text: str) -> str:
 
 
 def _paragraphs(text: str | None) -> str:
-    return "\n\n".join(_lines(inspect.cleandoc(text or ""))) + "\n"
+    return inspect.cleandoc(text or "").replace("\b\n", "").replace("\f", "") + "\n"
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield paragraphs; `\\b` keeps line breaks of a paragraph, as click does."""
-    for part in text.replace("\f", "").split("\n\n"):
-        if part.startswith("\b\n"):
-            yield "```text\n" + part.removeprefix("\b\n") + "\n```"
-        elif part.strip():
-            yield part
+def _examples(text: str) -> str:
+    """Return the text with its commands as code blocks."""
+    lines = [line.strip() for line in _paragraphs(text).splitlines() if line.strip()]
+    blocks = []
+    for is_command, group in groupby(lines, lambda line: line.startswith("compressive ")):
+        inside = "\n".join(group)
+        blocks.append(f"```bash\n{inside}\n```" if is_command else inside)
+    return "\n\n".join(blocks) + "\n"

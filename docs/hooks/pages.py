@@ -1,5 +1,6 @@
 """mkdocs hook: add pages that are generated when the site is built."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from notebook import to_markdown
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = "<!-- all commands -->"
+PUBLIC_NAMES = "<!-- all public names -->"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -31,4 +33,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         page.meta["hide"] = ["navigation", "toc"]
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, command_reference())
+    if PUBLIC_NAMES in markdown:
+        markdown = markdown.replace(PUBLIC_NAMES, public_names())
     return markdown.replace(".ipynb)", ".md)")
+
+
+def public_names() -> str:
+    """Return a mkdocstrings block for every function and class that `compressive` exports."""
+    tree = ast.parse((ROOT / "src" / "compressive" / "__init__.py").read_text())
+    found = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("compressive.")
+        for alias in node.names
+    }
+    blocks = []
+    for name in sorted(found, key=lambda name: (name[0].isupper(), name)):  # functions first
+        options = f"    options:\n      heading: compressive.{name}\n      toc_label: {name}\n"
+        blocks.append(f"::: {found[name]}\n{options}")
+    return "\n".join(blocks)
