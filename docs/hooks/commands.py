@@ -20,16 +20,23 @@ def _section(name: str, command: Any) -> str:
     usage = " ".join(["compressive", name, "[OPTIONS]", *arguments])
     parts = [f"## {name}\n", _paragraphs(command.help), f"```text\n{usage}\n```\n"]
     for title, rows in _groups(command).items():
-        parts.append(f"**{title}**\n\n| name | default | meaning |\n|---|---|---|")
-        parts += [*rows, ""]
+        parts.append(f"**{title}**\n\n{_table(rows)}")
     if command.epilog:
         parts.append(_examples(command.epilog))
     return "\n".join(parts) + "\n"
 
 
-def _groups(command: Any) -> dict[str, list[str]]:
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    """Return a table; the column of defaults is left out if it is empty."""
+    rows = [("name", "default", "meaning"), ("---", "---", "---"), *rows]
+    has_defaults = any(default for _, default, _ in rows[2:])
+    kept = rows if has_defaults else [(name, meaning) for name, _, meaning in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in kept)
+
+
+def _groups(command: Any) -> dict[str, list[tuple[str, str, str]]]:
     """Return table rows by the groups that `--help` shows."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[tuple[str, str, str]]] = {}
     for option in command.params:
         if getattr(option, "hidden", False):
             continue
@@ -39,14 +46,14 @@ def _groups(command: Any) -> dict[str, list[str]]:
     return groups
 
 
-def _row(option: Any) -> str:
+def _row(option: Any) -> tuple[str, str, str]:
     is_argument = _is_argument(option)
     names = [option.name.upper()] if is_argument else option.opts + option.secondary_opts
     shown = ", ".join(f"`{name}`" for name in names)
     if option.metavar and not is_argument:
         shown += f" `{option.metavar}`"
     default = "required" if option.required else _default(option.default)
-    return f"| {shown} | {default} | {_cell(option.help or '')} |"
+    return shown, default, _cell(option.help or "")
 
 
 def _is_argument(option: Any) -> bool:
