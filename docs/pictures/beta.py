@@ -1,4 +1,4 @@
-"""Draw what beta does on CIFAR-10, judged by held-out labels, from the files of the results.
+"""Plot the effect of beta on CIFAR-10 (held-out labels) from the result files.
 
 beta.svg: 200 epochs, kappa_b = 5. temperature.svg: 100 epochs, kappa_b = 3, 5 and 10. c-byol.svg:
 100 epochs of C-BYOL.
@@ -24,11 +24,11 @@ LINES = {
     "few labels 10%": ("10 % of the labels", GRAY),
     "few labels 1%": ("1 % of the labels", GREEN),
 }
-Accuracies = dict[str, tuple[float, float, float]]  # task -> value, low, high, in per cent
+Accuracies = dict[str, tuple[float, float, float]]  # task -> value, low, high, in percent
 
 
 def main() -> None:
-    """Write the pictures beside this file."""
+    """Write the figures next to this file."""
     matplotlib.rcParams.update(
         {"font.family": "sans-serif", "font.size": 10.5, "svg.hashsalt": "0"}
     )
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def long_runs() -> Figure:
-    """Beta at 200 epochs, and what it does to the nats."""
+    """Plot accuracy and nats over beta after 200 epochs."""
     betas = ("0", "0.1", "0.3", "1")
     last = readings(RESULTS)
     nats = {
@@ -71,7 +71,7 @@ def long_runs() -> Figure:
 
 
 def temperatures() -> Figure:
-    """Beta at the paper's temperature, and all runs by how well their two views agree."""
+    """Plot beta at the paper's temperature, and all runs by their positive cosine."""
     ticks = {
         "SimCLR": "simclr-kappa_b10",
         "0": "kappa_b10-beta0",
@@ -121,7 +121,7 @@ def temperatures() -> Figure:
 
 
 def bootstrap() -> Figure:
-    """Beta in C-BYOL, and BYOL itself."""
+    """Plot accuracy over beta for C-BYOL, and BYOL."""
     ticks = {"BYOL": "byol-sgd"} | {b: f"c-byol-beta{b}" for b in ("0", "0.01", "0.1", "1")}
     figure, axes = plt.subplots(figsize=(6.2, 4))
     curves(axes, [top1(SEARCH / f"{name}.json") for name in ticks.values()])
@@ -133,7 +133,7 @@ def bootstrap() -> Figure:
 
 
 def curves(axes: Axes, runs: list[Accuracies]) -> None:
-    """Accuracy of each task over the runs, with its interval."""
+    """Plot the accuracy of each task over the runs, with its interval."""
     xs = range(len(runs))
     for task, (label, color) in LINES.items():
         value, low, high = ([run[task][i] for run in runs] for i in range(3))
@@ -143,7 +143,7 @@ def curves(axes: Axes, runs: list[Accuracies]) -> None:
 
 
 def top1(path: Path) -> Accuracies:
-    """Accuracy of each task in per cent, with its interval."""
+    """Return the accuracy of each task in percent, with its interval."""
     records = json.loads(path.read_text())["records"]
     return {
         r["task"]: (100 * r["value"], 100 * r["low"], 100 * r["high"])
@@ -153,12 +153,12 @@ def top1(path: Path) -> Accuracies:
 
 
 def readings(folder: Path) -> dict[str, dict[str, float]]:
-    """The last readings of training, by run."""
+    """Return the metrics at the end of training, by run."""
     return json.loads((folder / "last-readings.json").read_text())["runs"]
 
 
 def save(figure: Figure, name: str) -> None:
-    """Without the frame's upper and right sides, and without a date."""
+    """Save without the upper and right sides of the frame and without a date."""
     for axes in figure.axes:
         axes.spines["top"].set_visible(False)
     figure.axes[0].spines["right"].set_visible(False)

@@ -1,4 +1,4 @@
-"""Draw what the dial does on CIFAR-10, from the results of a sweep of beta.
+"""Plot a sweep of beta on CIFAR-10 from its results.
 
 uv run --group docs python docs/pictures/compression.py
 """
@@ -23,14 +23,14 @@ CHANGES = [
 
 
 def band(axes, xs, triples, color, label=None, scale=1.0) -> None:
-    """A line with its interval."""
+    """Plot a line with its interval."""
     value, low, high = ([scale * triple[i] for triple in triples] for i in range(3))
     axes.plot(xs, value, "o-", color=color, lw=1.8, ms=5, label=label)
     axes.fill_between(xs, low, high, color=color, alpha=0.15, lw=0)
 
 
 def main() -> None:
-    """Write compression.svg beside this file."""
+    """Write compression.svg next to this file."""
     matplotlib.rcParams.update(
         {"font.family": "sans-serif", "font.size": 10.5, "svg.hashsalt": "0"}
     )

@@ -1,4 +1,4 @@
-"""Draw the pictures of the documents: uv run --group docs python docs/pictures/draw.py."""
+"""Draw the information meter: uv run --group docs python docs/pictures/draw.py."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8
 
 
 def views(batch: int, dim: int, cosine: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of random directions at a given cosine."""
+    """Return pairs of random directions with a given cosine."""
     mu, other = torch.nn.functional.normalize(torch.randn(2, batch, dim), dim=-1)
     across = other - (other * mu).sum(-1, keepdim=True) * mu
     across = torch.nn.functional.normalize(across, dim=-1)
@@ -24,7 +24,7 @@ def views(batch: int, dim: int, cosine: float) -> tuple[torch.Tensor, torch.Tens
 
 
 def sphere(axes) -> None:
-    """Samples around two directions of the sphere in R^3, at three concentrations."""
+    """Plot samples on the sphere in R^3 at three concentrations."""
     grid = torch.linspace(0, 2 * math.pi, 200)
     for height in (-0.6, -0.3, 0.0, 0.3, 0.6):
         ring = math.sqrt(1 - height**2)
@@ -52,7 +52,7 @@ def sphere(axes) -> None:
 
 
 def meter(axes) -> None:
-    """Reducible residual and predictive information as two views come to agree."""
+    """Plot reducible residual and predictive information over the cosine of two views."""
     cosines = torch.linspace(0, 1, 41)
     outs = [
         csimclr_loss(
@@ -82,7 +82,7 @@ def meter(axes) -> None:
 
 
 def main() -> None:
-    """Write the picture of the README."""
+    """Write meter.svg next to this file."""
     matplotlib.rcParams["svg.hashsalt"] = "compressive"
     torch.manual_seed(0)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), width_ratios=(1, 1.35))

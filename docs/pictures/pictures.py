@@ -1,4 +1,4 @@
-"""Draw the contact sheet of the built-in pictures: one row per class.
+"""Draw a contact sheet of the built-in images with one row per class.
 
 uv run python docs/pictures/pictures.py
 """
@@ -14,7 +14,7 @@ SIDE, GAP, ACROSS, SCALE = 32, 2, 20, 2
 
 
 def main() -> None:
-    """Write builtin.png beside this file."""
+    """Write builtin.png next to this file."""
     images, labels = pictures(2000, split="train")
     step = SIDE + GAP
     sheet = np.full((len(CLASSES) * step - GAP, ACROSS * step - GAP, 3), 255, np.uint8)

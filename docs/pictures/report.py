@@ -1,4 +1,4 @@
-"""Put parts of a report of two runs together as one picture, as a browser draws them.
+"""Combine parts of a report of two runs into one image, rendered by a browser.
 
 uv run compressive report simclr c-simclr --out report.html
 uv run python docs/pictures/report.py report.html --browser chromium
@@ -27,7 +27,7 @@ table.heat { height: calc(100% - 1.8rem) } .heat th, .heat td { vertical-align: 
 
 
 def section(page: str, name: str) -> tuple[str, dict[str, str]]:
-    """The heading of a section, and its figures by their titles: of two alike the last."""
+    """Return the heading of a section and its figures by title; later ones replace earlier ones."""
     found = re.search(rf'<section id="{name}"><h2>(.*?)</h2>(.*?)</section>', page, re.DOTALL)
     if found is None:
         raise SystemExit(f"the report has no section {name!r}; evaluate both runs in full first")
@@ -37,7 +37,7 @@ def section(page: str, name: str) -> tuple[str, dict[str, str]]:
 
 
 def composed(page: str) -> str:
-    """The page with nothing but the wanted parts, in two rows under their headings."""
+    """Return a page with only the selected parts, in two rows under their headings."""
     heads, figures = {}, {}
     for name in ("maps", "corruptions", "curves", "plane", "reliability", "smoothness"):
         heads[name], figures[name] = section(page, name)
@@ -60,17 +60,17 @@ def composed(page: str) -> str:
 
 
 def head(width: str, title: str, note: str = "") -> str:
-    """A heading over so many columns."""
+    """Return a heading of this width."""
     return f'<div class="head {width}"><h2>{title}</h2>{note}</div>'
 
 
 def card(width: str, figure: str) -> str:
-    """A figure over so many columns."""
+    """Return a figure of this width."""
     return f'<div class="{width}">{figure}</div>'
 
 
 def photographed(text: str, browser: str) -> Image.Image:
-    """A page as the browser shows it in light colors, cut to what is not white."""
+    """Return a screenshot of the page in light mode, cropped to what is not white."""
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder, "page.html"), Path(folder, "shot.png")
         page.write_text(text, encoding="utf-8")
@@ -89,7 +89,7 @@ def photographed(text: str, browser: str) -> Image.Image:
 
 
 def main() -> None:
-    """Write the picture, beside this file unless told otherwise."""
+    """Write the image, by default next to this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("page", type=Path, help="what `compressive report` wrote of two runs")
     parser.add_argument("--browser", default="chromium", help="Chromium or Chrome, to be started")
