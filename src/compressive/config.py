@@ -65,12 +65,14 @@ def _has_no(config: "Config", part: str) -> str:
     return f"{config.method} has no {part}"
 
 
-def _constant_beta(config: "Config") -> str:
-    is_linear = config.bottleneck.schedule == "linear"
-    return "" if is_linear else "bottleneck.schedule is not linear"
+def _no_beta_warmup(config: "Config") -> str:
+    if config.bottleneck.target_residual is not None:
+        return "bottleneck.target_residual sets beta"
+    has_warmup = config.bottleneck.schedule in ("linear", "adaptive")
+    return "" if has_warmup else "bottleneck.schedule is neither linear nor adaptive"
 
 
-def _same_beta(config: "Config") -> str:
+def _not_adaptive(config: "Config") -> str:
     is_adaptive = config.bottleneck.schedule == "adaptive"
     return "" if is_adaptive else "bottleneck.schedule is not adaptive"
 
@@ -216,13 +218,13 @@ class Bottleneck(_Section):
     adaptive_weight: Literal["likelihood", "rank"] = setting(
         "likelihood",
         "factor of the adaptive schedule: likelihood of the other view, or rank in the batch",
-        unused=lambda c: _not_compressed(c) or _same_beta(c),
+        unused=lambda c: _not_compressed(c) or _not_adaptive(c),
     )
     warmup_epochs: float = setting(
         0.0,
-        "epochs over which the linear schedule increases beta",
+        "epochs over which the linear and adaptive schedules increase beta from 0",
         low=0,
-        unused=lambda c: _not_compressed(c) or _constant_beta(c),
+        unused=lambda c: _not_compressed(c) or _no_beta_warmup(c),
     )
     target_residual: float | None = setting(
         None,

@@ -189,14 +189,14 @@ def ema_decay(step: int, *, base: float, total: int) -> float:
 
 
 def linear_beta(step: int, *, beta: float, warmup: int) -> float:
-    """The price of a nat: a line from 0 to `beta` at `warmup`, then `beta`."""
+    """Return the weight of the residual: linear from 0 to `beta` at `warmup`, then `beta`."""
     _require(step >= 0, "step", step, "0 or more")
     _require(0 <= beta < math.inf, "beta", beta, "finite and 0 or more")
     return beta * step / warmup if step < warmup else beta
 
 
 def cosine_beta(step: int, *, beta: float, total: int) -> float:
-    """The price of a nat: half a cosine from 0 to `beta` at `total`, then `beta`."""
+    """Return the weight of the residual: half a cosine from 0 to `beta` at `total`."""
     return beta * (1 - _fall(step, total))
 
 

@@ -1211,9 +1211,10 @@ def test_accumulated_step_logs_and_controls_by_the_mean(
     assert steered == pytest.approx(means[:, 1], rel=1e-6)
 
 
-def test_beta_warmup_longer_than_the_run_is_cut_to_a_tenth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["linear", "adaptive"])
+def test_beta_warmup_longer_than_the_run_is_cut_to_a_tenth(schedule: str) -> None:
     """10 epochs of 5 steps exceed the run's 40 steps; uncut, it would end at 0.8 of beta."""
-    rising = ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
+    rising = ("method=c-simclr", f"bottleneck.schedule={schedule}", "bottleneck.warmup_epochs=10")
     short = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=40"), 40)
     assert len(short.notes) == 1
     assert "4 steps" in short.notes[0]

@@ -77,7 +77,7 @@ class Schedule:
         bottleneck = self.config.bottleneck
         if not is_compressed(self.config):
             return 0.0
-        if bottleneck.schedule == "linear":
+        if bottleneck.schedule in ("linear", "adaptive"):
             return optim.linear_beta(step, beta=bottleneck.beta, warmup=self.rise)
         if bottleneck.schedule == "cosine":
             return optim.cosine_beta(step, beta=bottleneck.beta, total=self.total)
