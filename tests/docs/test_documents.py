@@ -31,7 +31,8 @@ from compressive.cli.app import app
 from compressive.config import Config, override
 from compressive.sweep.plan import PlannedRun, plan_runs
 
-GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md"))]
 NOT_RUN = ("text", "json", "bibtex")
 # A folder's own network stays a ResNet-18, because timm must be able to load it. A recipe's network
 # is replaced by the smallest, which lacks options that only larger ones have.
@@ -287,7 +288,13 @@ def test_links_are_not_broken(document: Path) -> None:
             assert (document.parent / target).exists(), target
 
 
-def test_index_links_to_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert pages <= set(re.findall(r"\]\((\w[\w.-]*\.md)\)", index))
+@pytest.mark.parametrize(
+    ("index", "folders"),
+    [("README.md", [".", "tutorials"]), ("results/README.md", ["results"])],
+)
+def test_index_links_to_every_page(index: str, folders: list[str]) -> None:
+    page = DOCS / index
+    linked = re.findall(r"\]\((\w[\w./-]*)\)", page.read_text())
+    found = {(page.parent / target).resolve() for target in linked}
+    pages = [p for f in folders for p in (DOCS / f).iterdir() if p.suffix in (".md", ".ipynb")]
+    assert {p.resolve() for p in pages} - {page} <= found
