@@ -83,9 +83,7 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
     if before.shape != now.shape:
         return True
     both = (before >= 0) & (now >= 0)
-    return bool(
-        ((before - now).abs() > 2)[both].any()
-    )  # on a scale of 255; decoders differ by less
+    return bool(((before - now).abs() > 2)[both].any())  # 2 of 255; decoders differ by less
 
 
 def list_files(source: Source, place: str) -> FileList:

@@ -64,9 +64,7 @@ class Controller:
         nats = mean_value(reducible_residual.detach().float()).nan_to_num(**on_target)
         share = min(1.0, 10 / self._horizon)
         self._sum = self._sum + share * (nats - self._sum)
-        self._weight = self._weight + share * (
-            1 - self._weight
-        )  # bias correction for the first steps
+        self._weight = self._weight + share * (1 - self._weight)  # corrects the initial bias
         error = (self._sum / self._weight / self._target).log().clamp(-1, 1)
         ends = math.log(LEAST), math.log(MOST)
         self._integral = (self._integral + error / self._horizon).clamp(*ends)

@@ -128,9 +128,7 @@ class Run:
         learner = build_learner(config, method, classes, device, compiled=compiled)
         self.learner: Learner = learner
         self.method: Method = learner.method
-        self.has_custom_method: bool = (
-            method is not build
-        )  # only the program that defines it can build it
+        self.has_custom_method: bool = method is not build  # only its own program can build it
         self.optimizer: torch.optim.Optimizer = build_optimizer(config.optim, self.method)
         self.probe_optimizer: torch.optim.Optimizer | None = None
         if learner.probe is not None:
