@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 class Display:
-    """Progress with metrics and remaining time; without a terminal, a line every `every` seconds."""
+    """Progress with metrics and remaining time; one line per `every` seconds without a terminal."""
 
     def __init__(
         self,
