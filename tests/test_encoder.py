@@ -250,7 +250,7 @@ def assert_matches_preprocess(ours: Encoder, source: ImageSource, i: int, side: 
 
 @pytest.mark.parametrize("sides", [(32, 40), (192, 128)])
 def test_channels_last_arrays_are_accepted(encoder: Encoder, sides: tuple[int, int]) -> None:
-    """NumPy images have this layout. Cover sizes below and above that of training, single and batched."""
+    """This is NumPy's layout. Cover sizes below and above that of training, single and batched."""
     picture = smooth(*sides)
     last = torch.from_numpy(np.array(picture))
     expected = encoder.preprocess(picture)

@@ -163,7 +163,7 @@ def parameter_groups(
 
 
 def warmup_steps(examples: int, epochs: float, batch: int) -> int:
-    """Return the steps of a warm-up of so many epochs, which may be a fraction."""
+    """Return the steps of a warm-up of `epochs` epochs, which may be a fraction."""
     _require(batch > 0, "batch", batch, "positive")
     return round(epochs * examples // batch)
 

@@ -23,7 +23,7 @@ from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, Unsupported
 if TYPE_CHECKING:
     import torch
 
-# Settings that do not affect the weights: a run may be resumed with other values.
+# Settings that do not change what is learned: a run may be resumed with other values.
 FREE = {"recipe", "data.source", "data.cache_on_device", "data.workers", "probe.every_epochs"}
 FREE |= {"train.device", "train.save_every", "train.log_every", "train.tensorboard"}
 FREE |= {f"health.{each.name}" for each in fields(Health)}
