@@ -237,7 +237,7 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and weights of an encoder.safetensors."""
     metadata, tensors = read_safetensors(path)
     if "network" not in metadata:
-        raise UnknownNetwork(f"{path} does not say of which network it is; timm may load it")
+        raise UnknownNetwork(f"{path} does not say which network it is for; timm may load it")
     check_format(path, ENCODER, metadata.get(FORMAT_KEY))
     if absent := _METADATA - metadata.keys():
         raise ValueError(f"{path} is damaged: its metadata lack {min(absent)!r}")

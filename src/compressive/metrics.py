@@ -1,7 +1,7 @@
 """Metrics of predictions and representations: pure functions from tensors to 0-dim tensors.
 
 All compute in float32 or wider, also under autocast; float64 stays float64. Shapes are always
-checked. Values are checked on the CPU only, because a GPU would have to be waited for. On a GPU NaN
+checked. Values are checked on the CPU only, because the host would wait for a GPU. On a GPU NaN
 stays NaN (accuracies count it as wrong), and a label out of range is a device assertion.
 """
 

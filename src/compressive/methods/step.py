@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
     Under torch.distributed the loss covers all processes, the rest only this process's images.
     With an adaptive beta the value of the loss excludes the floor of the residual. The floor has no
-    gradient, and the loss would rise with the betas.
+    gradient, and with it the loss would rise as the betas rise.
     """
 
     loss: Float[Tensor, ""]

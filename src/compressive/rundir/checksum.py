@@ -26,7 +26,7 @@ def checksum(text: str, arrays: Mapping[str, Any]) -> str:
 
 
 def file_checksum(metadata: Mapping[str, str], arrays: Mapping[str, Any]) -> str:
-    """Return the checksum that belongs into the metadata of a file with this content."""
+    """Return the checksum for the metadata of a file with this content."""
     stated = {key: value for key, value in metadata.items() if key != CHECKSUM_KEY}
     return checksum(json.dumps(stated, sort_keys=True), arrays)
 

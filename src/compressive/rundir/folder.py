@@ -129,7 +129,7 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"  # a source tree that is not installed
+        return "not installed"  # run from a source tree
 
 
 def _commit() -> str:

@@ -9,8 +9,8 @@ from torch import Tensor
 from compressive.checks import check_positive
 from compressive.distributed import mean_value
 
-# Range of beta. Below it the penalty is less than 0.02 nats, as good as 0. The upper end is far above
-# the beta at which known runs collapse (2 for C-SimCLR on ImageNet, 20 in our smallest test).
+# Range of beta. Below it the penalty is less than 0.02 nats, as good as 0. The upper end is far
+# above the beta at which known runs collapse (2 for C-SimCLR on ImageNet, 20 in our smallest test).
 LEAST, MOST = 1e-3, 100.0
 
 # Proportional gain. It compensates for the lag of the response and of the smoothing: without it,
