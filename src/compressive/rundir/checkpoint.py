@@ -32,8 +32,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Write nested dicts, lists and tuples of tensors, numbers, strings and None, atomically.
 
     The file is a safetensors file. Its tensors are named by their position in the state, and the
-    rest is JSON in the metadata. Loading therefore never runs code, not even from an
-    untrusted file. torch's weights-only unpickler promises the same but failed once (CVE-2025-32434). The
+    rest is JSON in the metadata. Loading therefore never runs code, not even from an untrusted
+    file. torch's weights-only unpickler promises the same but failed once (CVE-2025-32434). The
     loaded state is bitwise equal; strides and shared memory are not kept.
     """
     tensors: dict[str, Tensor] = {}
