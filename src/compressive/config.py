@@ -1,4 +1,4 @@
-"""The settings of a run: frozen dataclasses, changed by dotted name, read from and kept as JSON.
+"""The settings of a run: frozen dataclasses, changed by dotted name, stored as JSON.
 
 Longer than 300 lines, so that every setting is in one file.
 """
@@ -25,7 +25,7 @@ __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_set
 
 
 class MethodInfo(NamedTuple):
-    """A method without torch: the file in `compressive.methods` that builds it, and its parts."""
+    """Facts about a method that need no torch: its file in `compressive.methods`, and its parts."""
 
     module: str
     compares_images: bool = False  # the loss of an image depends on the rest of its batch
@@ -48,7 +48,7 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # have a stem to choose
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # with network.stem
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
 
@@ -97,13 +97,13 @@ def _no_hidden_layer(config: "Config") -> str:
 
 
 def check_device_name(name: str, setting: str) -> None:
-    """Raise ValueError if this is not the name of a device; name the setting in the message."""
+    """Raise ValueError, with the name of the setting, if this is not the name of a device."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"{setting} must be auto, cpu, cuda or cuda:N, got {name!r}")
 
 
 class _Section:
-    """A group of settings; checks types and bounds when it is made."""
+    """A group of settings; checks types and bounds when it is created."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"{type(self).__name__.lower()}.")
@@ -415,7 +415,7 @@ class Config:
 
 
 def method_info(config: Config) -> MethodInfo:
-    """Return what the config's method is made of."""
+    """Return the facts about the config's method."""
     return METHODS[config.method]
 
 
@@ -458,7 +458,7 @@ def with_data(config: Config, data: str, *changes: str) -> Config:
 
 
 def from_dict(settings: dict[str, Any]) -> Config:
-    """Return the config that `dataclasses.asdict` turned into this; unknown names are errors."""
+    """Return the config of nested settings (`dataclasses.asdict`); unknown names are errors."""
     return build(Config, settings)
 
 
