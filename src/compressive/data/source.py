@@ -192,7 +192,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     whole = index.tolist()
     if whole and not 0 <= min(whole) <= max(whole) < len(source):
         allowed = f"0 to {len(source) - 1}, the images of {source.name}"
-        raise ValueError(f"index must lie in {allowed}, got {min(whole)} to {max(whole)}")
+        raise ValueError(f"index must be in {allowed}, got {min(whole)} to {max(whole)}")
     return ImageSource(
         name=source.name,
         count=len(whole),
