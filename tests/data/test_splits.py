@@ -63,7 +63,7 @@ def test_held_out_images_are_drawn_by_the_seed() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     # Over many seeds, every image of a class is held out equally often: 20 of 100. Of 300 draws
-    # that is 60 with a standard deviation of 7; five of them are allowed.
+    # that is 60 with a standard deviation of 7; five deviations are allowed.
     times = torch.zeros(150)
     for seed in range(300):
         times[stratified(labels, 30, seed=seed).held] += 1

@@ -235,7 +235,7 @@ def augment(
     """
     images = planar(images)
     if keys.shape != (len(images), 2) or keys.device != images.device:
-        needed = f"({len(images)}, 2) on {images.device}, as image_keys makes them"
+        needed = f"({len(images)}, 2) on {images.device}, as made by image_keys"
         raise ValueError(f"keys must be {needed}, got {tuple(keys.shape)} on {keys.device}")
     if size < 1:
         raise ValueError(f"size must be 1 or more, got {size}")
@@ -264,9 +264,11 @@ def augment_pair(
 ) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"]]:
     """Make two views as `augment` does; `keys` are those of all first views, then all second."""
     if views[0].antialias != views[1].antialias:
-        raise ValueError("both views must be antialiased or neither")
+        raise ValueError("antialias must be equal in both views")
     if len(keys) != 2 * len(images):
-        raise ValueError(f"keys must be two for each of {len(images)} images, got {len(keys)}")
+        raise ValueError(
+            f"keys must have two rows for each of {len(images)} images, got {len(keys)}"
+        )
     drawn = draw_pair(keys, views, height, width)
     both = torch.cat([images, images])
     with full_precision(images):

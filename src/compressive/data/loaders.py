@@ -129,7 +129,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         return [(self._reader.source.origin(i), bad[i]) for i in sorted(bad)]
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
-        """Yield the batches of `plan` in order; end the threads with it or if it is dropped."""
+        """Yield the batches of `plan` in order; the worker threads end with the generator."""
         flow = Prefetcher(
             _check_indices(plan, len(self._reader.labels)),
             self._reader.read,
@@ -261,5 +261,7 @@ def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIn
     for portion in plan:
         index = portion.index
         if not len(index) or index.min() < 0 or index.max() >= count:
-            raise ValueError(f"a plan must name images from 0 to {count - 1}, got {index.tolist()}")
+            raise ValueError(
+                f"a plan must hold indices from 0 to {count - 1}, got {index.tolist()}"
+            )
         yield portion

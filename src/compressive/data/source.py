@@ -69,11 +69,11 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
-        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
         ...
 
     def origin(self, i: int) -> str:
-        """Where image i lies: a file, or a shard and a place in it."""
+        """Return the location of image i: a file, or a shard and a place in it."""
         ...
 
 
@@ -131,7 +131,7 @@ class ImageSource:
         return self.count
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
-        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
         try:
             found = _read_with_retries(self.read, self._checked(i), self.root)
         except DataUnavailable:
@@ -141,7 +141,7 @@ class ImageSource:
         return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
 
     def origin(self, i: int) -> str:
-        """Where image i lies: a file, or a shard and a place in it."""
+        """Return the location of image i: a file, or a shard and a place in it."""
         return self.place(self._checked(i))
 
     def _checked(self, i: int) -> int:
@@ -204,7 +204,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
 
 
 def shrunk(source: Source, side: int, least: int, most: int) -> Source:
-    """A source whose images come as `shrink` leaves them."""
+    """Return a source whose images are resized by `shrink`."""
     return ImageSource(
         name=source.name,
         count=len(source),

@@ -189,7 +189,7 @@ def _open_folder(root: Path, split: str) -> Source:
     labeled = {}
     if not direct and len(classes) > 1:
         ids = {name: i for i, name in enumerate(classes)}
-        own = np.array([ids[name] for name in inner], dtype=np.int64)  # there may be none
+        own = np.array([ids[name] for name in inner], dtype=np.int64)  # keep int64 if empty
         labels = np.repeat(own, [len(paths) for paths in inner.values()])
         labeled = {"labels": torch.from_numpy(labels), "classes": classes}
     return ImageSource(

@@ -36,11 +36,11 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     nearest = min(max(round(size * total), least), most)
     wanted = size if isinstance(size, int) else nearest if 0 < size < 1 else -1
     if wanted < 1 or not least <= wanted <= most:
-        takes = f"takes a share between 0 and 1 or {least:,} to {most:,} images"
+        takes = f"size must be a share between 0 and 1 or {least:,} to {most:,} images"
         if most < max(1, least):
-            takes = "takes two images or more of a class"
+            takes = "a class must have two or more images"
         aim = f"hold out {size} of {total:,} images so that {classes:,} classes are on both sides"
-        raise ValueError(f"to {aim} {takes}")
+        raise ValueError(f"to {aim}, {takes}")
     # Webster's method: the k-th of n images of a class is due at (k - 1/2) / n. The first is due at
     # once and the last never.
     due = (rank + 0.5) / count
@@ -77,7 +77,7 @@ def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
     # without folders. The part before `_` is the class.
     if not Path(path).is_file():
         where = "1percent.txt or 10percent.txt of imagenet_subsets in SimCLR's repository"
-        raise FileNotFoundError(f"no list of images {path}; it is {where}")
+        raise FileNotFoundError(f"no list of images {path}; use {where}")
     names = Path(path).read_text().split()
     place = {re.split(r"[/:]", source.origin(i))[-1]: i for i in range(len(source))}
     lost = [name for name in names if name not in place]

@@ -205,7 +205,7 @@ class VonMisesFisher(Distribution):
             return z
 
     def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Return theta (None if kappa has no gradient), cos(theta), sin(theta) / r."""
+        """Return theta (None if the polynomial is used), cos(theta), sin(theta) / r."""
         fit = None
         if self._fixed is not None:
             log_height = self._fixed.log_mode_density + special.log_area(self.dim - 1)

@@ -223,7 +223,7 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
 def _monomials(chebyshev: list[float]) -> list[float]:
     """Return the coefficients of 1, x, x^2, ... of a sum of Chebyshev polynomials."""
     total = [0.0] * len(chebyshev)
-    previous, current = [0.0], [1.0]  # T_{-1} stands in as 0 for the first step
+    previous, current = [0.0], [1.0]  # T_{-1} is set to 0 for the first step
     for order, c in enumerate(chebyshev):
         for power, value in enumerate(current):
             total[power] += c * value
