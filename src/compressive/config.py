@@ -1,7 +1,4 @@
-"""The settings of a run: frozen dataclasses, changed by dotted name, stored as JSON.
-
-Longer than 300 lines, so that every setting is in one file.
-"""
+"""The settings of a run: frozen dataclasses, changed by dotted name, stored as JSON."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ official code. Other libraries average the directions.
 
 Under torch.distributed the candidates of all processes are gathered with gradient. Every process
 must have the same number of images; drop the last, smaller batch.
-
-Longer than 300 lines, because the four losses share their terms and result types.
 """
 
 from contextlib import nullcontext
