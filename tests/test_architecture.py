@@ -21,11 +21,13 @@ def test_package_root_has_at_most_18_modules() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 18
 
 
-def test_files_longer_than_300_lines_give_a_reason() -> None:
-    for path in MODULES:
-        text = path.read_text()
-        reason = "Longer than 300 lines" in (ast.get_docstring(ast.parse(text)) or "")
-        assert reason == (len(text.splitlines()) > 300), path
+# All settings are in one file, the four losses share terms and result types, and an operation of
+# the paper's table of augmentations or a function of the distribution is best read with the others.
+LONG_FILES = {"config.py", "objectives.py", "ops.py", "vmf.py"}
+
+
+def test_few_files_are_longer_than_300_lines() -> None:
+    assert {p.name for p in MODULES if len(p.read_text().splitlines()) > 300} <= LONG_FILES
 
 
 def test_no_module_has_a_generic_name() -> None:

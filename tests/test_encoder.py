@@ -108,7 +108,7 @@ def test_loaded_encoder_is_frozen_in_eval_mode(tmp_path: Path) -> None:
 def test_run_saves_the_encoder_it_trained(tmp_path: Path) -> None:
     """timm, compressive and the online probe compute the same features of the same files.
 
-    With the probe, to 1e-5: its images lie in canvases and in channels_last memory. There, other
+    The probe agrees to 1e-5: its images are padded and in channels_last memory, so other
     convolution kernels run and float32 sums have another order.
     """
     config = tiny("method=c-simclr", "train.steps=3", "views.size=24")
@@ -250,7 +250,7 @@ def assert_matches_preprocess(ours: Encoder, source: ImageSource, i: int, side: 
 
 @pytest.mark.parametrize("sides", [(32, 40), (192, 128)])
 def test_channels_last_arrays_are_accepted(encoder: Encoder, sides: tuple[int, int]) -> None:
-    """NumPy stores images so. Cover sizes below and above that of training, single and batched."""
+    """This is NumPy's layout. Cover sizes below and above that of training, single and batched."""
     picture = smooth(*sides)
     last = torch.from_numpy(np.array(picture))
     expected = encoder.preprocess(picture)

@@ -150,7 +150,7 @@ def test_ece_matches_torchmetrics(
     logits = scale * torch.randn(64, classes, generator=rng)
     logits = logits.round() if whole else logits
     labels = torch.randint(classes, (64,), generator=rng)
-    # torchmetrics takes logits that all lie in [0, 1] for probabilities.
+    # torchmetrics treats logits that are all in [0, 1] as probabilities.
     expected = multiclass_calibration_error(logits.softmax(1), labels, classes, n_bins=bins)
     close(ece(logits, labels, bins), expected.item(), **SINGLE)
 

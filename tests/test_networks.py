@@ -177,7 +177,10 @@ def test_same_pool_matches_tensorflow(h: int, w: int) -> None:
 
 
 def assert_drawn(weight: Tensor) -> None:
-    """A million entries give the deviation within 0.3 %; truncation is at 2 / 0.8796."""
+    """Check deviation and limit of a truncated normal.
+
+    A million entries give the deviation to 0.3 %. The limit is 2 / 0.8796 deviations.
+    """
     weight = weight.detach()
     std = float(weight.std())
     assert weight.numel() > 1e6

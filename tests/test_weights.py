@@ -53,7 +53,7 @@ def trained() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an encoder folder as a run leaves it."""
+    """Return an encoder folder as a run writes it."""
     folder = tmp_path_factory.mktemp("whole")
     save(folder, trained(), SETTINGS, SIZE, 40)
     return folder
@@ -82,7 +82,7 @@ def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def metadata(path: Path) -> dict[str, str]:
-    """What a file says, without the checksum."""
+    """Return the metadata of a file without the checksum."""
     with safetensors.safe_open(path, "pt") as file:
         return {key: value for key, value in file.metadata().items() if key != CHECKSUM_KEY}
 

@@ -1,8 +1,9 @@
-"""Checks of arguments: shapes, dtypes, devices and numbers always, values of tensors on the CPU.
+"""Argument checks.
 
-On a GPU a look at values would make the host wait in every training step.
-`torch.autograd.set_detect_anomaly(True)` turns it on there. `skip_value_checks` turns it off on the
-CPU: a run that diverges must be judged by its readings there as well.
+Shapes, dtypes, devices and numbers are always checked. Values of tensors are checked on the CPU
+only: on a GPU the host would have to wait in every training step.
+`torch.autograd.set_detect_anomaly(True)` turns value checks on for a GPU too. `skip_value_checks`
+turns them off on the CPU, so that the health checks handle a run that diverges.
 """
 
 import math
@@ -20,26 +21,26 @@ _skips_checks = ContextVar("unseen", default=False)
 
 
 def validates_inputs(function: F) -> F:
-    """Mark a function that checks its arguments itself, so that tests leave out the shape check."""
+    """Mark a function that checks its arguments itself, so that tests skip the shape check."""
     function.__dict__["__no_type_check__"] = True
     return function
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """A network in bfloat16, if that is the precision."""
+    """Return a context that runs a network in `dtype`; float32 disables autocast."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
-    """Keep autocast out: what is computed inside runs in the dtype of its inputs."""
+    """Disable autocast, so that operations run in the dtype of their inputs."""
     with torch.autocast(like.device.type, enabled=False):
         yield
 
 
 @contextmanager
 def skip_value_checks() -> Iterator[None]:
-    """Let values pass without a look, NaN too, as they do on a GPU."""
+    """Skip value checks, also for NaN, as on a GPU."""
     token = _skips_checks.set(True)
     try:
         yield
@@ -49,7 +50,7 @@ def skip_value_checks() -> Iterator[None]:
 
 @validates_inputs
 def promote_to_float32(name: str, tensor: Tensor) -> Tensor:
-    """Float32 or float64; narrower floats are widened, anything else is refused."""
+    """Return the tensor in float32, or float64 if it is; raise ValueError if it is no float."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ValueError(f"{name} must be a floating-point tensor, got {kind}")
@@ -58,7 +59,10 @@ def promote_to_float32(name: str, tensor: Tensor) -> Tensor:
 
 @validates_inputs
 def check_same_shape_2d(**named: Tensor) -> list[Tensor]:
-    """Matrices of one shape on one device, a vector with a direction per image, in one dtype."""
+    """Return 2-d tensors in a common dtype; raise ValueError unless shapes and devices agree.
+
+    Every row must have a direction.
+    """
     first, model = next(iter(named.items()))
     dtype = torch.float32
     for name, tensor in named.items():
@@ -76,7 +80,7 @@ def check_same_shape_2d(**named: Tensor) -> list[Tensor]:
 
 
 def check_unit_rows(first: str, model: Tensor, name: str, rows: Tensor) -> Tensor:
-    """A matrix of unit vectors that belongs to another, in that one's dtype."""
+    """Return `rows` in the dtype of `model`; raise ValueError unless they are unit vectors."""
     _, rows = check_same_shape_2d(**{first: model, name: rows})
     if should_check_values(rows):
         norm = torch.linalg.vector_norm(rows.detach(), dim=-1)
@@ -88,14 +92,14 @@ def check_unit_rows(first: str, model: Tensor, name: str, rows: Tensor) -> Tenso
 
 
 def check_same_device(first: str, model: Tensor, name: str, tensor: Tensor) -> None:
-    """Two tensors that are to meet."""
+    """Raise ValueError if two tensors are on different devices."""
     if tensor.device != model.device:
         where = f"on the device of {first}, {model.device}"
         raise ValueError(f"{name} must be {where}, got {tensor.device}")
 
 
 def check_nonnegative(**named: float | Tensor) -> None:
-    """Finite numbers of 0 or more."""
+    """Raise ValueError unless all numbers are finite and 0 or more."""
     for name, value in named.items():
         if isinstance(value, Tensor):
             raise ValueError(f"{name} must be a number here, got a tensor")
@@ -104,7 +108,7 @@ def check_nonnegative(**named: float | Tensor) -> None:
 
 
 def check_beta(beta: float | Tensor, *, images: int | None = None) -> None:
-    """Check that beta is a number or a 0-dim tensor, which a schedule fills on the device.
+    """Raise ValueError unless beta is a number of 0 or more or a 0-dim tensor.
 
     If `images` is given, a tensor of that length is also valid: one beta per image.
     """
@@ -118,7 +122,7 @@ def check_beta(beta: float | Tensor, *, images: int | None = None) -> None:
 
 
 def check_positive(**named: float | Tensor) -> None:
-    """Finite numbers above 0."""
+    """Raise ValueError unless all numbers are finite and above 0."""
     for name, value in named.items():
         if isinstance(value, Tensor):
             raise ValueError(f"{name} must be a number here, got a tensor")
@@ -127,23 +131,23 @@ def check_positive(**named: float | Tensor) -> None:
 
 
 def check_one_of(choices: tuple[str, ...], **named: str) -> None:
-    """A word from a list."""
+    """Raise ValueError unless every value is one of the choices."""
     for name, value in named.items():
         if value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def should_check_values(tensor: Tensor) -> bool:
-    """Whether the values of a tensor are checked."""
+    """Return whether the values of a tensor are checked."""
     if torch.compiler.is_compiling():
         return False
     return torch.is_anomaly_enabled() or (tensor.device.type == "cpu" and not _skips_checks.get())
 
 
 def _require_directions(name: str, tensor: Tensor) -> None:
-    """Lengths that can be divided by: not 0, not NaN, not beyond the dtype when squared."""
+    """Raise ValueError if a row cannot be normalized: its length is 0, NaN or overflows."""
     length = torch.linalg.vector_norm(tensor.detach(), dim=-1)
-    good = length.isfinite() & (length >= 1e-12)  # below, torch's normalize divides by 1e-12
+    good = length.isfinite() & (length >= 1e-12)  # torch's normalize divides by 1e-12 at least
     if not good.all():
         row = int((~good).nonzero()[0])
         got = f"length {length[row].item():.6g} in row {row}"

@@ -1,7 +1,4 @@
-"""The settings of a run: frozen dataclasses, changed by dotted name, read from and kept as JSON.
-
-Longer than 300 lines, so that every setting is in one file.
-"""
+"""The settings of a run: frozen dataclasses, changed by dotted name, stored as JSON."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,7 +22,7 @@ __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_set
 
 
 class MethodInfo(NamedTuple):
-    """A method without torch: the file in `compressive.methods` that builds it, and its parts."""
+    """Facts about a method that need no torch: its file in `compressive.methods`, and its parts."""
 
     module: str
     compares_images: bool = False  # the loss of an image depends on the rest of its batch
@@ -48,7 +45,7 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # have a stem to choose
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # with network.stem
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
 
@@ -65,12 +62,14 @@ def _has_no(config: "Config", part: str) -> str:
     return f"{config.method} has no {part}"
 
 
-def _constant_beta(config: "Config") -> str:
-    is_linear = config.bottleneck.schedule == "linear"
-    return "" if is_linear else "bottleneck.schedule is not linear"
+def _no_beta_warmup(config: "Config") -> str:
+    if config.bottleneck.target_residual is not None:
+        return "bottleneck.target_residual sets beta"
+    has_warmup = config.bottleneck.schedule in ("linear", "adaptive")
+    return "" if has_warmup else "bottleneck.schedule is neither linear nor adaptive"
 
 
-def _same_beta(config: "Config") -> str:
+def _not_adaptive(config: "Config") -> str:
     is_adaptive = config.bottleneck.schedule == "adaptive"
     return "" if is_adaptive else "bottleneck.schedule is not adaptive"
 
@@ -95,13 +94,13 @@ def _no_hidden_layer(config: "Config") -> str:
 
 
 def check_device_name(name: str, setting: str) -> None:
-    """Raise ValueError if this is not the name of a device; name the setting in the message."""
+    """Raise ValueError, with the name of the setting, if this is not the name of a device."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"{setting} must be auto, cpu, cuda or cuda:N, got {name!r}")
 
 
 class _Section:
-    """A group of settings; checks types and bounds when it is made."""
+    """A group of settings; checks types and bounds when it is created."""
 
     def __post_init__(self) -> None:
         check_fields(self, f"{type(self).__name__.lower()}.")
@@ -216,13 +215,13 @@ class Bottleneck(_Section):
     adaptive_weight: Literal["likelihood", "rank"] = setting(
         "likelihood",
         "factor of the adaptive schedule: likelihood of the other view, or rank in the batch",
-        unused=lambda c: _not_compressed(c) or _same_beta(c),
+        unused=lambda c: _not_compressed(c) or _not_adaptive(c),
     )
     warmup_epochs: float = setting(
         0.0,
-        "epochs over which the linear schedule increases beta",
+        "epochs over which the linear and adaptive schedules increase beta from 0",
         low=0,
-        unused=lambda c: _not_compressed(c) or _constant_beta(c),
+        unused=lambda c: _not_compressed(c) or _no_beta_warmup(c),
     )
     target_residual: float | None = setting(
         None,
@@ -413,7 +412,7 @@ class Config:
 
 
 def method_info(config: Config) -> MethodInfo:
-    """Return what the config's method is made of."""
+    """Return the facts about the config's method."""
     return METHODS[config.method]
 
 
@@ -456,7 +455,7 @@ def with_data(config: Config, data: str, *changes: str) -> Config:
 
 
 def from_dict(settings: dict[str, Any]) -> Config:
-    """Return the config that `dataclasses.asdict` turned into this; unknown names are errors."""
+    """Return the config of nested settings (`dataclasses.asdict`); unknown names are errors."""
     return build(Config, settings)
 
 

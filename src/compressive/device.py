@@ -6,7 +6,7 @@ from compressive.config import check_device_name
 
 
 def pick_device(name: str, called: str = "train.device") -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one. `called`: where it was given."""
+    """Return the named device; "auto" prefers a GPU. `called` is the setting's name for errors."""
     check_device_name(name, called)
     has_gpu = torch.cuda.is_available()
     if name == "auto":
@@ -15,12 +15,12 @@ def pick_device(name: str, called: str = "train.device") -> torch.device:
     if device.type == "cuda" and not has_gpu:
         raise ValueError(f"{called} is {name}, but torch sees no GPU; use {called}=cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"{called} is {name}, and torch sees {torch.cuda.device_count()} GPUs")
+        raise ValueError(f"{called} is {name}, but torch sees {torch.cuda.device_count()} GPUs")
     return device
 
 
 def precision(setting: str, device: torch.device) -> torch.dtype:
-    """What the network computes in; losses and statistics are float32 in any case."""
+    """Return the dtype of the network; losses and statistics are always float32."""
     if setting == "auto":
         setting = "bf16" if device.type == "cuda" else "float32"
     return torch.bfloat16 if setting == "bf16" else torch.float32

@@ -1,4 +1,4 @@
-"""Processes that train together; the only importer of torch.distributed."""
+"""Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
 from datetime import timedelta
@@ -10,20 +10,21 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parallel import DistributedDataParallel
 
-TIMEOUT = timedelta(minutes=30)  # after which a process that does not answer ends the others
+TIMEOUT = timedelta(minutes=30)  # a process that does not respond for so long ends the others
 
 
 def start() -> int:
-    """Join torchrun's processes, if it started any; return this one's number on its machine."""
-    # NCCL between GPUs, each process on its own; gloo between CPUs.
+    """Join the process group if torchrun started one; return the local rank."""
+    # Use NCCL with one GPU per process, or gloo on CPUs.
     local = launched("LOCAL_RANK", 0)
     if launched("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(local)
         store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
-        # On one machine torchrun keeps its store for restarted processes, which would find the
-        # addresses of those before. Machines may count restarts differently: see pretrain.slurm.
+        # On one machine torchrun keeps its store when it restarts processes. Use a prefix per
+        # restart, else they would find the addresses of their predecessors. Several machines may
+        # count restarts differently: see pretrain.slurm.
         if launched("GROUP_WORLD_SIZE", 1) == 1:
             store = dist.PrefixStore(f"start{launched('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         joined = {"store": store, "rank": rank, "world_size": world}
@@ -32,7 +33,7 @@ def start() -> int:
 
 
 def launched(name: str, default: int) -> int:
-    """Return a number that torchrun puts into the environment."""
+    """Return a number that torchrun sets in the environment."""
     text = os.environ.get(name) or str(default)
     if not text.isdecimal():
         hint = f"start with torchrun, or run `unset {name}`"
@@ -41,26 +42,26 @@ def launched(name: str, default: int) -> int:
 
 
 def stop() -> None:
-    """Leave the others."""
+    """Destroy the process group, if there is one."""
     if world_size() > 1:
         dist.destroy_process_group()
 
 
 def wait_for_all() -> None:
-    """Go on when every process is here."""
+    """Wait until every process has called this."""
     if world_size() > 1:
         dist.barrier()
 
 
 def parallel(module: nn.Module) -> nn.Module:
-    """The module with gradients averaged over processes."""
+    """Wrap a module so that its gradients are averaged over processes."""
     if world_size() == 1:
         return module
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
-    """Whether it holds in at least one process; every process must ask. Waits for the answer."""
+    """Return whether the flag is set in any process; every process must call this. Waits."""
     if world_size() == 1:
         return flag
     held = torch.tensor([float(flag)], device=device)
@@ -69,44 +70,44 @@ def any_process(flag: bool, device: torch.device) -> bool:
 
 
 def world_size() -> int:
-    """How many processes train together; 1 without a process group."""
+    """Return the number of processes; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is."""
+    """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]:
-    """Rows of all processes in the order of their ranks, differentiable in this one's rows.
+    """Return the rows of all processes in the order of their ranks, with gradient for own rows.
 
-    Every process must bring the same number of rows. The gradient of a row is summed over the
-    losses of all processes: with means over own rows and averaged gradients, as in
-    DistributedDataParallel, training equals one process on the joined batch.
+    Every process must have the same number of rows. The gradient of a row is summed over the losses
+    of all processes. If each process averages its loss over its rows and gradients are averaged, as
+    in DistributedDataParallel, training equals one process on the joined batch.
     """
     if world_size() == 1:
         return rows
-    if rows.device.type == "cpu":  # elsewhere the answer would have to be waited for
+    if rows.device.type == "cpu":  # on a GPU this check would wait for the device
         counts = rows.new_empty(world_size())
         dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
         if (counts != len(rows)).any():
             got = ", ".join(f"{count:.0f}" for count in counts.tolist())
-            raise ValueError(f"every process must bring the same number of rows, got {got}")
+            raise ValueError(f"every process must have the same number of rows, got {got}")
     gathered = _Gather.apply(rows.contiguous())
     assert isinstance(gathered, Tensor)
     return gathered
 
 
 def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """The mean over processes as the value, this process's own gradient: what DDP averages."""
+    """Return the mean over processes, with this process's own gradient, which DDP averages."""
     if world_size() == 1:
         return value
     return value + (_summed(value.detach()) / world_size() - value).detach()
 
 
 def all_sum(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Sum over processes, the same on each; the gradient is that of `gather`."""
+    """Return the sum over processes; the gradient is summed over processes too, as in `gather`."""
     if world_size() == 1:
         return value
     total = _AllSum.apply(value)

@@ -1,4 +1,4 @@
-"""The trained encoder: a frozen backbone with its preprocessing, saved and loaded."""
+"""Save and load the trained encoder: a frozen backbone with its preprocessing."""
 
 import json
 import math
@@ -36,7 +36,7 @@ ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
 
 
 class UnknownNetwork(ValueError):
-    """A safetensors file without our metadata."""
+    """Raised for a safetensors file without the metadata of an encoder."""
 
 
 class Encoder(nn.Module):
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         """Return features of preprocessed images."""
         if images.ndim != 4 or not images.is_floating_point():
             got = f"{images.dtype} of shape {tuple(images.shape)}"
-            raise ValueError(f"an encoder takes what encoder.preprocess returned, got {got}")
+            raise ValueError(f"an encoder takes the output of encoder.preprocess, got {got}")
         return self.network(images)
 
     @validates_inputs
@@ -173,7 +173,7 @@ def load(
     metadata, weights = _read_file(path)
     ids = {metadata.get("run_id", ""), read_run_id(path.parent)} - {""}
     if len(ids) > 1 and Path(place).is_dir():
-        hint = f"run the training command again, which writes its own, or give {path} itself"
+        hint = f"run the training command again to write it, or give {path} itself"
         raise ValueError(f"{path} is of another run than {place}; {hint}")
     try:
         settings = from_dict({"network": json.loads(metadata["network"])}).network
@@ -182,7 +182,7 @@ def load(
             raise ValueError(f"size {size} and side {side}, but at most {_MAX_SIDE} are allowed")
         planned = network
         if network is None:
-            with torch.device("meta"):  # without memory, whatever the metadata ask for
+            with torch.device("meta"):  # allocate nothing: the metadata may be wrong
                 planned = build(settings, size)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also RecursionError
         why = first_line(error)
@@ -190,7 +190,7 @@ def load(
     if planned is None or not fits(planned, weights):
         raise ValueError(
             f"{place} has the weights of another network than {settings.name} or the given one; "
-            "the encoder of a run with a backbone of its own: compressive.load(PLACE, network=...)"
+            "load a custom backbone with compressive.load(PLACE, network=...)"
         )
     network = build(settings, size) if network is None else network
     network.load_state_dict(weights)
@@ -206,7 +206,7 @@ def _find_file(place: str | Path) -> Path:
         path = weights.find(place) or path
     if not path.is_file():
         raise FileNotFoundError(
-            f"no encoder at {path}; give the folder of a run that has finished or saved, "
+            f"no encoder at {path}; give the folder of a run that has saved one, "
             f"or its {ENCODER}{weights.hint()}"
         )
     return path
@@ -237,7 +237,7 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and weights of an encoder.safetensors."""
     metadata, tensors = read_safetensors(path)
     if "network" not in metadata:
-        raise UnknownNetwork(f"{path} does not say which network it is of; timm may load it")
+        raise UnknownNetwork(f"{path} does not say which network it is for; timm may load it")
     check_format(path, ENCODER, metadata.get(FORMAT_KEY))
     if absent := _METADATA - metadata.keys():
         raise ValueError(f"{path} is damaged: its metadata lack {min(absent)!r}")
@@ -248,8 +248,8 @@ def _to_float16(value: Tensor, name: str) -> Tensor:
     if value.ndim < 2 or not value.is_floating_point():
         return value
     half, exact = value.half(), value.double()
-    # Float16 keeps 11 bits, so rounding loses at most half of 2^-10. More is lost only if values
-    # are too large for float16, or most are too small. Not ">": NaN must fail, too.
+    # Float16 has 11 bits, so rounding loses at most half of 2^-10. The loss is larger only if
+    # values are too large for float16, or most are too small. Use `not <=`, so that NaN fails too.
     if not (half - exact).norm() <= 2**-10 * exact.norm():
         largest = exact.abs().max().item()
         raise ValueError(
@@ -266,7 +266,7 @@ def _to_uint8(picture: ImageInput) -> UInt8[Tensor, "3 h w"]:
     if not isinstance(picture, str | os.PathLike | Image.Image):
         raise TypeError(
             "an image must be a path, a PIL image or a uint8 tensor of shape (3, h, w), "
-            f"got {type(picture).__name__}; PIL.Image.fromarray makes one of an array"
+            f"got {type(picture).__name__}; convert an array with PIL.Image.fromarray"
         )
     try:
         if isinstance(picture, Image.Image):

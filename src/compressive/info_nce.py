@@ -1,4 +1,4 @@
-"""Telling the right candidate from many: InfoNCE, with the logits kept or streamed."""
+"""InfoNCE, with all logits in memory or computed in blocks."""
 
 import math
 
@@ -19,8 +19,8 @@ from compressive.distributed import gather, rank, world_size
 
 __all__ = ["candidate_logits", "candidate_nll", "info_nce", "log_candidates"]
 
-# Logits above which they are streamed, and the size of a block then: 256 MiB and 64 MiB of
-# float32. Below the first, keeping them is faster; above it they are what fills the memory.
+# Number of logits above which they are computed in blocks, and logits per block: 256 MiB and 64 MiB
+# of float32. Below the first it is faster to keep them; above it they dominate memory use.
 _KEEP = 2**26
 _LOGITS_PER_BLOCK = 2**24
 
@@ -33,11 +33,12 @@ def info_nce(
     *,
     own: Float[Tensor, "batch dim"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """-log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
+    """Return -log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
 
-    `z` and `mu` hold unit vectors; the other rows of `mu` are the negatives of row i of `z`. `own`,
-    the directions of z's own view, adds its other rows as negatives. Exact at any size: above 2^26
-    logits they are not kept but made twice, block by block.
+    `z` and `mu` hold unit vectors. Row i of `mu` is the positive of row i of `z`, and the other
+    rows are negatives. `own`, the directions of z's own view, adds its other rows as negatives. The
+    result is exact at any size: more than 2^26 logits are computed in blocks, and again in the
+    backward pass.
     """
     z, *candidates = check_same_shape_2d(z=z, mu=mu, **({} if own is None else {"own": own}))
     check_nonnegative(kappa=kappa)
@@ -52,7 +53,7 @@ def candidate_nll(
     kappa: float,
     own: bool,
 ) -> Float[Tensor, " batch"]:
-    """The same among candidates already gathered: all of the other view, then all of the own."""
+    """Return InfoNCE of gathered candidates: all of the other view, then all of the own view."""
     if len(z) * len(candidates) > _KEEP:
         nll = _StreamedNll.apply(z, candidates, kappa, own)
         assert isinstance(nll, Tensor)
@@ -62,7 +63,7 @@ def candidate_nll(
 
 
 def log_candidates(batch: int, own: bool) -> float:
-    """log K: a batch of each process, and with `own` all but itself of the own view."""
+    """Return log K; `own` adds the candidates of the own view except the image itself."""
     count = batch * world_size()
     return math.log(2 * count - 1 if own else count)
 
@@ -70,23 +71,23 @@ def log_candidates(batch: int, own: bool) -> float:
 def candidate_logits(
     z: Tensor, candidates: Tensor, kappa: float, own: bool, start: int, stop: int
 ) -> tuple[Tensor, Tensor]:
-    """Logits of rows start to stop of this process and the columns of their positives."""
+    """Return logits of rows start to stop of this process, and the columns of their positives."""
     logits = _Product.apply(kappa * z[start:stop], candidates)
     assert isinstance(logits, Tensor)
     first = rank() * len(z) + start
     positives = torch.arange(first, first + stop - start, device=z.device)
-    if own:  # an image is neither positive nor negative for itself in its own view
+    if own:  # the same view of an image is no candidate
         itself = (positives + len(candidates) // 2).unsqueeze(1)
-        # A share of exactly 0 has no gradient, so autograd need not know (and copy the matrix).
+        # A probability of exactly 0 has no gradient, so bypass autograd, which would copy.
         logits.detach().scatter_(1, itself, -math.inf)
     return logits, positives
 
 
 class _Product(Function):
-    """a times b transposed, whose gradient too is in the dtype of its inputs."""
+    """a @ b.T, whose gradient is also computed in the dtype of its inputs."""
 
-    # A training step runs backward under autocast as well, and what is compiled does wherever it is
-    # called: there the gradient of a plain product goes through bfloat16.
+    # A training step runs its backward pass under autocast, and a compiled one always does. The
+    # gradient of a plain product would be computed in bfloat16 there.
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class _Product(Function):
 
 
 class _StreamedNll(Function):
-    """The same in blocks of rows; the backward pass makes each block of logits again."""
+    """InfoNCE in blocks of rows; the backward pass recomputes the logits of each block."""
 
     @staticmethod
     def forward(ctx, z: Tensor, candidates: Tensor, kappa: float, own: bool) -> Tensor:

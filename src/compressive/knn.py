@@ -15,7 +15,10 @@ def nearest_neighbors(
     neighbors: int = 20,
     temperature: float = 0.07,
 ) -> Float[Tensor, "batch classes"]:
-    """Votes of the nearest images by cosine, each worth exp(cosine / temperature) (Wu et al.)."""
+    """Return class votes of the nearest images by cosine, weighted by exp(cosine / temperature).
+
+    This is the weighted kNN of Wu et al.
+    """
     bank, queries = F.normalize(bank, dim=1), F.normalize(queries, dim=1)
     votes = []
     for some in queries.split(1024):

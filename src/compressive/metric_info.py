@@ -1,4 +1,4 @@
-"""Facts about metrics, declared once: direction, scale and description. Imports no torch."""
+"""Direction, scale and description of every metric. Imports no torch."""
 
 from typing import Literal, NamedTuple
 

@@ -1,8 +1,8 @@
-"""Scores of predictions and of representations: pure functions from tensors to 0-dim tensors.
+"""Metrics of predictions and representations: pure functions from tensors to 0-dim tensors.
 
-All compute in float32 or wider, whatever comes in and also under autocast; float64 stays float64.
-Shapes are always checked, values only on the CPU, where looking does not stall a queue: elsewhere
-NaN stays NaN (in the accuracies it is a miss) and a label out of range is a device assertion.
+All compute in float32 or wider, also under autocast; float64 stays float64. Shapes are always
+checked. Values are checked on the CPU only, because the host would wait for a GPU. On a GPU NaN
+stays NaN (accuracies count it as wrong), and a label out of range is a device assertion.
 """
 
 import math
@@ -22,11 +22,11 @@ Logits = Float[Tensor, "batch classes"]
 Labels = Int[Tensor, " batch"]
 Scalar = Float[Tensor, ""]
 
-_MAX_ENTRIES = 2**23  # entries held at a time where all would be too many: 64 MiB of float64
+_MAX_ENTRIES = 2**23  # entries of a block of a large matrix: 64 MiB of float64
 
 
 class Interval(NamedTuple):
-    """Ends of a confidence interval, in the unit of the values it was made from."""
+    """Ends of a confidence interval, in the unit of the values."""
 
     low: Scalar
     high: Scalar
@@ -35,8 +35,7 @@ class Interval(NamedTuple):
 @validates_inputs
 def top_k_accuracy(logits: Logits, labels: Labels, k: int = 1) -> Scalar:
     """Return the fraction of examples whose label is among the k highest logits, in [0, 1]."""
-    # Of equal logits the lower class comes first, as in argmax: a constant predictor is not always
-    # right.
+    # Ties go to the lower class, as in argmax, so that a constant predictor is not always correct.
     logits, labels = _check_logits(logits, labels)
     if not 1 <= k <= logits.shape[1]:
         raise ValueError(f"k must be from 1 to the number of classes, {logits.shape[1]}, got {k}")
@@ -48,13 +47,13 @@ def hits(logits: Logits, labels: Labels, k: int = 1) -> Bool[Tensor, " batch"]:
     label = labels[:, None]
     score = logits.gather(1, label)
     tied_before = (logits == score) & (torch.arange(logits.shape[1], device=logits.device) < label)
-    # "Not <=" is ">" except that NaN goes ahead of every label, of its own too.
+    # "Not <=" is ">", except that it ranks NaN above every label, so NaN counts as wrong.
     return (~(logits <= score) | tied_before).sum(1) < k
 
 
 @validates_inputs
 def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
-    """Top-1 accuracy with every class weighing the same: mean recall of those that occur."""
+    """Return the mean recall over the classes that occur: top-1 accuracy with equal weights."""
     logits, labels = _check_logits(logits, labels)
     zeros = labels.new_zeros(logits.shape[1])
     examples = zeros.index_add(0, labels, torch.ones_like(labels))
@@ -65,7 +64,7 @@ def mean_per_class_accuracy(logits: Logits, labels: Labels) -> Scalar:
 
 @validates_inputs
 def nll(logits: Logits, labels: Labels) -> Scalar:
-    """Mean negative log likelihood of the labels, in nats; log(classes) for a uniform guess."""
+    """Return the mean negative log-likelihood in nats; log(classes) for uniform predictions."""
     logits, labels = _check_logits(logits, labels)
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
@@ -73,7 +72,7 @@ def nll(logits: Logits, labels: Labels) -> Scalar:
 @validates_inputs
 def brier(logits: Logits, labels: Labels) -> Scalar:
     """Return the squared distance of probabilities to the one-hot label (Brier 1950), in [0, 2]."""
-    # A sum over classes and a mean over examples, not halved. Papers print it times 100.
+    # Sum over classes, mean over examples, not halved. Papers print it times 100.
     logits, labels = _check_logits(logits, labels)
     target = torch.zeros_like(logits).scatter(1, labels[:, None], 1.0)
     return (logits.softmax(1) - target).square().sum(1).mean()
@@ -81,25 +80,27 @@ def brier(logits: Logits, labels: Labels) -> Scalar:
 
 @validates_inputs
 def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
-    """Expected calibration error: how far confidence lies from accuracy, by bins, in [0, 1].
+    """Return the expected calibration error, the binned gap of confidence and accuracy, in [0, 1].
 
-    Equal-width bins of the highest probability (Guo et al. 2017). They are closed below, and a
-    confidence of exactly 1 has its own, as in torchmetrics; Guo's are closed above. That differs
-    where a softmax saturates: float32 calls 1 - 2e-8 one. Biased upward when examples are few.
+    Bins of the highest probability have equal width (Guo et al. 2017). They are closed below, and a
+    confidence of exactly 1 has its own bin, as in torchmetrics; Guo's are closed above. The results
+    differ when a softmax saturates: float32 rounds 1 - 2e-8 to 1. The error is biased upward for
+    few examples.
     """
     logits, labels = _check_logits(logits, labels)
     if bins < 1:
         raise ValueError(f"bins must be 1 or more, got {bins}")
     confidence, guess = logits.softmax(1).max(1)
     index = confidence_bin(confidence, bins)
-    # n_b/n |acc_b - conf_b| is |sum of the gaps in b| / n. In float64: index_add adds one by one.
+    # n_b/n |acc_b - conf_b| is |sum of the gaps in b| / n. Use float64: index_add accumulates
+    # one by one.
     gap = (guess == labels).double() - confidence.double()
     binned = gap.new_zeros(bins + 1).index_add(0, index, gap)
     return (binned.abs().sum() / len(labels)).to(logits.dtype)
 
 
 def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[Tensor, " batch"]:
-    """The bin of each confidence, 0 to `bins`; the last is that of exactly 1."""
+    """Return the bin of each confidence, 0 to `bins`; the last one is for exactly 1."""
     edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
     return torch.bucketize(confidence, edges, right=True) - 1
 
@@ -108,9 +109,10 @@ def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[T
 def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = False) -> Scalar:
     """Return exp of the entropy of the singular values: how many directions the features use.
 
-    From 1 to min(batch, feat), and 0 if all features are zero. Singular values are normalized to
-    sum 1 (Roy & Vetterli 2007). Uncentered it is RankMe (Garrido et al. 2023, on 25,600 images)
-    without the 1e-7 added to each share there, which is worth 0.4 % at most for 2048 features.
+    It is between 1 and min(batch, feat), and 0 if all features are zero. Singular values are
+    normalized to sum 1 (Roy & Vetterli 2007). Without centering it is RankMe (Garrido et al. 2023,
+    on 25,600 images) without the 1e-7 that RankMe adds to each normalized value, which changes the
+    result by at most 0.4 % for 2048 features.
 
     Singular values below sqrt(2e-16 min(batch, feat)) of the largest count as 0. The float64 Gram
     matrix cannot resolve them. The limit is 7e-7 for 2048 features, where float32 has only noise.
@@ -131,9 +133,9 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
 def alignment(
     x: Float[Tensor, "batch dim"], y: Float[Tensor, "batch dim"], alpha: float = 2.0
 ) -> Scalar:
-    """Mean distance between two views on the sphere, to the power alpha (Wang & Isola 2020).
+    """Return the mean of |x - y|**alpha on the sphere (Wang & Isola 2020), in [0, 2**alpha].
 
-    Rows are l2-normalized here. In [0, 2**alpha]; at alpha = 2 independent views give about 2.
+    Rows are l2-normalized here. At alpha = 2 independent views give about 2.
     """
     if x.shape != y.shape:
         raise ValueError(f"y must have the shape of x, {tuple(x.shape)}, got {tuple(y.shape)}")
@@ -147,14 +149,15 @@ def alignment(
 
 @validates_inputs
 def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
-    """Log mean Gaussian potential of all pairs on the sphere, in nats (Wang & Isola 2020).
+    """Return the log mean Gaussian potential of all pairs on the sphere (Wang & Isola 2020).
 
-    Rows are l2-normalized here. From 0, all in one point, to about -2t, spread in many dimensions.
-    Exact over the pairs i < j; quadratic in time, not in memory unless autograd records.
+    Rows are l2-normalized here. It is 0 if all are equal, and about -2t if they are uniform in many
+    dimensions. The result is exact over the pairs i < j. Time is quadratic; memory is not, unless
+    autograd records.
     """
     if t <= 0:
         raise ValueError(f"t must be positive, got {t}")
-    unit = _unit("x", x, least=2)  # float64, which neither autocast nor TF32 touches
+    unit = _unit("x", x, least=2)  # float64, which autocast and TF32 leave unchanged
     n = len(unit)
     rows = max(1, _MAX_ENTRIES // n)
     blocks = []
@@ -173,17 +176,17 @@ def bootstrap_interval(
     draws: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile interval of a mean, by drawing examples with replacement (Efron 1979).
+    """Return the percentile bootstrap interval of a mean (Efron 1979).
 
-    Says what other test images might have given, not another training run. One seed repeats
-    exactly on one kind of device. Too narrow below some 30 examples.
+    It covers the choice of test images, not that of the training run. The same seed gives the same
+    interval on the same kind of device. The interval is too narrow below about 30 examples.
     """
     n = per_example.numel()
     if per_example.ndim != 1 or n == 0:
         shape = tuple(per_example.shape)
         raise ValueError(f"per_example must be (batch,) with 1 value or more, got {shape}")
     if not 0 < level < 1:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+        raise ValueError(f"level must be above 0 and below 1, got {level}")
     if draws < 1:
         raise ValueError(f"draws must be 1 or more, got {draws}")
     values = per_example.double()
@@ -205,18 +208,20 @@ def _wide(values: Tensor) -> torch.dtype:
 
 def _check_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if logits.ndim != 2 or 0 in logits.shape:
-        raise ValueError(f"logits must be (batch, classes), none 0, got {tuple(logits.shape)}")
+        raise ValueError(
+            f"logits must be (batch, classes) and not empty, got {tuple(logits.shape)}"
+        )
     if labels.is_floating_point():
         raise ValueError(f"labels must be whole numbers, got {labels.dtype}")
     if labels.device != logits.device:
-        raise ValueError(f"labels must be on {logits.device} as logits, got {labels.device}")
+        raise ValueError(f"labels must be on {logits.device} like logits, got {labels.device}")
     if labels.shape != logits.shape[:1]:
-        raise ValueError(f"labels must be ({len(logits)},) as logits, got {tuple(labels.shape)}")
+        raise ValueError(f"labels must be ({len(logits)},) like logits, got {tuple(labels.shape)}")
     if logits.device.type == "cpu":
         for label in (labels.min().item(), labels.max().item()):
             if not 0 <= label < logits.shape[1]:
                 raise ValueError(f"labels must be from 0 to {logits.shape[1] - 1}, got {label}")
-        # -inf is how a class is ruled out, so only the highest logit of a row must be finite.
+        # -inf excludes a class, so only the highest logit of a row must be finite.
         _require_finite("the row maximum of logits", logits.amax(1))
     return logits.to(_wide(logits)), labels.long()
 

@@ -1,4 +1,4 @@
-"""Backbones by their timm names, the paper's ResNets and heads, and the target that follows."""
+"""Backbones by their timm names, the paper's ResNets and heads, and the EMA target."""
 
 import difflib
 import math
@@ -20,7 +20,7 @@ __all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"
 STEMS: tuple[Stem, ...] = get_args(Stem)
 VARIANTS: tuple[ResNetVariant, ...] = get_args(ResNetVariant)
 
-# Standard deviation of a standard normal that is cut at +-2 (TensorFlow's constant).
+# Standard deviation of a standard normal truncated at +-2 (TensorFlow's constant).
 _CUT_STD = 0.87962566103423978
 
 
@@ -35,22 +35,23 @@ def backbone(
     biased_variance: bool = False,
     **timm_options: Any,
 ) -> nn.Module:
-    """Return the timm network of that name with random weights and without its classifier.
+    """Return the named timm network with random weights and without its classifier.
 
     It maps images to what timm passes to the classifier: the global average pool of a convnet, the
-    class token of a ViT. `timm_options` go to timm, such as `img_size=32` or `drop_path_rate=0.1`.
-    The other settings are for `RESNETS` only. With their defaults the ResNet is timm's own.
+    class token of a ViT. timm gets the `timm_options`, such as `img_size=32` or
+    `drop_path_rate=0.1`. The other settings are for `RESNETS` only. With their defaults the ResNet
+    is timm's own.
 
-    width: multiplies every channel count, the stem's too. 2 makes ResNet-50's features 4096-d.
+    width: multiplies every channel count, also of the stem. With 2, ResNet-50 has 4096 features.
     stem: "cifar" is a 3x3 convolution of stride 1 without a pool, for images of about 32 pixels.
-    variant: "official" is the ResNet of the paper's code, but for its biased running variance:
+    variant: "official" is the ResNet of the paper's code, except for its biased running variance:
         - TensorFlow's max-pool (`SamePool`). timm loads the weights but computes different features
           (by 4 % at 224 pixels). Converted weights need it.
         - ResNet-18 and -34 have a 1x1 projection in their first group, which timm cannot load.
-        - Kernels start from a truncated normal over fan-in; timm's are normal over fan-out.
-    zero_init_last: every block starts as its shortcut.
-    biased_variance: the running variance averages the batch's own, as TensorFlow's does, without
-        torch's n / (n - 1). `SyncBatchNorm.convert_sync_batchnorm` goes back to torch's.
+        - Kernels are initialized by a truncated normal over fan-in, not a normal over fan-out.
+    zero_init_last: initializes every block as its shortcut.
+    biased_variance: averages the biased batch variance, as TensorFlow does, without torch's factor
+        n / (n - 1). `SyncBatchNorm.convert_sync_batchnorm` reverts it; see `sync_batchnorm`.
     """
     require_known(name)
     if name not in RESNETS:
@@ -89,12 +90,12 @@ def backbone(
 
 
 def build(settings: Network, size: int, *, biased_variance: bool = False) -> nn.Module:
-    """The backbone that these settings describe, for images of this size."""
+    """Build the backbone that these settings describe, for images of this size."""
     names = ("width", "stem", "variant", "zero_init_last")
     options: dict[str, Any] = {name: getattr(settings, name) for name in names}
     options["biased_variance"] = biased_variance
     if settings.name not in RESNETS:
-        with torch.device("meta"):  # only to read what timm says of it
+        with torch.device("meta"):  # only to read its configuration
             known: Any = backbone(settings.name, **options)
         if known.pretrained_cfg.get("fixed_input_size"):
             options["img_size"] = size
@@ -102,18 +103,18 @@ def build(settings: Network, size: int, *, biased_variance: bool = False) -> nn.
 
 
 def feature_dim(network: nn.Module) -> int:
-    """Length of the vector that a backbone makes of an image."""
-    # Where timm keeps layers between pool and classifier (VGG, MobileNet), num_features is the
-    # number of channels before them.
+    """Return the length of a backbone's feature vector."""
+    # Not num_features: for networks with layers between pool and classifier (VGG, MobileNet) it is
+    # the number of channels before these layers.
     size = getattr(network, "head_hidden_size", None)
     if not isinstance(size, int):
         name = type(network).__name__
-        raise ValueError(f"{name} must say how long its features are: head_hidden_size")
+        raise ValueError(f"{name} must have the length of its features as head_hidden_size")
     return size
 
 
 def fits(network: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-    """Whether these are all weights of the network, of their shapes."""
+    """Return whether weights have the names and shapes of the network's."""
     shapes = {name: value.shape for name, value in network.state_dict().items()}
     return shapes == {name: value.shape for name, value in weights.items()}
 
@@ -128,8 +129,8 @@ def mlp(
     biased_variance: bool = False,
 ) -> nn.Sequential:
     """Build a head: linear, batch norm, ReLU, then linear; no biases; the paper's initializer."""
-    # The defaults are the projection of the paper's methods, BYOL's predictor, q and m of C-BYOL.
-    # MoCo v3 and SimSiam project with three `layers` and end in a batch-norm (`last_norm`).
+    # The defaults fit the projection of the paper's methods, BYOL's predictor, and q and m of
+    # C-BYOL. The projections of MoCo v3 and SimSiam have three layers and a last batch norm.
     if layers < 1:
         raise ValueError(f"layers must be 1 or more, got {layers}")
     norm = _BiasedBatchNorm1d if biased_variance else nn.BatchNorm1d
@@ -144,18 +145,18 @@ def mlp(
 
 
 def linear(in_dim: int, out_dim: int) -> nn.Linear:
-    """A linear map without bias, with the paper's initializer: l of C-BYOL is one of 256 to 256."""
+    """Build a linear map without bias, with the paper's initializer, such as l of C-BYOL."""
     layer = nn.Linear(in_dim, out_dim, bias=False)
     _init_truncated_normal(layer.weight)
     return layer
 
 
 class Ema(nn.Module):
-    """The target: a network whose weights are a moving average of those of an online network.
+    """Target network: its weights are a moving average of those of an online network.
 
-    `network` has the architecture of the online encoder and projection, and keeps its own initial
-    weights: independent ones in the official code, or those of `copy.deepcopy(online)`. Batch-norm
-    statistics are not averaged but the target's own. Nothing in it learns by gradient.
+    `network` has the architecture of the online encoder and projection, and keeps its initial
+    weights. They are independent in the official code; pass `copy.deepcopy(online)` for equal ones.
+    Batch-norm statistics are the target's own, not averages. It has no gradients.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -164,20 +165,21 @@ class Ema(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """What the target makes of x, without a gradient."""
+        """Return the output for x, without gradient."""
         return self.network(x)
 
     @torch.no_grad()
     def update(self, online: nn.Module, decay: float) -> None:
-        """After the optimizer's step: weights <- decay * weights + (1 - decay) * online's."""
-        # Never waits for the device. The official `decay` counts the steps before this one.
+        """Set weights to decay * weights + (1 - decay) * online weights; call it after a step."""
+        # This never waits for the device. In the official code `decay` depends on the number of
+        # steps before this one.
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must be from 0 to 1, got {decay}")
         ours, theirs = tuple(self.network.parameters()), tuple(online.parameters())
         if [p.shape for p in ours] != [p.shape for p in theirs]:
             own, other = (sum(p.numel() for p in weights) for weights in (ours, theirs))
             raise ValueError(
-                "online must have the weights of the target, shape by shape; it has "
+                "online must have weights of the same shapes as the target; it has "
                 f"{len(theirs)} tensors of {other:,} numbers, the target {len(ours)} of {own:,}"
             )
         torch._foreach_lerp_(ours, theirs, 1 - decay)
@@ -186,11 +188,11 @@ class Ema(nn.Module):
 class SamePool(nn.Module):
     """TensorFlow's 3x3 max-pool of stride 2 with 'SAME' padding."""
 
-    # An odd side is padded by one on both ends, as torch's pool does. An even side is padded at its
-    # end only, which a window that may run over the end (`ceil_mode`) does without a copy.
+    # An odd side is padded by one at both ends, as in torch. An even side is padded at its end
+    # only; `ceil_mode` does this without a copy.
 
     def forward(self, x: Float[Tensor, "batch feat h w"]) -> Float[Tensor, "batch feat h2 w2"]:
-        """Half of each side, rounded up."""
+        """Halve each side, rounded up."""
         h, w = x.shape[-2:]
         return F.max_pool2d(x, 3, 2, padding=(h % 2, w % 2), ceil_mode=True)
 
@@ -206,21 +208,21 @@ class _BiasedBatchNorm1d(nn.BatchNorm1d):
 
 
 def _biased(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """Normalize by the batch, and move the statistics toward its mean and biased variance."""
+    """Normalize by the batch, and update the statistics with its mean and biased variance."""
     mean, var, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None
     assert var is not None
     assert count is not None
     assert norm.momentum is not None
-    # Autograd keeps what batch_norm gets for the backward pass, and would refuse it if a second
-    # view had changed it since; so it gets copies.
+    # Pass copies: autograd saves them for the backward pass and rejects tensors that a second view
+    # has changed.
     new_mean, new_var = mean.clone(), var.clone()
     out = F.batch_norm(x, new_mean, new_var, norm.weight, norm.bias, True, norm.momentum, norm.eps)
     n = x.numel() // x.shape[1]
     with torch.no_grad():
         count.add_(1)
         mean.copy_(new_mean)
-        # new_var = (1 - m) var + m n/(n-1) batch; wanted is (1 - m) var + m batch.
+        # Convert new_var = (1 - m) var + m n/(n-1) batch to (1 - m) var + m batch.
         var.mul_((1 - norm.momentum) / n).add_(new_var, alpha=(n - 1) / n)
     return out
 
@@ -228,10 +230,10 @@ def _biased(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
 def _resnet(
     name: str, width: int, norm: type[nn.Module], zero_init_last: bool, options: dict[str, Any]
 ) -> Any:
-    """timm's ResNet with wider stages; the stem convolution of a wide one is for the caller."""
+    """Build timm's ResNet with wider stages; if width > 1, the caller replaces `conv1`."""
     if width > 1:
-        # timm fixes a plain stem at 64 channels. A deep one has 2 * stem_width, and then its norm
-        # and the first group fit; of the deep stem itself only `conv1` is left to replace.
+        # timm's plain stem always has 64 channels. A deep stem has 2 * stem_width, so that its norm
+        # and the first group fit. Only `conv1` of the deep stem has to be replaced.
         stages = tuple(64 * width * 2**stage for stage in range(4))
         options = {**options, "channels": stages, "stem_type": "deep", "stem_width": 32 * width}
     network = timm.create_model(
@@ -243,12 +245,12 @@ def _resnet(
 
 def _conv(in_dim: int, out_dim: int, kernel: int, stride: int) -> nn.Conv2d:
     conv = nn.Conv2d(in_dim, out_dim, kernel, stride, padding=kernel // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as timm's others
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")  # as in timm
     return conv
 
 
 def _init_truncated_normal(weight: Tensor) -> None:
-    """Keras' VarianceScaling: normal, cut at two sigma, of variance 1 / fan-in after the cut."""
+    """Initialize as Keras' VarianceScaling: normal, truncated at 2 sigma, variance 1 / fan-in."""
     sigma = math.sqrt(1 / weight[0].numel()) / _CUT_STD
     nn.init.trunc_normal_(weight, std=sigma, a=-2 * sigma, b=2 * sigma)
 
@@ -258,11 +260,11 @@ def _refuse(name: str, **asked: bool) -> None:
         plain = {"width": "1", "stem": "imagenet", "variant": "timm", "zero_init_last": "true"}
         without = " ".join(f"--set network.{one}={plain.get(one, 'false')}" for one in changed)
         only = f"only {', '.join(RESNETS)} do"
-        raise ValueError(f"{name!r} takes no {', '.join(changed)}; {only}: {without}")
+        raise ValueError(f"{name!r} does not support {', '.join(changed)}; {only}: {without}")
 
 
 def require_known(name: str) -> None:
-    """Refuse what timm has no network of; a tag of pretrained weights, too."""
+    """Raise ValueError if timm has no such network, or if the name has a tag of weights."""
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"

@@ -8,8 +8,6 @@ official code. Other libraries average the directions.
 
 Under torch.distributed the candidates of all processes are gathered with gradient. Every process
 must have the same number of images; drop the last, smaller batch.
-
-Longer than 300 lines, as the four losses share their terms and result types.
 """
 
 from contextlib import nullcontext
@@ -67,14 +65,14 @@ ADAPTIVE_WEIGHTS = get_args(AdaptiveWeight)
 
 
 class SimCLRLoss(NamedTuple):
-    """SimCLR's loss and what it says about the views; per image unless noted."""
+    """SimCLR's loss and bounds on the information of the views; per image unless noted."""
 
     loss: Float[Tensor, ""]  # mean over images, sum over directions
-    nll_x: Float[Tensor, " batch"]  # -log of the share of Y among the candidates, given X
+    nll_x: Float[Tensor, " batch"]  # -log of the probability of Y among the candidates, given X
     nll_y: Float[Tensor, " batch"]
     predictive_x: Float[Tensor, " batch"]  # bound on I(Y;Z), Z the direction of X: log K - nll
     predictive_y: Float[Tensor, " batch"]  # bound on I(X;Z), Z the direction of Y
-    bound: float  # log K, which no such estimate can exceed
+    bound: float  # log K, the upper limit of both estimates
 
 
 class CSimCLRLoss(NamedTuple):
@@ -87,7 +85,7 @@ class CSimCLRLoss(NamedTuple):
     residual_y: Float[Tensor, " batch"]  # I(Y;Z|X), Z drawn from e(z|y)
     predictive_x: Float[Tensor, " batch"]  # I(Y;Z): kept of X and shared with Y
     predictive_y: Float[Tensor, " batch"]  # I(X;Z)
-    bound: float  # log K, the most that predictive can show
+    bound: float  # log K, the upper limit of predictive
     entropy_e: Float[Tensor, " batch"]  # H(e(z|x))
     entropy_b: Float[Tensor, " batch"]  # -E log b(z|y) = entropy_e + residual_x
     reducible_residual: Float[
@@ -127,10 +125,10 @@ def simclr_loss(
     temperature: float = 0.1,
     own_view_negatives: bool = True,
 ) -> SimCLRLoss:
-    """SimCLR (NT-Xent): tell the other view of an image from the views of other images.
+    """Return SimCLR's loss (NT-Xent): find the other view among the views of other images.
 
-    `own_view_negatives` adds the other images in the same view to the candidates, K = 2B - 1
-    in place of B, as SimCLR does.
+    `own_view_negatives` adds the other images of the same view to the candidates, so that
+    K = 2B - 1 instead of B, as in SimCLR.
     """
     r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
     check_positive(temperature=temperature)
@@ -157,9 +155,9 @@ def csimclr_loss(
     residual_estimator: ResidualEstimator = "sampled",
     adaptive_weight: AdaptiveWeight | None = None,
 ) -> CSimCLRLoss:
-    """C-SimCLR: beta [I(X;Z|Y) + I(Y;Z|X)] - [I(Y;Z) + I(X;Z)], each as a variational bound.
+    """Return beta [I(X;Z|Y) + I(Y;Z|X)] - [I(Y;Z) + I(X;Z)], each as a variational bound.
 
-    At beta = 0 and z at its mode this is simclr_loss at temperature 1 / kappa_b, less the
+    At beta = 0 and z at its mode this is simclr_loss at temperature 1 / kappa_b, minus the
     constant 2 log K. `z_x`, `z_y` default to samples of e(z|x), e(z|y).
     `residual_estimator="analytic"` replaces the sampled log ratio by its expectation over z, a KL
     divergence: the same loss on average with about a third of the gradient noise (0.36 at
@@ -207,10 +205,10 @@ def byol_loss(
     *,
     weight: float = 1.0,
 ) -> BYOLLoss:
-    """BYOL: weight (2 - 2 cos) between prediction and target, one direction.
+    """Return BYOL's loss, weight (2 - 2 cos) between prediction and target, of one direction.
 
     It is -log of a vMF decoder of concentration kappa_d = 2 weight, up to a constant. The target
-    is not detached here: who holds the target network decides.
+    is not detached here; detach it if its network must get no gradient.
     """
     prediction, target = check_same_shape_2d(prediction=prediction, target=target)
     check_nonnegative(weight=weight)
@@ -234,7 +232,7 @@ def cbyol_loss(
     residual_estimator: ResidualEstimator = "sampled",
     adaptive_weight: AdaptiveWeight | None = None,
 ) -> CBYOLLoss:
-    """C-BYOL, one direction: BYOL's loss of y_hat = l(z) plus beta I(X;Z|Y).
+    """Return one direction of C-BYOL's loss: BYOL's loss of y_hat = l(z) plus beta I(X;Z|Y).
 
     `mu_e` and `mu_b` are the directions of e(z|x) and of b(z|y) = vMF(m(target(x)), kappa_b),
     both of the same view; `y_prime` is the target of the other view; `z` is a sample of
@@ -286,10 +284,10 @@ def compress(
     residual: Float[Tensor, " batch"],
     beta: float | Float[Tensor, ""] | Float[Tensor, " batch"],
 ) -> Float[Tensor, " batch"]:
-    """Charge beta per nat that z keeps of its own view and of no other: nll + beta * I(X;Z|Y).
+    """Return nll + beta * I(X;Z|Y): penalize what z keeps of its own view only.
 
-    `nll` is the loss the method already had, one value per image, computed from the sample z;
-    neither term knows where the other came from. `beta` is one number, or one per image.
+    `nll` is the uncompressed loss of any method, one value per image, computed from the sample z.
+    `beta` is one number, or one per image.
     """
     check_beta(beta, images=len(nll))
     if nll.dim() != 1 or nll.shape != residual.shape:
@@ -306,12 +304,12 @@ def image_beta(
     nll: Float[Tensor, " batch"],
     adaptive_weight: AdaptiveWeight | None,
 ) -> float | Tensor:
-    """Return beta p, one value per image: compress what z already predicts. None returns beta.
+    """Return beta p, one value per image: compress images that z predicts well. None returns beta.
 
-    p says how well z predicts the other view. It lies between 0 and 1 and has no gradient.
+    p measures how well z predicts the other view. It is between 0 and 1 and has no gradient.
 
-    - "likelihood": p = exp(-nll). With InfoNCE it is the probability of the own pair; with a vMF
-      decoder, whose nll is 0 at its mode, the density relative to the mode.
+    - "likelihood": p = exp(-nll). With InfoNCE it is the probability of the positive. With a vMF
+      decoder, whose nll is 0 at its mode, it is the density relative to the mode.
     - "rank": the fraction of the images of all processes whose nll is not smaller. The mean of p is
       about 1/2, whatever the scale of nll.
     """
@@ -330,21 +328,21 @@ def image_beta(
 def residual_information(
     z: Float[Tensor, "*batch dim"], e: VonMisesFisher, b: VonMisesFisher
 ) -> Float[Tensor, "*batch"]:
-    """log e(z|x) - log b(z|y): nats that z keeps of X and that Y cannot predict, I(X;Z|Y).
+    """Return log e(z|x) - log b(z|y): nats that z keeps of X and that Y cannot predict, I(X;Z|Y).
 
-    One sample's estimate. Its spread, about 11 nats at dimension 256, comes from log e and
-    carries no gradient.
+    This is the estimate from one sample. Its standard deviation, about 11 nats at dimension 256,
+    comes from log e and has no gradient.
     """
     return e.log_prob(z) - b.log_prob(z)
 
 
 def expected_residual_information(e: VonMisesFisher, b: VonMisesFisher) -> Float[Tensor, "*batch"]:
-    """KL[e(z|x) || b(z|y)]: residual_information averaged over z, in closed form."""
+    """Return KL[e(z|x) || b(z|y)]: the mean of residual_information over z, in closed form."""
     return kl_divergence(e, b)
 
 
 def distributed_rsample(e: VonMisesFisher) -> Float[Tensor, "batch dim"]:
-    """Draw z from e. An image has the same noise whatever the number of processes.
+    """Draw z from e. The noise of an image does not depend on the number of processes.
 
     Every process draws the noise of all images and takes its rows. This needs the same seed in all
     processes, as the training loop sets it.
@@ -359,7 +357,7 @@ def distributed_rsample(e: VonMisesFisher) -> Float[Tensor, "batch dim"]:
 def _both_ways(
     z_x: Tensor, z_y: Tensor, mu_x: Tensor, mu_y: Tensor, kappa: float, own: bool
 ) -> tuple[Tensor, Tensor, float]:
-    """-log d(y|z_x) and -log d(x|z_y) among the candidates of all processes, and log K."""
+    """Return -log d(y|z_x) and -log d(x|z_y) among the candidates of all processes, and log K."""
     bound = log_candidates(len(mu_x), own)
     if world_size() > 1:  # one collective for both views
         both = gather(torch.cat([mu_x, mu_y], dim=-1))
@@ -370,11 +368,11 @@ def _both_ways(
 
 
 class ResidualTerms(NamedTuple):
-    """What z keeps of X alone, per image."""
+    """Information that z keeps of X alone, per image."""
 
     residual: Tensor  # I(X;Z|Y)
     entropy: Tensor  # H(e)
-    reducible: Tensor  # KL[e||b] less its value at equal means: kappa_b A(kappa_e) (1 - mu_e.mu_b)
+    reducible: Tensor  # KL[e||b] minus its value at equal means: kappa_b A(kappa_e) (1 - mu_e.mu_b)
 
 
 def residual_terms(
@@ -387,8 +385,9 @@ def residual_terms(
     """Return the residual information of z, the entropy of e, and the reducible residual.
 
     A z that is drawn by `e.rsample()` moves with its mean, so log e(z|x) does not depend on the
-    weights. Leaving it out of the graph avoids the rounding noise of kappa_e times a cancellation:
-    0.02 % of the gradient in float32 at kappa_e = 16384.
+    weights. It is therefore left out of the graph, which avoids rounding noise: its gradient terms
+    cancel after a multiplication by kappa_e. The noise is 0.02 % of the gradient in float32 at
+    kappa_e = 16384.
     """
     apart = 0.5 * (e.mean_direction - b.mean_direction).square().sum(-1)
     reducible = b.concentration * e.mean_resultant_length * apart
@@ -400,7 +399,7 @@ def residual_terms(
 
 
 def _squared_chord(u: Tensor, v: Tensor) -> Tensor:
-    """2 - 2 cos, as the squared distance of the directions."""
+    """Return 2 - 2 cos, as the squared distance of the directions."""
     return (F.normalize(u, dim=-1) - F.normalize(v, dim=-1)).square().sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""The optimizer of the paper, the parameters it spares, and its schedules: step -> value."""
+"""LARS, its parameter groups, and schedules as functions of the step."""
 
 import math
 from collections import defaultdict
@@ -12,29 +12,29 @@ from torch.optim.optimizer import ParamsT
 __all__ = ["LARS", "cosine_beta", "ema_decay", "linear_beta", "parameter_groups", "scaled_lr"]
 __all__ += ["warmup_cosine", "warmup_steps"]
 
-# Elements between two entries of a block's scale. 512 keeps every view aligned for vector loads,
-# makes the scale 1/512 of the traffic, and wastes 0.001 % of ResNet-50's adapted weights.
+# Elements per chunk; each chunk has one scale. 512 keeps every view aligned for vector loads, makes
+# the scales 1/512 of the memory traffic, and pads ResNet-50's adapted weights by 0.001 %.
 CHUNK = 512
 
-_Key = tuple[int, torch.device, torch.dtype]  # group, and what tensors must share to be fused
+_Key = tuple[int, torch.device, torch.dtype]  # group index, device, dtype
 
 
 class LARS(torch.optim.Optimizer):
-    """Momentum SGD whose every layer moves in proportion to the norm of its own weights.
+    """Momentum SGD that scales each layer's update by the norm of its weights.
 
-    The form of SimCLR and of the paper's code, with the learning rate inside the momentum:
+    This is the form of SimCLR and of the paper's code, with the learning rate inside the momentum:
 
         g <- g + weight_decay * w
-        v <- momentum * v + lr * r * g,    r = trust * |w| / |g|,  or 1 where either norm is 0
+        v <- momentum * v + lr * r * g,    r = trust * |w| / |g|,  or 1 if either norm is 0
         w <- w - v
 
-    Others (BYOL's, timm's, lightly's) subtract lr * v, which differs whenever lr changes. A group
-    with `adapt=False` has neither decay nor r. `parameter_groups` makes the paper's groups.
+    BYOL, timm and lightly subtract lr * v instead, which differs whenever lr changes. A group with
+    `adapt=False` has neither weight decay nor r. `parameter_groups` makes the paper's groups.
 
-    A step never waits for the device: 30 kernels for ResNet-50 with heads, where a loop over its
-    tensors launches 1,241 (H200). It holds one more copy of the weights than SGD, and its momenta
-    are views into one block. A parameter without a gradient keeps its value and momentum; whenever
-    the set of such parameters changes, the momenta are copied once.
+    A step never waits for the device. It launches 30 kernels for ResNet-50 with heads, where a loop
+    over its tensors launches 1,241 (H200). It needs memory for one more copy of the weights than
+    SGD, and its momenta are views into one block. A parameter without a gradient keeps its value
+    and momentum. When the set of such parameters changes, the momenta are copied once.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class LARS(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._blocks = {}  # not part of torch's pickled state, so a deep copy arrives without
+        self._blocks = {}  # torch does not pickle or copy it
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train these parameters too, with these options and the defaults of the others."""
+        """Add parameters with options; the optimizer's defaults fill in missing ones."""
         group = {**self.defaults, **param_group}
         if not group["adapt"]:
             group["weight_decay"] = param_group.get("weight_decay", 0.0)
@@ -64,13 +64,13 @@ class LARS(torch.optim.Optimizer):
         _require(0 <= lr < math.inf, "lr", lr, "finite and 0 or more")
         _require(0 <= momentum < 1, "momentum", momentum, "in [0, 1)")
         _require(0 <= decay < math.inf, "weight_decay", decay, "finite and 0 or more")
-        _require(group["adapt"] or decay == 0, "weight_decay", decay, "0 where adapt=False")
+        _require(group["adapt"] or decay == 0, "weight_decay", decay, "0 with adapt=False")
         _require(0 < trust < math.inf, "trust_coefficient", trust, "finite and positive")
         super().add_param_group(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient; return what `closure`, if any, returns."""
+        """Update every parameter that has a gradient; return the result of `closure`, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -88,10 +88,10 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _block(self, key: _Key, params: list[Tensor]) -> "_Block":
-        """The block that holds the momenta of exactly these parameters."""
+        """Return the block with the momenta of exactly these parameters."""
         held = [self.state[p].get("momentum_buffer") for p in params]
         block = self._blocks.get(key)
-        # Identity: loading a state, or a gradient that comes or goes, puts other tensors here.
+        # Compare identities: loading a state or another set of gradients gives other tensors.
         if block is None or list(map(id, held)) != list(map(id, block.momenta)):
             block = self._blocks[key] = _Block(params, held)
             for p, momentum in zip(params, block.momenta, strict=True):
@@ -100,11 +100,11 @@ class LARS(torch.optim.Optimizer):
 
 
 class _Block:
-    """Momenta and updates of some parameters, each in one tensor of (chunks, CHUNK)."""
+    """Momenta and updates of several parameters, each in one tensor of (chunks, CHUNK)."""
 
-    # A parameter fills whole chunks, so a scale per parameter is one column of the block. The
-    # obvious `torch._foreach_mul_(updates, scales)` launches one kernel per tensor when the scales
-    # are tensors, and waits for the device when they are numbers.
+    # A parameter fills whole chunks, so one scale per chunk scales every parameter by its own. The
+    # simpler `torch._foreach_mul_(updates, scales)` launches one kernel per tensor if the scales
+    # are tensors, and waits for the device if they are numbers.
 
     def __init__(self, params: list[Tensor], momenta: list[Tensor | None]) -> None:
         chunks = [-(-p.numel() // CHUNK) for p in params]
@@ -114,8 +114,8 @@ class _Block:
         self.update = torch.zeros_like(self.momentum)
 
         def views(block: Tensor) -> list[Tensor]:
-            # The parameter's own strides, since torch fuses lists only where strides agree:
-            # `empty_like` copies those of a dense tensor and makes dense ones for any other.
+            # Use the parameter's strides: torch fuses lists only if strides agree. `empty_like`
+            # copies the strides of a dense tensor and gives any other dense strides.
             strides = [torch.empty_like(p, device="meta").stride() for p in params]
             parts = zip(block.split(chunks), params, strides, strict=True)
             return [part.as_strided(p.shape, stride) for part, p, stride in parts]
@@ -127,7 +127,7 @@ class _Block:
 
 
 def _update(params: list[Tensor], block: _Block, group: dict[str, Any]) -> None:
-    """One step of one group; torch documents the `_foreach` functions, underscore and all."""
+    """Make one step of one group; torch documents the `_foreach` functions it uses."""
     torch._foreach_copy_(block.updates, [p.grad for p in params if p.grad is not None])
     scale = group["lr"]
     if group["adapt"]:
@@ -143,10 +143,11 @@ def _update(params: list[Tensor], block: _Block, group: dict[str, Any]) -> None:
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, exclude: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the weights to adapt and decay, then those the paper excludes: biases and batch norms.
+    """Return a group with adaptation and weight decay, and one without: biases and batch norms.
 
-    Excluded is what has at most one axis, or a string of `exclude` in its name, as the supervised
-    head has in the paper. Frozen parameters are in neither. torch's own optimizers ignore `adapt`.
+    The second group has the parameters with at most one axis or with a string of `exclude` in the
+    name, such as the supervised head in the paper. Frozen parameters are in neither group. torch's
+    own optimizers ignore `adapt`.
     """
     if isinstance(exclude, str):
         raise ValueError(f"exclude must be a sequence of strings, got the string {exclude!r}")
@@ -162,18 +163,18 @@ def parameter_groups(
 
 
 def warmup_steps(examples: int, epochs: float, batch: int) -> int:
-    """Steps of the linear warm-up, whose epochs need not be whole."""
+    """Return the steps of a warm-up of `epochs` epochs, which may be a fraction."""
     _require(batch > 0, "batch", batch, "positive")
     return round(epochs * examples // batch)
 
 
 def scaled_lr(base: float, batch: int) -> float:
-    """The peak learning rate for this batch, where `base` is the one for 256 images."""
+    """Return the peak learning rate for a batch size; `base` is that for 256 images."""
     return base * batch / 256
 
 
 def warmup_cosine(step: int, *, peak: float, warmup: int, total: int) -> float:
-    """The learning rate: a line from 0 to `peak`, then half a cosine to 0 at `total`."""
+    """Return the learning rate: linear from 0 to `peak`, then half a cosine to 0 at `total`."""
     _require(step >= 0, "step", step, "0 or more")
     _require(0 <= warmup < total, "warmup", warmup, f"in [0, total), with total = {total}")
     if step < warmup:
@@ -182,32 +183,32 @@ def warmup_cosine(step: int, *, peak: float, warmup: int, total: int) -> float:
 
 
 def ema_decay(step: int, *, base: float, total: int) -> float:
-    """Return how much of itself the target keeps in a step: from `base` up to 1 at `total`."""
-    # The official code counts the steps before the optimizer's, and averages after it.
+    """Return the EMA decay of the target: half a cosine from `base` to 1 at `total`."""
+    # As in the official code, `step` is the number before the optimizer step; averaging is after.
     _require(0 <= base <= 1, "base", base, "from 0 to 1")
     return 1 - (1 - base) * _fall(step, total)
 
 
 def linear_beta(step: int, *, beta: float, warmup: int) -> float:
-    """The price of a nat: a line from 0 to `beta` at `warmup`, then `beta`."""
+    """Return the weight of the residual: linear from 0 to `beta` at `warmup`, then `beta`."""
     _require(step >= 0, "step", step, "0 or more")
     _require(0 <= beta < math.inf, "beta", beta, "finite and 0 or more")
     return beta * step / warmup if step < warmup else beta
 
 
 def cosine_beta(step: int, *, beta: float, total: int) -> float:
-    """The price of a nat: half a cosine from 0 to `beta` at `total`, then `beta`."""
+    """Return the weight of the residual: half a cosine from 0 to `beta` at `total`."""
     return beta * (1 - _fall(step, total))
 
 
 def _fall(step: int, total: int) -> float:
-    """Half a cosine from 1 at step 0 to 0 at `total`, then 0."""
+    """Return half a cosine from 1 at step 0 to 0 at `total`, then 0."""
     _require(step >= 0, "step", step, "0 or more")
     _require(total > 0, "total", total, "positive")
     return 0.5 * (1 + math.cos(math.pi * min(step, total) / total))
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
-    """Refuse a number at the door, in words."""
+    """Raise ValueError unless the condition holds."""
     if not holds:
         raise ValueError(f"{name} must be {allowed}, got {value}")

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-_WIDE = 100  # columns from which a bar is shown
-# Control characters, line breaks, changes of direction, and bytes that are no text.
+_WIDE = 100  # smallest width of a terminal that has room for a bar
+# Control characters, line breaks, changes of text direction, and invalid bytes.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Escape what a file name must not do to a terminal: colors, line breaks, invalid bytes."""
+    """Escape control sequences, line breaks and invalid bytes, for example in file names."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Display:
-    """Show epoch, metrics and remaining time; elsewhere a line at most every `every` seconds."""
+    """Progress with metrics and remaining time; one line per `every` seconds without a terminal."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Display:
         self.console.file = cast(IO[str], BrokenPipeSafe(self.console.file))
         self._quiet, self._every, self._clock = quiet, every, clock
         self._last_line, self._open = -1e9, ""
-        # A narrow terminal cuts only the metrics.
+        # On a narrow terminal only the metrics are cut off.
         fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bar = Progress(
             TextColumn("{task.description}", table_column=fixed),
@@ -64,7 +64,7 @@ class Display:
         text = "  ".join(f"{name} {value}".strip() for name, value in (readings or {}).items())
         self._bar.update(self._task, description=title, completed=done, total=total, readings=text)
         now = self._clock()
-        is_end = done >= total and title == self._open  # print the end of what was started
+        is_end = done >= total and title == self._open  # print the end if the start was printed
         is_due = is_end or now - self._last_line >= self._every
         if is_due and self._bar.disable and not self._quiet:
             self._last_line, self._open = now, "" if done >= total else title
@@ -77,7 +77,7 @@ class Display:
 
 
 class BrokenPipeSafe:
-    """A text stream that ignores write errors, so that a closed terminal or pipe ends no run."""
+    """Text stream that ignores write errors, so that a closed terminal or pipe stops no run."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

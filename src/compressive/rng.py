@@ -1,4 +1,4 @@
-"""Counter-based random numbers: functions of image, seed, epoch and view, not batch or device."""
+"""Counter-based random numbers, which depend on image, seed, epoch and view only."""
 
 import torch
 from jaxtyping import Float, Int
@@ -11,8 +11,8 @@ _WORD, _MASK = 2**32, 2**32 - 1
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return two random words of a counter under a key: Threefry-2x32-20 (Salmon et al. 2011)."""
-    # Sums, shifts and xor of words in int64, none of which overflows: the same on all devices.
+    """Return two random 32-bit words for key and counter: Threefry-2x32-20 (Salmon et al. 2011)."""
+    # Sums, shifts and xor in int64 never overflow, so results are the same on all devices.
     words = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
     x, y = ((c + k) & _MASK for c, k in zip(counter, key, strict=True))
     for i in range(5):
@@ -26,7 +26,7 @@ def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tupl
 def image_keys(
     index: Integers, *, seed: int, epoch: int | Integers = 0, view: int | Integers = 0
 ) -> Keys:
-    """A key for each image, given by its place in the data set, in this epoch, for this view."""
+    """Return a key for each image from its index in the dataset, the epoch and the view."""
     for name, value in (("seed", seed), ("epoch", epoch), ("view", view)):
         if isinstance(value, int) and not 0 <= value < _WORD:
             raise ValueError(f"{name} must be from 0 to 2**32 - 1, got {value}")
@@ -36,7 +36,7 @@ def image_keys(
 
 
 def uniforms(keys: Keys, count: int) -> Float[Tensor, "batch count"]:
-    """Uniform numbers on [0, 1) in steps of 2**-32, in float64."""
+    """Return uniform numbers on [0, 1) in steps of 2**-32, in float64."""
     slot = torch.arange((count + 1) // 2, device=keys.device)
     words = threefry((keys[:, :1], keys[:, 1:]), (slot, torch.zeros_like(slot)))
     return torch.stack(words, 2).flatten(1)[:, :count].double() / _WORD

@@ -17,18 +17,18 @@ type_hints = functools.cache(typing.get_type_hints)  # of a dataclass; evaluatin
 
 
 class SettingInfo(NamedTuple):
-    """What a field's metadata says about its setting."""
+    """Metadata of a field that is a setting."""
 
     help: str
     low: float
     high: float
-    open_low: bool  # low itself is not allowed
+    open_low: bool  # whether `low` itself is excluded
     choices: Collection[str]
     unused: Callable[[Any], str]  # returns why a config does not read the setting, or ""
 
     @property
     def bounds(self) -> str:
-        """The allowed range of a number in words."""
+        """Return the allowed range of a number in words."""
         least = f"above {self.low:g}" if self.open_low else f"{self.low:g} or more"
         return least if math.isinf(self.high) else f"{least} and at most {self.high:.10g}"
 
@@ -58,7 +58,7 @@ def setting(
 
 
 def info(of: "Field[Any]") -> SettingInfo:
-    """Return what a field made by `setting` says."""
+    """Return the metadata of a field made by `setting`."""
     return of.metadata["setting"]
 
 
@@ -115,7 +115,7 @@ def parse(text: str, kind: Any, name: str) -> Any:
 
 
 def _shown(value: float) -> str:
-    """Write a number, one of hundreds of digits by their count."""
+    """Return a value as text; shorten a number of hundreds of digits to their count."""
     text = str(value)
     return text if len(text) < 40 else f"a number of {len(text)} digits"
 
@@ -140,7 +140,7 @@ def require_setting(name: str, kind: Any, section: str = "") -> None:
 
 
 def _require_type(value: Any, kind: Any, name: str) -> Any:
-    """Return the value, an integer as a float if the setting is one."""
+    """Return the value, or raise ValueError for a wrong type; convert int to float if needed."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return _require_one_of(name, value, options)

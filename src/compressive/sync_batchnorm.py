@@ -1,4 +1,4 @@
-"""Batch norms that see the joined batch of all processes, on any device."""
+"""Batch norms with the statistics of all processes, on any device."""
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +14,13 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def synchronize(module: nn.Module, *, biased_variance: bool = False) -> nn.Module:
-    """Let every batch norm inside normalize by all processes' images; one process changes nothing.
+    """Make every batch norm use the images of all processes; do nothing for one process.
 
-    Works in place, and keeps weights, statistics and their names, and an activation that timm put
-    inside a norm. Returns the module, or what replaces it if it is itself a norm. Norms on a GPU
-    become torch's SyncBatchNorm. Every process must bring the same number of images.
+    This works in place. Weights, statistics, their names and an activation that timm put into a
+    norm are kept. Returns the module, or its replacement if it is itself a norm. Norms on a GPU
+    become torch's SyncBatchNorm. Every process must have the same number of images.
 
-    biased_variance: the networks were built with it, which torch's own conversion would undo.
+    biased_variance: whether the networks were built with it; torch's conversion would drop it.
     """
     if world_size() == 1:
         return module
@@ -28,10 +28,10 @@ def synchronize(module: nn.Module, *, biased_variance: bool = False) -> nn.Modul
 
 
 class TorchSyncBatchNorm(nn.SyncBatchNorm):
-    """torch's, with what else the norm it replaces did: TensorFlow's variance, an activation."""
+    """torch's SyncBatchNorm with the activation and the biased variance of the norm it replaces."""
 
     def __init__(self, norm: _Norm, biased_variance: bool) -> None:
-        # Sized 0, then filled with the very tensors of `norm`: an optimizer may hold them already.
+        # Create it empty and assign the tensors of `norm`: an optimizer may already refer to them.
         super().__init__(0, norm.eps, norm.momentum, affine=False)
         for name in ("num_features", "affine", "weight", "bias", *_STATISTICS):
             setattr(self, name, getattr(norm, name))
@@ -41,23 +41,23 @@ class TorchSyncBatchNorm(nn.SyncBatchNorm):
         self.train(norm.training)
 
     def forward(self, x: Float[Tensor, "batch feat *sides"]) -> Float[Tensor, "batch feat *sides"]:
-        """x normalized by the mean and the variance of all processes' batches."""
+        """Normalize x with the mean and variance over all processes."""
         if not (self.training and self.biased_variance):
             return _behind(self, super().forward(x))
         var, n = self.running_var, _count(x)
         assert var is not None
         assert self.momentum is not None
-        # A copy, since autograd may keep it, and would refuse one that has changed since.
+        # Pass a copy: autograd may save it and rejects a tensor that changed since.
         self.running_var = moved = var.clone()
         out = super().forward(x)
         self.running_var = var
-        with torch.no_grad():  # from (1 - m) var + m n/(n-1) batch to (1 - m) var + m batch
+        with torch.no_grad():  # convert (1 - m) var + m n/(n-1) batch to (1 - m) var + m batch
             var.mul_((1 - self.momentum) / n).add_(moved, alpha=(n - 1) / n)
         return _behind(self, out)
 
 
 class SummedBatchNorm(nn.Module):
-    """The same by two sums over processes, on any device; on a GPU torch's is faster."""
+    """Batch norm with two sums over processes, on any device; on a GPU torch's is faster."""
 
     def __init__(self, norm: _Norm, biased_variance: bool) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SummedBatchNorm(nn.Module):
         self.train(norm.training)
 
     def forward(self, x: Float[Tensor, "batch feat *sides"]) -> Float[Tensor, "batch feat *sides"]:
-        """x normalized by the mean and the variance of all processes' batches."""
+        """Normalize x with the mean and variance over all processes."""
         if not self.training:
             held = self.running_mean, self.running_var, self.weight, self.bias
             return _behind(self, F.batch_norm(x, *held, eps=self.eps))
@@ -101,14 +101,14 @@ class SummedBatchNorm(nn.Module):
 
 
 def _behind(norm: TorchSyncBatchNorm | SummedBatchNorm, out: Tensor) -> Tensor:
-    """What timm's norms do behind themselves."""
+    """Apply the dropout and activation that timm puts into its norms."""
     for layer in (norm.drop, norm.act):
         out = out if layer is None else layer(out)
     return out
 
 
 def _count(x: Tensor) -> int:
-    """Values per channel in all processes."""
+    """Return the number of values per channel in all processes."""
     return x.numel() // x.shape[1] * world_size()
 
 
@@ -128,7 +128,7 @@ def _converted_norm(norm: _Norm, biased_variance: bool, name: str) -> nn.Module:
     if not (is_plain or is_timms or biased_variance):
         raise ValueError(
             f"{where} is a {type(norm).__name__}, which cannot be synchronized as it is; "
-            "pass biased_variance=True if the network was built so, else train in one process"
+            "pass biased_variance=True if the network was built with it, else train in one process"
         )
     if norm.momentum is None or norm.running_mean is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Views match the official code, a numpy loop over images and their own distributions."""
+"""Views match the official code, a NumPy loop over images and the specified distributions."""
 
 import dataclasses
 import math
@@ -53,7 +53,7 @@ def named(*names: str) -> Any:
     return pytest.mark.parametrize("case", chosen, ids=lambda case: case["key"])
 
 
-# A loop over images, from the definitions
+# Reference: a loop over images
 
 
 def keys_cubic(d: float) -> float:
@@ -218,7 +218,7 @@ def crop(case: dict[str, Any], image: Tensor) -> tuple[Tensor, int, np.ndarray]:
 
 @named("crop_bicubic", "eval_center_crop")
 def test_crop_matches_the_official_code(case: dict[str, Any]) -> None:
-    """Ours is the exact cubic; with positions rounded to 1/1024, that cubic is TensorFlow's."""
+    """Ours is the exact cubic. With positions rounded to 1/1024 it equals TensorFlow's."""
     image, expected = golden(case)
     ours, size, part = crop(case, image)
     torch.testing.assert_close(ours, expected.clamp(0, 1), **QUANTIZED)
@@ -238,7 +238,7 @@ def test_flip_is_exact(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [24, 96])
 def test_antialias_matches_torch(size: int) -> None:
-    """torch's antialiased bicubic has Keys' a = -0.5 too."""
+    """torch's antialiased bicubic filter also has Keys' a = -0.5."""
     image = pictures(1, 61, 83)
     box = Box(*(torch.tensor([n]) for n in (4, 7, 50, 70)))
     part = image[:, :, 4:54, 7:77].float() / 255
@@ -250,7 +250,7 @@ def test_antialias_matches_torch(size: int) -> None:
 
 
 def test_small_images_are_not_cropped_for_evaluation() -> None:
-    """Equal up to the rounding of the product with 1/255."""
+    """Results are equal up to the rounding of the product with 1/255."""
     images = pictures(2, 32, 32)
     torch.testing.assert_close(center_crop(images, 32), images.float() / 255, rtol=0, atol=6e-8)
     last = center_crop(images.permute(0, 2, 3, 1), 32)
@@ -258,7 +258,7 @@ def test_small_images_are_not_cropped_for_evaluation() -> None:
 
 
 def canvas(sizes: list[tuple[int, int]], side: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return images of these sizes in the corners of gray canvases, and each on its own."""
+    """Return images of these sizes padded with gray, heights, widths, and the unpadded images."""
     images = [pictures(1, h, w) for h, w in sizes]
     canvases = torch.full((len(sizes), 3, side, side), 77, dtype=torch.uint8)
     for held, image in zip(canvases, images, strict=True):
@@ -267,8 +267,8 @@ def canvas(sizes: list[tuple[int, int]], side: int) -> tuple[Tensor, Tensor, Ten
     return canvases, height, width, images
 
 
-def test_views_ignore_the_canvas_padding() -> None:
-    """The padding around an image is never used. Tolerance 1e-6: products sum in other orders."""
+def test_views_ignore_the_padding() -> None:
+    """Products may sum in another order, hence the tolerances of 1e-5 and 1e-6."""
     canvases, height, width, images = canvas([(40, 64), (64, 33), (50, 50)], 64)
     keys = image_keys(torch.arange(3), seed=5)
     for view in (*paper_views(), View(crop=False)):
@@ -346,7 +346,7 @@ EVERYTHING = View(jitter=0.9, gray=0.3, blur=0.7, solarize=0.4, hue=0.3, saturat
 def test_views_match_a_loop_over_images(size: int) -> None:
     """Float32 against float64; a contrast of 1.4, hsv and 1/std = 4.4 amplify 1e-6 somewhat.
 
-    Solarization jumps in slope, not in value, at 0.5, so rounding there costs no more than itself.
+    Solarization is continuous at 0.5, so it does not amplify rounding there.
     """
     images, keys = pictures(12), image_keys(torch.arange(12), seed=5)
     ours = augment(images, keys, EVERYTHING, size)
@@ -387,10 +387,10 @@ def test_views_are_determined_by_their_keys() -> None:
         assert (first - other).abs().amax((1, 2, 3)).min() > 0.1
 
 
-def test_crops_by_workers_match_crops_on_the_device() -> None:
-    """A worker crops and resizes, then the device does the rest: equal up to the worker's uint8."""
+def test_views_of_cropped_images_match_views_with_crops() -> None:
+    """Views of images that are cropped first are equal up to the rounding to uint8."""
     images, keys = pictures(6), image_keys(torch.arange(6), seed=2)
-    view = View(blur=0.0, contrast=0.0, saturation=0.0, hue=0.0)  # the rest amplifies nothing
+    view = View(blur=0.0, contrast=0.0, saturation=0.0, hue=0.0)  # no operation amplifies
     box = crop_box(uniforms(keys, 4), view, 40, 52)
     cut = ops.crop_resize_flip(images, box, torch.zeros(6, dtype=torch.bool), 24)
     later = augment((cut * 255).round().byte(), keys, dataclasses.replace(view, crop=False), 24)
@@ -438,7 +438,7 @@ def test_disabled_augmentations_have_no_effect() -> None:
 
 
 def test_threefry_matches_random123() -> None:
-    """Known answers of Random123 (kat_vectors, threefry2x32 20)."""
+    """Compare with the known answers of Random123 (kat_vectors, threefry2x32 20)."""
     answers = {
         (0, 0, 0, 0): (0x6B200159, 0x99BA4EFE),
         (0xFFFFFFFF,) * 4: (0x1CB996FC, 0xBB002BE7),
@@ -589,7 +589,7 @@ def test_invalid_inputs_are_rejected() -> None:
 
 @pytest.mark.parametrize("pair", [paper_views(), simclr_views(), (View(jitter=0), View(gray=0))])
 def test_joint_views_match_two_calls(pair: tuple[View, View]) -> None:
-    """Tolerance 1e-6: products of another shape may sum in another order."""
+    """Products of another shape may sum in another order, hence the tolerance of 1e-6."""
     canvases, height, width, _ = canvas([(40, 64), (64, 33), (50, 50), (64, 64)], 64)
     index, epoch = torch.arange(4), torch.tensor([0, 1, 1, 2])
     keys = [image_keys(index, seed=3, epoch=epoch, view=number) for number in (0, 1)]

@@ -70,7 +70,7 @@ def arrays(images: Tensor) -> NDArray[np.uint8]:
 
 
 def same_levels(ours: NDArray, theirs: NDArray, share: float = 0.001) -> None:
-    """Allow a difference of one level where a sum lies on an integer and rounding decides."""
+    """Allow a difference of one level where a sum is an integer up to rounding."""
     apart = np.abs(ours.astype(int) - theirs.astype(int))
     assert apart.max() <= 1, apart.max()
     assert (apart > 0).mean() <= share, (apart > 0).mean()
@@ -361,7 +361,7 @@ def test_snow_matches_a_step_by_step_reference(size: int) -> None:
             gray = cv2.cvtColor(x.astype(np.float32), cv2.COLOR_RGB2GRAY)[..., None]
             x = keep * x + (1 - keep) * np.maximum(x, 1.5 * gray + 0.5)
             expected.append(cut(x + layer + layer[::-1, ::-1]))
-        # OpenCV's gray is float32: some sums lie on an integer.
+        # OpenCV's gray is float32, and some sums are integers up to rounding.
         same_levels(made(images, "snow", severity, size), np.stack(expected), 0.01)
 
 

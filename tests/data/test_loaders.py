@@ -1,4 +1,4 @@
-"""Both loaders match a plain loop over the source and leave no thread behind."""
+"""Both loaders match a plain loop over the source, and their threads end."""
 
 import gc
 import itertools
@@ -114,7 +114,7 @@ PLAN = portions(
 def test_loaders_match_a_plain_loop_bitwise(
     bad: tuple[int, ...], labels: bool, workers: int
 ) -> None:
-    """Cover images of all sizes, oversized images, odd batch sizes and reused canvases."""
+    """Cover images of all sizes, oversized images, odd batch sizes and reused buffers."""
     source = Memory(RAGGED, bad, labels)
     wanted = [expected(source, portion) for portion in PLAN]
     resident = Resident(source, side=SIDE, device="cpu", workers=workers)
@@ -139,7 +139,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_wrong_image_dtype_or_shape_is_rejected(kind: str) -> None:
-    """Floats in [0, 1] would all turn black."""
+    """Floats in [0, 1] would become 0 in uint8."""
     source = Memory([(8, 8)] * 4)
     source.image = lambda i: BAD[kind]  # pyright: ignore
     for look in (lambda: canvas_side(source, 8), lambda: open_loader(source, side=8, device="cpu")):
@@ -292,7 +292,7 @@ def test_infinite_plan_is_prefetched_up_to_the_limit(prefetch: int) -> None:
 
 
 class Meeting(Memory):
-    """Return an image only when four threads read at the same time."""
+    """A source that returns an image only when four threads read at the same time."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # pyright: ignore
@@ -311,7 +311,7 @@ def test_workers_decode_in_parallel() -> None:
 
 
 class Slow(Memory):
-    """Each image takes 0.03 s."""
+    """A source whose images take 0.03 s each."""
 
     def image(self, i: int) -> Tensor:
         time.sleep(0.03)
@@ -334,7 +334,7 @@ def test_only_time_the_consumer_waits_is_counted() -> None:
 
 @pytest.mark.parametrize("ending", ["close", "drop", "loader", "error", "interrupt"])
 def test_worker_threads_stop_with_the_consumer(ending: str) -> None:
-    """They stop immediately: of 301 planned images, only those in progress are still read."""
+    """They stop immediately: of 301 planned images, only those in progress are finished."""
     source = Slow([(4, 4)] * 100)
     loader = Streaming(source, side=4, device="cpu", workers=2, prefetch=3)
     batches = loader.batches(portions([0], *[list(range(100))] * 3))
@@ -424,7 +424,7 @@ def test_exit_during_decoding_prints_nothing() -> None:
         ((480, 640), 112, 256),
     ],
 )
-def test_canvas_side_follows_image_and_view_size(
+def test_padded_side_depends_on_image_and_view_size(
     largest: tuple[int, int], view_size: int, side: int
 ) -> None:
     source = Memory([(8, 8), largest, (8, 8)], bad=(0,))
@@ -484,7 +484,7 @@ def checksum(batch: Batch) -> Tensor:
 def test_batches_are_correct_on_a_busy_gpu_without_synchronization(
     kind: Literal["yes", "no"], prefetch: int
 ) -> None:
-    """Batches are read long after the host moved on. Canvases and device memory are reused."""
+    """Batches are read long after they were launched; buffers and device memory are reused."""
     source = Memory([(200 + i, 256 - i) for i in range(32)])
     generator = torch.Generator().manual_seed(0)
     plan = [

@@ -37,7 +37,7 @@ LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "BMP": {}, "TIFF": {}, "PPM":
 
 
 def picture(seed: int = 0, height: int = 20, width: int = 28) -> Image.Image:
-    """Return an image without symmetry, smooth enough to survive JPEG."""
+    """Return an image without symmetry, smooth enough for JPEG to change it little."""
     generator = np.random.default_rng(seed)
     small = generator.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -147,7 +147,7 @@ def test_float_and_large_int32_pixels_are_unreadable(dtype: type) -> None:
         decode(encoded(image, "TIFF"))
 
 
-# How to turn a stored image upright, from the EXIF standard's table of first row and column.
+# How to rotate a stored image upright, from the EXIF standard's table of first row and column.
 UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -347,7 +347,7 @@ def imagenet(root: Path) -> Path:
 def test_imagenet_splits_share_their_classes(tmp_path: Path) -> None:
     root = imagenet(tmp_path)
     with tarfile.open(root / "ILSVRC2012_img_train.tar", "w"):
-        pass  # the original archive, left behind
+        pass  # the archive that the folders were extracted from
     (root / "ILSVRC2012_devkit_t12").mkdir()
 
     train, val = open_source(root), open_source(root, "val")
@@ -458,7 +458,7 @@ def test_files_outside_the_split_folders_are_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r": more/, 2 images$"):
         assert len(open_source(tmp_path, "val")) == 1
     (tmp_path / "train").rename(tmp_path / "c")
-    with pytest.raises(ValueError, match=r"'train'.* val; c/, more/, 2 .*/train$"):
+    with pytest.raises(ValueError, match=r"'train'.* val; .*c/, more/, 2 .*/train$"):
         open_source(tmp_path)
 
 
@@ -615,7 +615,7 @@ def test_damaged_tar_is_rejected_by_name(tmp_path: Path) -> None:
     write_tar(path, {f"{i}.png": encoded(picture(i)) for i in range(3)}, KINDS["ustar"])
     whole = path.read_bytes()
     path.write_bytes(whole[:1500])
-    with pytest.raises(ValueError, match=r"a\.tar .*: it ends in"):
+    with pytest.raises(ValueError, match=r"a\.tar .*: .*truncated"):
         open_source(path)
     path.write_bytes(zlib.compress(whole))
     with pytest.raises(ValueError, match=r"a\.tar .*tar: "):

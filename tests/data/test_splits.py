@@ -48,7 +48,7 @@ def test_every_class_of_two_or_more_is_in_both_parts(
 
 
 def test_held_out_images_are_proportional_to_class_sizes() -> None:
-    """Within one image per class, if no class is so small that it must be rounded up."""
+    """Counts are within one image per class, if no class is so small that it is rounded up."""
     counts = [1000, 500, 250, 33, 70]
     labels = labels_of(counts)
     out = by_class(labels, stratified(labels, 400, seed=0).held, 5)
@@ -63,7 +63,7 @@ def test_held_out_images_are_drawn_by_the_seed() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     # Over many seeds, every image of a class is held out equally often: 20 of 100. Of 300 draws
-    # that is 60 with a standard deviation of 7; five of them are allowed.
+    # that is 60 with a standard deviation of 7; five deviations are allowed.
     times = torch.zeros(150)
     for seed in range(300):
         times[stratified(labels, 30, seed=seed).held] += 1
@@ -135,7 +135,7 @@ def test_few_labels_depend_on_draw_and_seed() -> None:
 
 
 def test_few_labels_are_independent_of_held_out_images() -> None:
-    """50 and 50 of 500 images share 5 on average, and 50 if both were drawn alike."""
+    """50 and 50 of 500 images have 5 in common on average, or 50 if the draws were equal."""
     labels = labels_of([50] * 10)
     held = set(stratified(labels, 50, seed=0).held.tolist())
     assert len(held & set(few_labels(labels, 0.1).tolist())) < 20

@@ -1,4 +1,4 @@
-"""The built-in images have the same bytes on all machines and resist linear maps of pixels."""
+"""The built-in images have the same bytes on all machines and no linear shortcut to the class."""
 
 import hashlib
 from typing import NamedTuple
@@ -86,7 +86,7 @@ def test_splits_and_seeds_share_no_image() -> None:
 
 @pytest.mark.slow
 def test_mean_color_and_brightness_do_not_reveal_the_class(pixels: Pixels) -> None:
-    """A class differs from all images by chance only, by t values of its means over 500 images.
+    """A class differs from all images only by chance: t values of its means over 500 images.
 
     Over 12 x 3 channels and 12 x 3 x 16 squares of 8 pixels, |t| above 4.5 has probability 0.004.
     """
@@ -123,8 +123,8 @@ def test_nearest_neighbor_in_pixels_is_mostly_wrong(pixels: Pixels) -> None:
 def test_power_spectrum_reveals_the_class() -> None:
     """A classifier of shift-invariant statistics finds the class despite the nuisances.
 
-    The log power spectrum of the brightness is no linear map of pixels. Measured: 35 %; chance is
-    8.3 %.
+    The log power spectrum of the brightness is not a linear function of pixels. Measured: 35 %;
+    chance is 8.3 %.
     """
     (train, labels), (test, test_labels) = pictures(3000), pictures(1200, split="test")
 

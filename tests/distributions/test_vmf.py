@@ -344,7 +344,7 @@ def test_gradient_in_mu_is_bounded_next_to_the_first_axis() -> None:
 
 
 def test_log_prob_of_own_sample_has_no_gradient_in_mu() -> None:
-    """The sample moves with mu, so e(z|x) does not depend on mu; the gradient in kappa is left."""
+    """The sample moves with mu, so its density depends on kappa only."""
     r = unit_vectors(64, 256, dtype=torch.float64).mul(4).requires_grad_()
     p = VonMisesFisher(F.normalize(r, dim=-1), 16384.0)
     (grad,) = torch.autograd.grad(p.log_prob(p.rsample()).sum(), r)
@@ -382,7 +382,7 @@ def test_kl_is_never_negative_and_zero_at_equality(n, kappa_p, kappa_q, seed) ->
 
 @pytest.mark.parametrize(("n", "kappa_p", "kappa_q"), [(2048, 10.0, 11.0), (65536, 1e8, 1.001e8)])
 def test_float32_divergences_match_float64(n, kappa_p, kappa_q) -> None:
-    """Divergences are differences of numbers of 1e4 and more, whose rounding would show."""
+    """Divergences are differences of numbers of 1e4 and more, so rounding errors would be large."""
     mu = unit_vectors(n)
     wide = kl_divergence(VonMisesFisher(mu, kappa_p), VonMisesFisher(mu, kappa_q))
     narrow = mu.float()

@@ -1,4 +1,4 @@
-"""Figures in README and docs/results match the result files, computed with scipy."""
+"""Figures in docs/comparison.md and docs/results match the result files, computed with scipy."""
 
 import json
 import re
@@ -113,8 +113,8 @@ def test_three_seed_tables_match_the_results(group: str) -> None:
         ("byol-200", ("BYOL", "C-BYOL")),
     ],
 )
-def test_readme_table_matches_the_results(group: str, labels: tuple[str, str]) -> None:
-    text = (ROOT / "README.md").read_text().split("| | linear | Brier x 100 |", 1)[1]
+def test_comparison_table_matches_the_results(group: str, labels: tuple[str, str]) -> None:
+    text = (ROOT / "docs" / "comparison.md").read_text().split("| | linear | Brier x 100 |", 1)[1]
     head = ["", "linear", "Brier x 100", *re.split(r" \| ", text.splitlines()[0].strip(" |"))]
     lines = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()[2:11]]
     start = next(i for i, line in enumerate(lines) if line[0].startswith(labels[0]))

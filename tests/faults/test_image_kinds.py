@@ -106,7 +106,7 @@ def test_files_without_an_image_extension_are_counted_or_ignored(tmp_path: Path)
     names = "a.png", "b.tga", "c.ico", "d.pdf", "e.HEIC", "f.jp2", "g.svg", "h.txt", "png", "i"
     for name in names:
         (tmp_path / name).write_bytes(encoded("PNG"))
-    with pytest.warns(UserWarning, match=r"not read here: \.heic 1, \.jp2 1, \.svg 1; convert"):
+    with pytest.warns(UserWarning, match=r"\.heic 1, \.jp2 1, \.svg 1"):
         source = open_source(tmp_path)
     assert [source.origin(i) for i in range(len(source))] == [str(tmp_path / "a.png")]
 

@@ -30,7 +30,7 @@ from compressive.objectives import byol_loss, cbyol_loss
 from compressive.optim import LARS, parameter_groups
 
 # Reduced from the official files: the images that all four steps share are stored once, and
-# variable names once per step. What no test reads (outputs of layers, most flags) is left out.
+# variable names once per step. Values that no test reads (layer outputs, most flags) are omitted.
 STEPS = golden_json("train_step")
 ARRAYS = golden_arrays("train_step")
 

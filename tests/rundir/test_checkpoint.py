@@ -367,7 +367,7 @@ except OSError as error:
 
 @pytest.mark.slow
 def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
-    """A limit on the file size stands for a full disk: the same write fails in the same way."""
+    """A limit on the file size replaces a full disk: the same write fails in the same way."""
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     errno, line = run.stdout.rstrip("\n").split(" ", 1)

@@ -312,7 +312,7 @@ def test_restored_moments_have_the_strides_of_their_weights(name: str, tmp_path:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
 def test_only_step_counts_are_restored_to_the_cpu(tmp_path: Path) -> None:
-    """torch's "meta" stands for a GPU, where AdamW would synchronize on the count in every step."""
+    """torch's "meta" replaces a GPU, where AdamW would synchronize on the count in every step."""
     changes = ("optim.name=adamw", "bottleneck.target_residual=1", "train.log_every=3")
     run = started(tiny("method=c-byol", *changes, "train.steps=6"), tmp_path)
     one_step(run)
@@ -621,7 +621,7 @@ def test_beta_moves_toward_the_target_residual(target: float, way: int, tmp_path
 def test_adaptive_run_logs_its_effective_beta(
     changes: list[str], rises: bool, tmp_path: Path
 ) -> None:
-    """Beta is still scheduled or controlled; the effective beta lies between 0 and beta."""
+    """Beta is still scheduled or controlled; the effective beta is between 0 and beta."""
     pretrain(
         tiny(*changes, "bottleneck.schedule=adaptive", "train.steps=3"), tmp_path, display=silent()
     )
@@ -689,7 +689,7 @@ def test_nonfinite_weights_after_the_last_step_fail(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_collapse_stops_the_run_with_a_reason(tmp_path: Path) -> None:
-    """10 times the spread of uniform directions is unreachable, so all counts as collapsed."""
+    """10 times the spread of uniform directions is unreachable, so every run has collapsed."""
     saving = ("train.save_every=1e-9", "health.max_restarts=1", "train.steps=20")
     config = tiny("method=c-byol", "health.collapse_std=10", *saving)
     with pytest.raises(
@@ -896,7 +896,7 @@ def test_resume_with_added_images_is_rejected(tmp_path: Path) -> None:
 def test_no_held_out_labels_means_no_accuracy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No feature is computed for nothing."""
+    """No features are computed then."""
     monkeypatch.setattr(online_eval, "features", None)
     config = tiny("probe.holdout=0", "method=simclr")
     assert pretrain(config, tmp_path, display=silent()).accuracy is None
@@ -924,14 +924,13 @@ def joined(state: dict[str, Any], part: str, ends: tuple[str, ...]) -> Tensor:
 
 @pytest.mark.distributed
 def test_two_processes_match_one(tmp_path: Path) -> None:
-    """SimCLR with SGD, 3 steps: 8 images in each of two torchrun processes, 16 in one.
+    """Train SimCLR with SGD for 3 steps: 8 images in each of two torchrun processes, 16 in one.
 
-    Weights agree to 1e-4, and to 1 % of their change in training: float32 sums over a batch are
-    split in two, and over 3 steps of such small batch norms a change of the initial weights by 1e-7
-    grows to 6e-5, or 1.4e-4 of their change. torch 2.11 on ARM differs by 3e-4, so the
-    tolerance is wider there. The probe's weights
-    start at 0 and AdamW's first steps amplify small gradients, so for them only the 1 % of the
-    change holds. Only rank 0 prints.
+    Weights agree to 1e-4, and to 1 % of their change in training. They are not equal, because
+    float32 sums over a batch are split in two: over 3 steps of such small batch norms a change of
+    the initial weights by 1e-7 grows to 6e-5, or 1.4e-4 of their change. torch 2.11 on ARM differs
+    by 3e-4, so the tolerance is wider there. The probe's weights start at 0 and AdamW's first steps
+    amplify small gradients, so only the 1 % of the change applies to them. Only rank 0 prints.
     """
     wider = 5 if torch.__version__ < "2.12" and platform.machine() == "aarch64" else 1
     one, two = tmp_path / "one", tmp_path / "two"
@@ -1132,7 +1131,7 @@ def test_encoder_stores_the_antialias_setting(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_health_state_survives_resume(tmp_path: Path) -> None:
-    """The state holds recent losses for spike detection and two of the three low readings."""
+    """The state has recent losses for spike detection and two of the three low readings."""
     run = started(tiny(), tmp_path)
     run.health.load_state_dict({"losses": [1.0, 2.0, 3.0], "was_wide": True, "low": 2})
     run.save()
@@ -1211,9 +1210,10 @@ def test_accumulated_step_logs_and_controls_by_the_mean(
     assert steered == pytest.approx(means[:, 1], rel=1e-6)
 
 
-def test_beta_warmup_longer_than_the_run_is_cut_to_a_tenth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["linear", "adaptive"])
+def test_beta_warmup_longer_than_the_run_is_cut_to_a_tenth(schedule: str) -> None:
     """10 epochs of 5 steps exceed the run's 40 steps; uncut, it would end at 0.8 of beta."""
-    rising = ("method=c-simclr", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
+    rising = ("method=c-simclr", f"bottleneck.schedule={schedule}", "bottleneck.warmup_epochs=10")
     short = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=40"), 40)
     assert len(short.notes) == 1
     assert "4 steps" in short.notes[0]

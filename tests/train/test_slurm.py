@@ -66,12 +66,12 @@ def test_failed_run_is_not_requeued(tmp_path: Path, cluster: dict[str, str]) -> 
 
 
 def stopped(folder: Path, cluster: dict[str, str], *numbers: signal.Signals) -> int:
-    """Send signals to the script while its run goes on; return its exit code."""
+    """Send signals to the script during its run; return its exit code."""
     job = subprocess.Popen([SCRIPT, *WORDS], cwd=folder, env=cluster | {"WAIT": "1000"})
     until = time.monotonic() + 30
     while not (folder / "srun.txt").exists() and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(0.3)  # until both have set their traps
+    time.sleep(0.3)  # wait until both have set their traps
     for number in numbers:
         job.send_signal(number)
         time.sleep(0.02)

@@ -1,9 +1,8 @@
-"""Views of images: the paper's random crops, colors, blur and solarization, in batch on the device.
+"""The paper's augmentations: crops, color changes, blur, solarization; in batch on the device.
 
-Images are (batch, 3, h, w) floats in [0, 1] unless said otherwise. What each image gets is drawn in
-`views`; here it is data, so that nothing loops over images and one graph holds everything.
-
-Longer than 300 lines, since every operation of the paper's table is here and nothing else.
+Images are (batch, 3, h, w) floats in [0, 1] unless stated otherwise. `params` draws the random
+parameters of each image. Here they are tensors, so that nothing loops over images and one graph
+holds everything.
 """
 
 from collections.abc import Sequence
@@ -18,42 +17,42 @@ from compressive.rng import Integers, Keys
 
 Images = Float[Tensor, "batch 3 h w"]
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colors
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
 def brightness(images: Images, delta: Numbers) -> Images:
-    """Light added, not clipped."""
+    """Add `delta` to all channels without clipping."""
     return images + delta[:, None, None, None]
 
 
 def contrast(images: Images, factor: Numbers) -> Images:
-    """Distances to each channel's own mean multiplied, not clipped."""
+    """Multiply the differences to each channel's mean without clipping."""
     mean = images.mean((2, 3), keepdim=True)
     return mean + factor[:, None, None, None] * (images - mean)
 
 
 def saturation(images: Images, factor: Numbers) -> Images:
-    """HSV saturation multiplied, and 1 at most."""
+    """Multiply the HSV saturation, up to 1."""
     return torch.stack(_hsv(images.unbind(1), factor, torch.zeros_like(factor)), 1)
 
 
 def hue(images: Images, turn: Numbers) -> Images:
-    """HSV hue moved along its circle, in turns."""
+    """Rotate the HSV hue; `turn` is in turns of the color circle."""
     return torch.stack(_hsv(images.unbind(1), torch.ones_like(turn), turn), 1)
 
 
 def grayscale(images: Images) -> Images:
-    """Luminance in all three channels."""
+    """Return the luminance in all three channels."""
     return _gray(images.unbind(1))[:, None].expand_as(images)
 
 
 def solarize(images: Images) -> Images:
-    """What is brighter than a half turned into its negative."""
+    """Invert values of 0.5 and more."""
     return torch.where(images < 0.5, images, 1 - images)
 
 
 def jitter(images: Images, change: Jitter) -> Images:
-    """The four color operations in each image's own order, clipped to [0, 1] after each."""
+    """Apply the four color operations in the order drawn per image; clip to [0, 1] after each."""
     return torch.stack(_jitter(images.unbind(1), change), 1)
 
 
@@ -62,7 +61,7 @@ def _gray(planes: Sequence[Tensor]) -> Tensor:
 
 
 def _hsv(planes: Sequence[Tensor], factor: Tensor, turn: Tensor) -> list[Tensor]:
-    """Saturation and hue at once: each leaves alone what the other reads."""
+    """Change saturation and hue at once; neither affects the other."""
     red, green, blue = planes
     value = red.maximum(green).maximum(blue)
     chroma = value - red.minimum(green).minimum(blue)
@@ -77,9 +76,10 @@ def _hsv(planes: Sequence[Tensor], factor: Tensor, turn: Tensor) -> list[Tensor]
 
 
 def _jitter(planes: Sequence[Tensor], change: Jitter) -> list[Tensor]:
-    """Any order is: hsv, brightness or contrast, hsv, the other one, hsv, some of them idle."""
-    # Saturation and hue commute, so only how many of brightness and contrast precede each matters.
-    # The mean for contrast is taken once, of the image that contrast will see.
+    """Apply hsv, brightness or contrast, hsv, the other one, hsv; some of them do nothing."""
+    # This covers every order: saturation and hue commute, so only the number of brightness and
+    # contrast operations before each of them matters. The mean for contrast is computed once, from
+    # the input of the contrast operation.
     light, stretch, *late = change.turns.unbind(1)
     first = light < stretch
     stages = [(turn > light).long() + (turn > stretch) for turn in late]
@@ -102,8 +102,8 @@ def _jitter(planes: Sequence[Tensor], change: Jitter) -> list[Tensor]:
 
 
 def _products(images: Tensor, down: Tensor, across: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mix rows and columns of each image by its own matrices, (batch, out, in), held in `dtype`."""
-    # In memory the channels lie between rows and columns, so that both products are batched ones.
+    """Multiply rows and columns of each image by its matrices, (batch, out, in), in `dtype`."""
+    # In memory the channels are between rows and columns, so that both products are batched.
     rows = images.transpose(1, 2).contiguous().to(dtype).flatten(1, 2)
     rows = (rows @ across.mT.to(dtype)).unflatten(1, (-1, 3)).flatten(2)
     return (down.to(dtype) @ rows).unflatten(2, (3, -1)).transpose(1, 2)
@@ -112,7 +112,7 @@ def _products(images: Tensor, down: Tensor, across: Tensor, dtype: torch.dtype) 
 def gaussian_blur(
     images: Images, sigma: Numbers, taps: int, products: torch.dtype = torch.float32
 ) -> Images:
-    """Blurred with a standard deviation in pixels, black beyond the border; 0 leaves an image."""
+    """Blur with standard deviation `sigma` in pixels, zero padding; sigma 0 changes nothing."""
 
     def band(side: int) -> Tensor:
         at = torch.arange(side, device=images.device)
@@ -120,7 +120,7 @@ def gaussian_blur(
         return torch.where(apart.abs() <= taps // 2, bell(apart), 0.0) / total
 
     def bell(apart: Tensor) -> Tensor:
-        # Below a sigma of 0.07 float32 knows no neighbor: 0.01 is exactly the identity.
+        # Below a sigma of 0.07 the neighbors' weights are 0 in float32: 0.01 is the identity.
         return torch.exp(-0.5 * (apart / sigma.clamp(min=0.01)[:, None, None]) ** 2)
 
     total = bell(torch.arange(-(taps // 2), taps // 2 + 1, device=images.device)).sum(2, True)
@@ -137,9 +137,9 @@ def crop_resize_flip(
     products: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch 3 size size"]:
     """Return the box of each image at size x size, mirrored where `flip`; uint8 becomes [0, 1]."""
-    # Bicubic with Keys' a = -0.5, half-pixel centers, weights of pixels outside of the box shared
-    # among the rest; clipped. TensorFlow rounds positions to 1/1024 pixel (1.3e-4 in the result);
-    # here they are exact, also their differences to the pixels: whole numbers over 2 * size.
+    # Bicubic with Keys' a = -0.5, half-pixel centers, weights normalized within the box; clipped.
+    # TensorFlow rounds positions to 1/1024 pixel (1.3e-4 in the result). Here they are exact, as
+    # are their differences to the pixels: whole numbers over 2 * size.
 
     def weights(start: Tensor, length: Tensor, source: int, flip: Tensor | None) -> Tensor:
         to = torch.arange(size, device=images.device)[None]
@@ -162,13 +162,13 @@ def crop_resize_flip(
 
 
 def center_box(height: Integers, width: Integers, share: float = 0.875) -> Box:
-    """The square that evaluation sees: this share of the shorter side, in the middle."""
+    """Return the centered square for evaluation; its side is `share` of the shorter side."""
     side = (share * height.minimum(width).double()).round().long()
     return Box((height - side + 1) // 2, (width - side + 1) // 2, side, side)
 
 
 def central_share(size: int) -> float:
-    """Of the shorter side, what evaluation sees; up to 32 pixels all: CIFAR's images are whole."""
+    """Return the share of the shorter side that evaluation crops; 1 up to 32 pixels (CIFAR)."""
     return 1.0 if size <= 32 else 0.875
 
 
@@ -181,7 +181,7 @@ def center_crop(
     width: Integers | None = None,
     antialias: bool = False,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """The view for evaluation, not yet normalized, of images in canvases as in `augment`."""
+    """Return the center crop for evaluation, not normalized; arguments as in `augment`."""
     images = planar(images)
     full = images.new_ones(len(images), dtype=torch.long)
     height = full * images.shape[2] if height is None else height
@@ -197,11 +197,11 @@ def normalize(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
 ) -> Images:
-    """Colors less their mean over their standard deviation, channels_last in memory."""
+    """Subtract the mean and divide by the standard deviation; the result is channels_last."""
     channel = torch.arange(3, device=images.device)[:, None, None]
 
     def spread(values: Sequence[float]) -> Tensor:
-        # Not a tensor from the host: that would wait for the device.
+        # A tensor from the host would synchronize with the device.
         rest = torch.where(channel == 1, values[1], values[2])
         return torch.where(channel == 0, values[0], rest)
 
@@ -210,7 +210,7 @@ def normalize(
 
 
 def colors(normalized: Images) -> Images:
-    """Colors from 0 to 1 of what `normalize` made of them."""
+    """Invert `normalize`: return colors from 0 to 1."""
     mean = [-m / s for m, s in zip(MEAN, STD, strict=True)]
     return normalize(normalized.float(), mean=mean, std=[1 / s for s in STD])
 
@@ -229,13 +229,13 @@ def augment(
 ) -> Float[Tensor, "batch 3 size size"]:
     """Make one random view of each uint8 image, (batch, 3, h, w) or (batch, h, w, 3), normalized.
 
-    Images of different sizes lie in the top left corners of equal canvases, with sizes `height` and
-    `width`. `products` is the dtype of the matrix products and of the images between them: float16
-    on a GPU is faster and costs about 1e-3 of the range; colors are float32 in any case.
+    Images of different sizes are in the top left corners of the batch; `height` and `width` are
+    their sizes. `products` is the dtype of the matrix products and of the images between them:
+    float16 is faster on a GPU, with errors of about 1e-3 of the range. Colors are always float32.
     """
     images = planar(images)
     if keys.shape != (len(images), 2) or keys.device != images.device:
-        needed = f"({len(images)}, 2) on {images.device}, as image_keys makes them"
+        needed = f"({len(images)}, 2) on {images.device}, as made by image_keys"
         raise ValueError(f"keys must be {needed}, got {tuple(keys.shape)} on {keys.device}")
     if size < 1:
         raise ValueError(f"size must be 1 or more, got {size}")
@@ -262,11 +262,13 @@ def augment_pair(
     dtype: torch.dtype = torch.float32,
     products: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"]]:
-    """Make two views as `augment` does; `keys` are those of the first views, then of the second."""
+    """Make two views as `augment` does; `keys` are those of all first views, then all second."""
     if views[0].antialias != views[1].antialias:
-        raise ValueError("both views must be antialiased or neither")
+        raise ValueError("antialias must be equal in both views")
     if len(keys) != 2 * len(images):
-        raise ValueError(f"keys must be two for each of {len(images)} images, got {len(keys)}")
+        raise ValueError(
+            f"keys must have two rows for each of {len(images)} images, got {len(keys)}"
+        )
     drawn = draw_pair(keys, views, height, width)
     both = torch.cat([images, images])
     with full_precision(images):
@@ -283,7 +285,7 @@ def render(
     antialias: bool = False,
     products: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch 3 size size"]:
-    """Views with parameters that are drawn already, in [0, 1]: all of `augment` that is large."""
+    """Apply parameters that are already drawn; return views in [0, 1], not normalized."""
     box, flip, height, width = drawn.box, drawn.flip, *images.shape[2:]
     if box is None and height == width == size:
         x = torch.where(flip[:, None, None, None], images.flip(3), images) / 255
@@ -307,12 +309,12 @@ def render(
 
 
 def blur_taps(size: int) -> int:
-    """Width of the blur of a view of this size: 23 at 224 pixels, 3 at 32."""
+    """Return the width of the blur kernel for this view size: 23 at 224 pixels, 3 at 32."""
     return 2 * (size // 10 // 2) + 1
 
 
 def planar(images: Tensor) -> UInt8[Tensor, "batch 3 h w"]:
-    """Bytes with the colors in front, whichever way they came."""
+    """Return uint8 images with the channels first; accept channels first or last."""
     if images.dtype != torch.uint8 or images.ndim != 4 or 3 not in (images.shape[1::2]):
         rule = "images must be uint8 of shape (batch, 3, h, w) or (batch, h, w, 3)"
         raise ValueError(f"{rule}, got {images.dtype} of shape {tuple(images.shape)}")

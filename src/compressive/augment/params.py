@@ -1,4 +1,4 @@
-"""Settings of a view, and each image's random parameters as functions of its key alone."""
+"""Settings of a view; random parameters of each image as functions of its key alone."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,16 +16,16 @@ Flags = Bool[Tensor, " batch"]
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How one view is made; the defaults are the paper's t. Operations come in this order."""
+    """Settings of one view, in the order of its operations; defaults are the paper's t."""
 
-    crop: bool = True  # False where workers have cropped already
-    crop_scale_min: float = 0.08  # share of the image's area
+    crop: bool = True  # False if images are already cropped
+    crop_scale_min: float = 0.08  # fraction of the image's area
     crop_scale_max: float = 1.0
-    log_aspect: bool = True  # log(w/h) uniform on log 3/4 to log 4/3; False: w/h itself
-    antialias: bool = False  # the official code has none, even where it shrinks
-    flip: float = 0.5  # this one and jitter, gray, blur, solarize are probabilities
+    log_aspect: bool = True  # log(w/h) is uniform from log 3/4 to log 4/3; False: w/h is uniform
+    antialias: bool = False  # the official code never antialiases, even when it shrinks
+    flip: float = 0.5  # flip, jitter, gray, blur and solarize are probabilities
     jitter: float = 0.8
-    brightness: float = 0.4  # these four are largest changes; their order is random
+    brightness: float = 0.4  # these four are maximum changes; their order is random
     contrast: float = 0.4
     saturation: float = 0.2
     hue: float = 0.1  # in turns of the color circle
@@ -49,14 +49,14 @@ class View:
 
 
 def paper_views(crop_scale_min: float = 0.08) -> tuple[View, View]:
-    """The paper's t and t' (BYOL's): only blur and solarization differ."""
+    """Return the paper's t and t' (BYOL's); they differ only in blur and solarization."""
     t = View(crop_scale_min=crop_scale_min)
     return t, replace(t, blur=0.1, solarize=0.2)
 
 
 def simclr_views(strength: float = 1.0) -> tuple[View, View]:
-    """Return SimCLR's views, the same for both; `strength` is that of the color distortion."""
-    # Blur has the probability of SimCLR's code, 0.5; the paper's table says 1.0.
+    """Return SimCLR's two views, which are equal; `strength` scales the color distortion."""
+    # The probability of blur is that of SimCLR's code, 0.5; the paper's table says 1.0.
     s = 0.8 * strength
     view = View(
         log_aspect=False, brightness=s, contrast=s, saturation=s, hue=0.2 * strength, blur=0.5
@@ -65,7 +65,7 @@ def simclr_views(strength: float = 1.0) -> tuple[View, View]:
 
 
 class Box(NamedTuple):
-    """Part of each image, in whole pixels."""
+    """A rectangle in each image, in whole pixels."""
 
     top: Integers
     left: Integers
@@ -74,7 +74,7 @@ class Box(NamedTuple):
 
 
 class Jitter(NamedTuple):
-    """Changes of color; `turns` says when each of the four comes, from 0 to 3."""
+    """Color changes; `turns` holds the position of each of the four in the order, 0 to 3."""
 
     turns: Int[Tensor, "batch 4"]
     brightness: Numbers
@@ -84,21 +84,21 @@ class Jitter(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What happens to each image; None for what happens to none of them."""
+    """Random parameters of each image; None turns an operation off for all images."""
 
-    box: Box | None  # None is the whole image
+    box: Box | None  # None: the whole image
     flip: Flags
     jitter: Jitter | None
     gray: Flags | None
-    sigma: Numbers | None  # 0 leaves the image as it is
+    sigma: Numbers | None  # 0: no blur
     solarize: Flags | None
 
 
 def crop_box(
     u: Float[Tensor, "batch 4"], view: View, height: int | Integers, width: int | Integers
 ) -> Box:
-    """Return a random crop from four uniform numbers: area, aspect, and how far down and across."""
-    # One draw as in the official code: sides rounded half to even and cut to the image.
+    """Return a random crop from four uniform numbers: area, aspect, vertical, horizontal place."""
+    # One draw as in the official code: sides are rounded half to even and clipped to the image.
     area, aspect, down, across = u.unbind(1)
     area = _between(area, view.crop_scale_min, view.crop_scale_max) * height * width
     if view.log_aspect:
@@ -112,14 +112,14 @@ def crop_box(
 
 
 def draw(keys: Keys, view: View, height: int | Integers, width: int | Integers) -> Draw:
-    """All random parameters of a view, computed in float64 so that devices agree in float32."""
+    """Draw all random parameters of a view, in float64 so that devices agree in float32."""
     return _draw_from_uniforms(uniforms(keys, 18), view, height, width)
 
 
 def draw_pair(
     keys: Int[Tensor, "twice 2"], views: tuple[View, View], height: Integers, width: Integers
 ) -> Draw:
-    """Draw what two calls of `draw` would, half of `keys` for each, in half as many operations."""
+    """Return what two calls of `draw` with halves of `keys` return, in half the operations."""
     u = uniforms(keys, 18).chunk(2)
     first, second = (
         _draw_from_uniforms(each, v, height, width) for each, v in zip(u, views, strict=True)
@@ -143,7 +143,7 @@ def _concatenate(first: Any, second: Any) -> Any:
 
 
 def _either(first: Tensor | None, second: Tensor | None, none: Tensor) -> Tensor | None:
-    """One after the other, `none` for the one that is not there; None if neither is."""
+    """Concatenate, with `none` in place of a missing one; return None if both are missing."""
     if first is None and second is None:
         return None
     return torch.cat([none if first is None else first, none if second is None else second])
@@ -159,7 +159,7 @@ def _draw_from_uniforms(
         torch.where(jitters < view.jitter, _between(v, same - most, same + most), same).float()
         for v, most, same in zip(changes, strengths, (0.0, 1.0, 1.0, 0.0), strict=True)
     ]
-    # A random permutation: the ranks of four numbers. A tie (1e-9) goes to the first.
+    # The ranks of four numbers are a random permutation. In a tie (1e-9) the first has rank 0.
     lots = u[:, 10:14] + 2.0**-40 * torch.arange(4, device=u.device)
     turns = (lots[:, None, :] < lots[:, :, None]).sum(2)
     sigma = torch.where(blurs < view.blur, _between(sigma, view.sigma_min, view.sigma_max), 0.0)

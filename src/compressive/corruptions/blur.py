@@ -16,7 +16,7 @@ def gaussian_blur(images: Pixels, sigma: float) -> Pixels:
 
 
 def disk(radius: float, alias: float) -> Tensor:
-    """Return the kernel of a lens out of focus: a disk smoothed by a small Gaussian.
+    """Return the kernel of a defocused lens: a disk smoothed by a small Gaussian.
 
     It is rounded to float32 as in OpenCV: if weights are fifths, the last bit decides a level.
     """

@@ -14,7 +14,7 @@ from compressive.rng import Keys, uniforms
 def _to_hsv(images: Pixels) -> tuple[Tensor, Tensor, Tensor]:
     """Return hue, saturation and value from 0 to 1, in scikit-image's order of operations.
 
-    Levels are near whole numbers, so that the last bit decides; it is the same here.
+    Levels are near whole numbers, so the last bit decides the rounding; it is the same here.
     """
     light = over(images.double(), 255)
     red, green, blue = light.unbind(1)
@@ -86,7 +86,7 @@ def _affine(
     corners = [[middle + arm, middle + arm], [middle + arm, middle - arm], [middle - arm] * 2]
     points = torch.tensor(corners, dtype=torch.float64, device=y.device)  # x, y
     first, pivot, last = (points + jolts.unflatten(1, (3, 2))).unbind(1)
-    # Edges from the pivot were (0, 2 arm) and (-2 arm, 0): the inverse of what they became.
+    # Invert the map that takes the edges (0, 2 arm) and (-2 arm, 0) to their moved versions.
     (a, b), (c, d) = ((edge - pivot).unbind(1) for edge in (first, last))
     scale = 2 * arm / (a * d - b * c)
     u, v = (axis - at[:, None, None] for axis, at in zip((x, y), pivot.unbind(1), strict=True))

@@ -11,7 +11,7 @@ from compressive.rng import Keys, uniforms
 
 
 def normal(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Convert uniform to standard normal numbers by inversion; at most 6.3 in size."""
+    """Convert uniform to standard normal numbers by inversion; absolute values are at most 6.3."""
     return torch.special.ndtri(u + 2.0**-33)
 
 

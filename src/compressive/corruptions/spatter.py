@@ -14,7 +14,7 @@ from compressive.rng import Keys, uniforms
 Levels = Int[Tensor, "batch size size"]
 
 _WATER, _MUD = (175.0, 238.0, 238.0), (63.0, 42.0, 20.0)
-# OpenCV's 5 x 5 distance: a step aside, a diagonal one, a knight's move, in units of 2**-16.
+# OpenCV's 5 x 5 distance: straight, diagonal and knight's moves, in units of 2**-16.
 _DISTANCE_STEPS = {(0, 1): 65536, (1, 1): 91750, (1, 2): 143976}
 _ONES = [[1, 1, 1]] * 3
 

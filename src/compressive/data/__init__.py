@@ -1,1 +1,1 @@
-"""Images: where they come from, in which order, and how they reach the device."""
+"""Image sources, splits, sampling order, and loaders to the device."""

@@ -1,4 +1,4 @@
-"""From the bytes of a file to pixels: upright, in RGB, or one line that says why not."""
+"""Decode encoded images to upright RGB pixels, or raise `Unreadable` with a one-line reason."""
 
 import io
 import re
@@ -19,34 +19,34 @@ from compressive.config import Data
 MAX_PIXELS = Data().max_pixels  # also PIL's own limit
 _COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"})
-# PIL's names of formats that are read. Others may start programs: EPS runs Ghostscript.
+# Formats read by PIL. Others may start programs: EPS runs Ghostscript.
 _FORMATS = ("PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "ICO", "TGA", "JPEG2000")
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Unreadable(ValueError):
-    """An image that cannot be decoded; the message is the reason."""
+    """Raised if an image cannot be decoded; the message is the reason."""
 
 
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
-    """Decode an image to RGB, upright by its EXIF orientation and without transparency."""
-    # Of an animation the first frame; of 16 bits the upper 8. The GIL is free while pixels are
-    # decoded. A file without its end is `Unreadable`. Damage further inside is found for sure only
-    # in PNG, the one format with checksums.
+    """Decode an image to RGB; apply the EXIF orientation and drop transparency."""
+    # Of an animation use the first frame, of 16 bits the upper 8. The GIL is released while pixels
+    # are decoded. A truncated file is `Unreadable`. Other damage is reliably detected only in PNG,
+    # the one format with checksums.
     if not data:
         raise Unreadable("empty file")
     if Image.MAX_IMAGE_PIXELS and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # PIL rejects more than twice its limit
     try:
-        # Of WebP only the simple forms: torchvision knows neither the orientation nor the animation
-        # that the extended one, VP8X, may hold.
+        # Of WebP only the simple formats: torchvision supports neither the orientation nor the
+        # animation that the extended format, VP8X, may hold.
         if data[:2] == b"\xff\xd8" or data[8:16] in (b"WEBPVP8 ", b"WEBPVP8L"):
             _require_size(_header_pixels(data), max_pixels)
-            # torch warns of memory that it may not write to; the copy is 1 % of the decoding.
+            # torch warns about read-only memory; the copy takes 1 % of the decoding time.
             encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             return decode_image(encoded, mode=ImageReadMode.RGB, apply_exif_orientation=True)
-        # Not torchvision's decode_png: a damaged PNG ends the process there. In 0.29, 595 of 600
-        # with a few bytes changed or with zeros for an end were segmentation faults.
+        # Do not use torchvision's decode_png: a damaged PNG crashes it. In 0.29, 595 of 600 files
+        # with a few changed bytes or an end of zeros caused a segmentation fault.
         if data.startswith(_PNG):
             _require_checksums(data)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
@@ -62,16 +62,16 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
     except UnidentifiedImageError:
         known = "in no known image format, or its header is damaged"
         raise Unreadable(f"{known}; it begins with {data[:8]!r}") from None
-    except Exception as error:  # of PIL's plugins each has kinds of its own
+    except Exception as error:  # each of PIL's plugins raises its own types
         raise Unreadable(first_line(error)) from error
 
 
 def shrink(
     image: UInt8[Tensor, "3 h w"], side: int, least: int = 0, most: int = 0
 ) -> UInt8[Tensor, "3 new_h new_w"]:
-    """Shrink the longer side to `side`, antialiased bicubic; smaller images stay as they are."""
-    # No shorter side goes below `least`: an image too long for that loses both ends, down to `most`
-    # pixels; 0: to `side`, or to twice `least` where that is more.
+    """Shrink the longer side to `side`, antialiased bicubic; return smaller images unchanged."""
+    # The shorter side is at least `least`. If the image is then too long, both ends are cropped, to
+    # `most` pixels; 0 means the larger of `side` and twice `least`.
     sides = image.shape[1:]
     if max(sides) <= side:
         return image
@@ -86,7 +86,7 @@ def shrink(
 
 
 def _resize(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
-    """Antialiased bicubic; a column of single pixels lies down (torch without AVX repeats one)."""
+    """Resize, antialiased bicubic; transpose if one pixel wide (wrong in torch without AVX)."""
     height, width = size
     if width == 1 < height:
         return _resize(image.mT, [width, height]).mT
@@ -94,11 +94,11 @@ def _resize(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 
 
 
 def rgb(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:
-    """What PIL has opened, as `decode` would have it."""
+    """Convert an image opened by PIL to the result of `decode`."""
     picture.load()  # first, so that nothing below hides a truncated file
-    # Of 16 bits in a PNG or PPM; elsewhere small numbers may be whole colors, not black ones.
+    # In PNG and PPM mode I has 16 bits; in other formats small values need not mean dark pixels.
     is_open = picture.mode == "I" and picture.format not in ("PNG", "PPM", None)
-    with suppress(Exception):  # bad EXIF data is no reason to lose a good picture
+    with suppress(Exception):  # invalid EXIF data does not make an image unreadable
         picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
         raise Unreadable("pixels are floating-point numbers, which have no agreed range")
@@ -111,7 +111,7 @@ def rgb(picture: Image.Image) -> UInt8[Tensor, "3 h w"]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the place in torchvision's sources or the lines after."""
+    """Return the first line of an error message, without the location in torchvision's sources."""
     line = str(error).split("\n")[0] or type(error).__name__
     return re.sub(r"^.*\.cpp:\d+, ", "", line)
 
@@ -143,13 +143,13 @@ def _header_pixels(data: bytes) -> int:
                 return 0
             if marker > 1 and not 0xD0 <= marker <= 0xD7:
                 at += struct.unpack_from(">H", data, at)[0]
-    except (IndexError, struct.error):  # the decoder says what is wrong
+    except (IndexError, struct.error):  # the decoder reports what is wrong
         pass
     return 0
 
 
 def _require_checksums(data: bytes) -> None:
-    """Every critical chunk of a PNG whole, up to the last. PIL does not look at those of pixels."""
+    """Raise `Unreadable` if a critical chunk of a PNG is damaged; PIL does not check pixel data."""
     view, at, kind = memoryview(data), len(_PNG), b""
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, at)

@@ -1,4 +1,4 @@
-"""Identify the images of a source, for records and for the cache of features."""
+"""Fingerprints of the images of a source, for records and for the feature cache."""
 
 import hashlib
 import os
@@ -16,13 +16,13 @@ class DatasetFingerprint:
     """Hash of names, labels and the pixels of `samples` images spread over a source."""
 
     # The path does not count: the same files in another folder have the same fingerprint. Pixels
-    # count because equal names with other pixels are common: one set stored as JPEG and as PNG.
+    # count because the same names often have other pixels, as in a set stored as JPEG and as PNG.
 
     def __init__(self, source: Source, *, samples: int = 64) -> None:
         self.source, self.samples = source, samples
 
     def of(self, places: Iterable[int] | None = None) -> str:
-        """Return the fingerprint of the images at these places, or of all images."""
+        """Return the fingerprint of the images at these indices, or of all images."""
         places = range(len(self.source)) if places is None else list(places)
         names = "\n".join(Path(self.source.origin(i)).name for i in places)
         digest = hashlib.blake2b(self._pixels, digest_size=16)
@@ -53,8 +53,8 @@ class DatasetFingerprint:
 
 
 def file_states(source: Source) -> dict[str, tuple[int, int]]:
-    """Return size and time of modification of all files that images of a source lie in, by path."""
-    # In threads: behind a network each answer takes a fraction of a millisecond.
+    """Return size and modification time of all files that hold images of a source, by path."""
+    # In threads, because a stat on a network disk takes a fraction of a millisecond.
     images = range(len(source))
     with ThreadPoolExecutor(32) as pool:
         parts = pool.map(lambda k: _states(source, images[k : k + 1000]), images[::1000])
@@ -63,7 +63,7 @@ def file_states(source: Source) -> dict[str, tuple[int, int]]:
 
 def _states(source: Source, images: range) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
-    known = "\0"  # how origins begin that lie in the same file as the one before, or in none
+    known = "\0"  # prefix of origins in the same file as the previous one, or in no file
     for origin in map(source.origin, images):  # a file, or FILE:PLACE
         path = origin
         while path and not origin.startswith(known):

@@ -1,4 +1,4 @@
-"""From a source to batches on the device: decoded once and held there, or decoded step by step."""
+"""Loaders of batches on the device: `Resident` caches a decoded source, `Streaming` decodes it."""
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -15,28 +15,28 @@ from compressive.data.prefetch import Clock, DecodedImage, Prefetcher
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, pixels
 
-_CHUNK = 2**26  # bytes that a resident set grows by; a few such pieces wait in memory
-_SAMPLE = 256  # images whose size is looked at before a run
-_SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumed: the network needs the rest
+_CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
+_SAMPLE = 256  # images whose size is read before a run
+_SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumption: training needs the rest
 
 
 class Batch(NamedTuple):
-    """Images on the device, each in the top left corner of a black canvas, and what they are."""
+    """Images on the device, padded with zeros at the right and bottom, with index and label."""
 
-    # For an image that cannot be read stands the next one that can, with its own index and label.
+    # An unreadable image is replaced by the next readable one, with that image's index and label.
 
     images: UInt8[Tensor, "batch 3 side side"]
     height: Int64[Tensor, " batch"]
     width: Int64[Tensor, " batch"]
     index: Int64[Tensor, " batch"]
     epoch: Int64[Tensor, " batch"]
-    label: Int64[Tensor, " batch"]  # -1 where the source has none
+    label: Int64[Tensor, " batch"]  # -1: no label
 
 
 class Resident(AbstractContextManager["Resident"]):
-    """A whole set on the device as bytes: no image is decoded twice, no pixel travels twice."""
+    """Loader that holds the whole set on the device as uint8; it decodes each image once."""
 
-    waited: float = 0.0  # as in `Streaming`: images are there already
+    waited: float = 0.0  # as in `Streaming`; images are already on the device
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class Resident(AbstractContextManager["Resident"]):
                     progress(done, count)
             self.unreadable: list[tuple[str, str]] = stream.unreadable
             self.bad: list[int] = stream.bad
-        # CUDA's index_select moves one element per thread: eight bytes at once where rows allow it.
+        # CUDA's index_select copies one element per thread: use 8-byte elements if rows allow it.
         rows = self.images.flatten(1)
         self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
-        """What a plan asks for, in its order; the host never waits for the device."""
+        """Yield the batches of `plan` in order; the host never waits for the device."""
         for portion in _check_indices(plan, self.images.shape[0]):
             wanted = torch.stack(tuple(portion))
             if self.device.type == "cuda":
-                wanted = wanted.pin_memory()  # whose allocator knows when the copy is over
+                wanted = wanted.pin_memory()  # its allocator keeps the memory until it is copied
             place, epoch = wanted.to(self.device, non_blocking=True).unbind()
             images = self._rows.index_select(0, place).view(torch.uint8)
             images = images.view(-1, *self.images.shape[1:])
@@ -82,17 +82,17 @@ class Resident(AbstractContextManager["Resident"]):
             yield Batch(images, height, width, index, epoch, label)
 
     def close(self) -> None:
-        """Nothing runs between batches; here so that any loader can be closed."""
+        """Do nothing; `Streaming` has threads to end."""
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class Streaming(AbstractContextManager["Streaming"]):
-    """Images decoded by threads, at most `prefetch` batches ahead of the consumer; none is kept."""
+    """Loader that decodes in threads, at most `prefetch` batches ahead; it caches no image."""
 
-    # Decoding and copying release Python's lock, so that threads do what worker processes do
-    # elsewhere, without shared memory or pickling. On a GPU batches are copied on a second stream.
+    # Decoding and copying release the GIL, so that threads replace worker processes, without shared
+    # memory or pickling. On a GPU batches are copied on a second stream.
 
     def __init__(
         self,
@@ -114,22 +114,22 @@ class Streaming(AbstractContextManager["Streaming"]):
 
     @property
     def waited(self) -> float:
-        """Seconds that consumers have spent in here for their batches."""
+        """Seconds that consumers have waited for batches."""
         return self._clock.seconds
 
     @property
     def bad(self) -> list[int]:
-        """The numbers of the images that could not be read so far, sorted."""
+        """Sorted indices of the images that could not be read so far."""
         return sorted(dict(self._reader.bad))
 
     @property
     def unreadable(self) -> list[tuple[str, str]]:
-        """Origin and reason of each image that could not be read so far, in the set's order."""
+        """Origin and reason of each image that could not be read so far, by index."""
         bad = dict(self._reader.bad)
         return [(self._reader.source.origin(i), bad[i]) for i in sorted(bad)]
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
-        """What a plan asks for, in its order; the threads end with it, or when it is dropped."""
+        """Yield the batches of `plan` in order; the worker threads end with the generator."""
         flow = Prefetcher(
             _check_indices(plan, len(self._reader.labels)),
             self._reader.read,
@@ -149,7 +149,7 @@ class Streaming(AbstractContextManager["Streaming"]):
             flow.close()
 
     def close(self) -> None:
-        """End all threads; to ask for a further batch of a plan that was running is an error."""
+        """End all threads; a plan that is not finished raises an error at its next batch."""
         for flow in list(self._flows):
             flow.close()
 
@@ -158,11 +158,11 @@ class Streaming(AbstractContextManager["Streaming"]):
 
 
 class _Reader:
-    """Decoded images by number, the next readable one where one is not; asked by many threads."""
+    """Thread-safe decoder of images by index; replaces unreadable ones by the next readable one."""
 
     def __init__(self, source: Source, side: int) -> None:
         self.source, self.side = source, side
-        self.bad: dict[int, str] = {}  # why, by number: none is tried again
+        self.bad: dict[int, str] = {}  # reasons by index; none of these is tried again
         self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
 
     def read(self, wanted: int) -> DecodedImage:
@@ -183,10 +183,10 @@ class _Reader:
 
 
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
-    """Return the pixels of the canvases for views of this size; `setting` if it is not 0."""
-    # As large as the largest of a sample of images, but not larger than views need. An image beyond
-    # the sample's largest is shrunk. Above 64 pixels sides are multiples of 8, which is faster on
-    # a GPU; smaller sets of one size, such as CIFAR, fill their canvases.
+    """Return the side of padded images for views of this size; `setting` if it is not 0."""
+    # It is the largest side in a sample of images, limited to what views need. Larger images are
+    # shrunk. Above 64 pixels it is a multiple of 8, which is faster on a GPU; smaller sets of one
+    # size, such as CIFAR, are not padded.
     if setting:
         return setting
     most = most_needed(view_size)
@@ -203,9 +203,9 @@ def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
 
 
 def most_needed(view_size: int) -> int:
-    """Return the pixels beyond which views of this size gain nothing."""
+    """Return the largest image side that is useful for views of this size."""
     # 16/7 of their side (512 at 224, where the smallest crop of the paper, 8 % of the area, has 145
-    # pixels), and for small views 4 times their side up to 256, as memory is no concern there.
+    # pixels). For small views, 4 times their side up to 256, because these need little memory.
     return max(round(view_size * 16 / 7), min(4 * view_size, 256))
 
 
@@ -219,7 +219,7 @@ def open_loader(
     prefetch: int = 4,
     progress: Callable[[int, int], None] | None = None,
 ) -> Resident | Streaming:
-    """The set held on the device where it fits beside the network, else streamed."""
+    """Return a `Resident` loader if the set fits into the free memory, else a `Streaming` one."""
     device = torch.device(device)
     needed, free = len(source) * 3 * side**2, free_memory(device)
     if cache_on_device == "yes" and needed > free:
@@ -235,7 +235,7 @@ def open_loader(
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that nobody uses, on a GPU or in the machine, within a container's limit."""
+    """Return the free bytes on a GPU or in the machine, within a container's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
@@ -246,7 +246,7 @@ def free_memory(device: torch.device) -> int:
     words = limit.read_text().strip() if limit.exists() else "max"
     if words == "max":
         return free
-    # Files that were read lately count as used there, but give way.
+    # The page cache counts as used there, but is freed on demand.
     of = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
     used = int(limit.with_name("memory.current").read_text()) - int(of["inactive_file"])
     return min(free, max(0, int(words) - used))
@@ -257,9 +257,11 @@ def _cores() -> int:
 
 
 def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
-    """The plan; a GPU would only say that some index is wrong, and nothing after that."""
+    """Yield the plan; raise ValueError for a wrong index, which would be a fatal error in CUDA."""
     for portion in plan:
         index = portion.index
         if not len(index) or index.min() < 0 or index.max() >= count:
-            raise ValueError(f"a plan must name images from 0 to {count - 1}, got {index.tolist()}")
+            raise ValueError(
+                f"a plan must hold indices from 0 to {count - 1}, got {index.tolist()}"
+            )
         yield portion

@@ -1,4 +1,4 @@
-"""Batches drawn by threads ahead of their consumer, and copied to the device beside its work."""
+"""Decode batches in worker threads ahead of the consumer, and copy them asynchronously."""
 
 import atexit
 import threading
@@ -18,7 +18,7 @@ INDEX, EPOCH, LABEL = 2, 3, 4  # rows of `DeviceBatch.numbers`; rows 0 and 1 are
 
 
 class DecodedImage(NamedTuple):
-    """A decoded image and which one it is."""
+    """A decoded image with its index and label."""
 
     pixels: UInt8[np.ndarray, "3 h w"]
     index: int
@@ -26,7 +26,7 @@ class DecodedImage(NamedTuple):
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the device, and when its copy is over if that is not yet."""
+    """A batch on the device; `copied` is the event of its copy, None if it is complete."""
 
     images: UInt8[Tensor, "batch 3 side side"]
     numbers: Int64[Tensor, "5 batch"]
@@ -34,7 +34,7 @@ class DeviceBatch(NamedTuple):
 
 
 class Clock:
-    """Seconds spent inside."""
+    """Context manager that adds up the seconds spent inside."""
 
     def __init__(self) -> None:
         self.seconds: float = 0.0
@@ -48,18 +48,18 @@ class Clock:
 
 
 class PinnedBuffer:
-    """A batch in the making, in memory from which a GPU can fetch it by itself."""
+    """Host buffer that a batch is decoded into; pinned if the device is a GPU."""
 
     def __init__(self, size: int, side: int, pinned: bool) -> None:
         shape = (size, 3, side, side)
         self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
         self._pixels, self._pinned = self.images.numpy(), pinned
-        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width in each place
+        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width per slot
         self._lock = threading.Lock()
         self.copied: torch.cuda.Event | None = None
 
     def begin(self, epoch: Int64[Tensor, " batch"]) -> None:
-        """Make ready for so many images of these epochs."""
+        """Reset the buffer for a batch with these epochs."""
         self.size: int = len(epoch)
         self._missing = self.size
         self.done: threading.Event = threading.Event()
@@ -69,7 +69,7 @@ class PinnedBuffer:
         self._table = self.numbers.numpy()
 
     def draw(self, place: int, index: int, read: Callable[[int], DecodedImage]) -> None:
-        """Decode into this place; what goes wrong is kept for the consumer."""
+        """Decode an image into this slot; store an exception for the consumer."""
         try:
             if self.error is None:
                 self._put(place, read(index))
@@ -81,7 +81,7 @@ class PinnedBuffer:
                 self.done.set()
 
     def _put(self, place: int, picture: DecodedImage) -> None:
-        # numpy, as torch would start a team of threads of its own in each of ours.
+        # NumPy, because torch would start its own thread pool in each worker thread.
         canvas, (_, height, width) = self._pixels[place], picture.pixels.shape
         old_height, old_width = self.used[place]
         self.used[place] = height, width
@@ -94,15 +94,15 @@ class PinnedBuffer:
         self._table[LABEL, place] = picture.label
 
     def is_free(self) -> bool:
-        """Whether what was on it has left."""
+        """Return whether the copy of the last batch is complete."""
         return self.copied is None or self.copied.query()
 
 
 class Prefetcher:
-    """One pass over a plan: threads fill canvases, which are then copied, all in its order."""
+    """One pass over a plan: worker threads fill buffers, which are copied in the plan's order."""
 
-    # `plan` gives the index and epoch of each batch's images; `read` decodes an image, in a thread.
-    # Only the consumer's thread uses plan and device. At most `prefetch` batches wait for it.
+    # `plan` yields index and epoch of each batch's images. `read` decodes an image in a worker
+    # thread. Only the consumer's thread uses plan and device. At most `prefetch` batches are ahead.
 
     def __init__(
         self,
@@ -120,13 +120,13 @@ class Prefetcher:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._tasks: SimpleQueue[tuple[PinnedBuffer, int, int] | None] = SimpleQueue()
         self._decoding: deque[PinnedBuffer] = deque()
-        self._resting: deque[PinnedBuffer] = deque()  # sent; free once the copy is over
+        self._resting: deque[PinnedBuffer] = deque()  # free when the copy is complete
         self._arriving: deque[DeviceBatch] = deque()
         self._threads = [
             threading.Thread(target=self._work, name=f"decode-{i}", daemon=True)
             for i in range(workers)
         ]
-        # A thread that comes back from C++ into a dying interpreter aborts the process.
+        # A thread that returns from C++ while the interpreter exits aborts the process.
         atexit.register(self.close)
         for thread in self._threads:
             thread.start()
@@ -137,7 +137,7 @@ class Prefetcher:
             canvas.draw(place, index, self._read)
 
     def has_next(self) -> bool:
-        """Whether the plan goes on; if so, its next batch is on its way to the device."""
+        """Return whether there is another batch; if so, start its copy to the device."""
         with self._clock:
             self._fill()
             if self._decoding and not self._arriving:
@@ -145,7 +145,7 @@ class Prefetcher:
             return len(self._arriving) > 0
 
     def next(self) -> DeviceBatch:
-        """The next batch, which the consumer's stream will find complete."""
+        """Return the next batch; the consumer's stream waits for its copy."""
         with self._clock:
             arrival = self._arriving.popleft()
             self._fill()
@@ -154,14 +154,14 @@ class Prefetcher:
             if arrival.copied is not None:
                 consumer = torch.cuda.current_stream(self._device)
                 consumer.wait_event(arrival.copied)
-                # Their memory is the side stream's, which must not have it back before the consumer
-                # is through with what it has launched by the time it lets go.
+                # The memory belongs to the copy stream, which must not reuse it before the kernels
+                # that the consumer has launched are done.
                 arrival.images.record_stream(consumer)
                 arrival.numbers.record_stream(consumer)
             return arrival
 
     def _fill(self) -> None:
-        """Give free canvases to the next portions of the plan."""
+        """Assign free buffers to the next batches of the plan."""
         self._go_on()
         while len(self._decoding) + len(self._arriving) < self._prefetch and self._has_canvas():
             portion = next(self._plan, None)
@@ -179,7 +179,7 @@ class Prefetcher:
             return True
         oldest = self._resting[0]
         if oldest.copied is not None and not (self._decoding or self._arriving):
-            oldest.copied.synchronize()  # else there would be nothing to wait for
+            oldest.copied.synchronize()  # no other batch can be waited for
         return oldest.is_free()
 
     def _canvas(self, size: int) -> PinnedBuffer:
@@ -190,7 +190,7 @@ class Prefetcher:
         return PinnedBuffer(size, self._side, pinned=self._stream is not None)
 
     def _send(self) -> None:
-        """Wait for the next canvas to be full, and start its copy."""
+        """Wait until the next buffer is full, and start its copy."""
         canvas = self._decoding[0]
         while not canvas.done.wait(timeout=1.0):
             self._go_on()
@@ -207,14 +207,14 @@ class Prefetcher:
 
     def _go_on(self) -> None:
         if self._closed:
-            raise RuntimeError("the loader was closed before its plan was over")
+            raise RuntimeError("the loader was closed before the end of its plan")
 
     def close(self) -> None:
-        """End the threads, each after the image it is at."""
+        """End the worker threads; each finishes its current image."""
         self._closed = True
         atexit.unregister(self.close)
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
-            if thread is not threading.current_thread():  # garbage may be collected in any of them
+            if thread is not threading.current_thread():  # a worker may collect garbage
                 thread.join()

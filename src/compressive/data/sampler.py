@@ -1,4 +1,4 @@
-"""Which images come when: the whole order of a run as a function of its seed and the step."""
+"""The order of images in a run, as a function of the seed and the step."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from compressive.rng import threefry
 
-_ORDER_STREAM = 0x6F726465  # a stream of its own: no view of `views.image_keys` has this number
+_ORDER_STREAM = 0x6F726465  # no view of `rng.image_keys` has this number
 
 
 class BatchIndices(NamedTuple):
-    """Images of one forward pass: their places in the data set, and the epoch each is seen in."""
+    """Images of one forward pass: their indices in the data set, and the epoch of each."""
 
     index: Int[Tensor, " batch"]
     epoch: Int[Tensor, " batch"]
@@ -32,17 +32,17 @@ def batch_index_stream(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[BatchIndices]:
-    """Yield portions without end, from a step on; `portions` of them make a step.
+    """Yield an endless sequence of micro-batches, starting at `step`; `portions` make one step.
 
-    Epochs are permutations, one after the other; a batch may span several. The processes' shares of
-    a portion, in the order of ranks, are the portion that one process would have. `attempt` gives
-    another order, for a run that starts again.
+    Each epoch is a permutation; a batch may span several epochs. The micro-batches of all ranks,
+    concatenated, equal the micro-batch of a single process. `attempt` selects another order, for a
+    run that restarts.
     """
     if batch % (portions * world):
         rule = f"divisible by grad_accum_steps x processes, {portions} x {world}"
         raise ValueError(f"train.batch_size must be {rule}, got {batch}")
     share = batch // portions // world
-    order = lru_cache(maxsize=2)(partial(_order, count, seed, attempt))  # a portion may span two
+    order = lru_cache(maxsize=2)(partial(_order, count, seed, attempt))  # a batch may span two
     for first in itertools.count(step * batch + rank * share, share * world):
         epoch, place = divmod(first, count)
         if place + share <= count:

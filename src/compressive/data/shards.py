@@ -1,4 +1,4 @@
-"""Images packed many to a file: parquet as Hugging Face writes it, tar as WebDataset does."""
+"""Sources of images in shards: parquet as written by Hugging Face, tar as written by WebDataset."""
 
 import io
 import json
@@ -19,13 +19,13 @@ from compressive.data.decode import EXTENSIONS, Unreadable, first_line
 from compressive.data.source import ImageSource, Source, labeled
 from compressive.distributed import launched
 
-_LARGE = 16  # groups of more than this fraction of the memory for groups are large
-_BATCH = 2**28  # bytes unpacked at once; Arrow cannot unpack nested columns of 2 GiB
+_LARGE = 16  # a row group is large if it needs more than 1/16 of the cache
+_BATCH = 2**28  # bytes decompressed at once; Arrow cannot read nested columns of 2 GiB
 _LABELS = ("label", "labels", "fine_label", "cls", "class", "target")
 
 
 def open_parquet(path: Path, files: list[Path]) -> Source:
-    """The rows of parquet files that belong together; `path` names them all."""
+    """Open parquet files as one source; `path` is the file or folder that the user named."""
     from pyarrow import ArrowException, parquet
 
     values = []
@@ -37,21 +37,21 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
             columns = parquet.read_schema(file, memory_map=True).names
             needed = {name.partition(".")[0] for name in (image, label) if name}
             if lost := needed.difference(columns):
-                lacks = f"has no column {min(lost)!r}, as {files[0].name} has"
+                lacks = f"has no column {min(lost)!r}, unlike {files[0].name}"
                 raise ValueError(f"{file} {lacks}: its columns are {', '.join(columns)}")
         for file in files if label else []:
             values += parquet.read_table(file, columns=[label], memory_map=True)[0].to_pylist()
     except ArrowException as error:
-        raise ValueError(f"{path}: parquet that cannot be read, {first_line(error)}") from error
+        raise ValueError(f"{path}: cannot read parquet: {first_line(error)}") from error
     for file, about in zip(files, metadata, strict=True):
         counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
-        size = file.stat().st_size  # even an empty row takes some of it
+        size = file.stat().st_size  # each row takes at least one byte
         if min(counts, default=0) < 0 or not 0 <= sum(counts) <= size:
             raise ValueError(f"{file} is damaged: {sum(counts):,} rows in a file of {size:,} bytes")
     rows = _RowGroups(files, metadata, image)
     if label and len(values) != rows.starts[-1]:
         numbers = f"{len(values):,} labels for {rows.starts[-1]:,} rows"
-        raise ValueError(f"{path}: parquet that cannot be read, it has {numbers}")
+        raise ValueError(f"{path}: cannot read parquet: it has {numbers}")
     return ImageSource(
         name=path.resolve().name,
         count=rows.starts[-1],
@@ -63,7 +63,7 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
 
 
 def _class_names(schema: Any, label: str | None) -> list[str] | None:
-    """The names of the classes that Hugging Face keeps beside the columns, if they are valid."""
+    """Return the class names in Hugging Face's schema metadata, or None if absent or invalid."""
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = about.get("info", {}).get("features", {}).get(label, {}).get("names")
@@ -74,10 +74,11 @@ def _class_names(schema: Any, label: str | None) -> list[str] | None:
 
 
 class _RowGroups:
-    """Cells of a column of parquet files, read a row group at a time and kept while they fit."""
+    """Cells of a column of parquet files, read by row group and cached while they fit."""
 
-    # A parquet file has no rows to go to, only groups of them (100 to 1,000 images), each packed as
-    # one. Up to a quarter of the machine's memory is used so as to unpack every group only once.
+    # Parquet has no random access to rows, only to row groups (100 to 1,000 images), which are
+    # compressed as a whole. The cache uses up to a quarter of the machine's memory, so that each
+    # group is read only once if possible.
 
     def __init__(self, files: Sequence[Path], metadata: Sequence[Any], column: str) -> None:
         self.files, self.metadata, self.column = files, metadata, column
@@ -88,34 +89,34 @@ class _RowGroups:
         self.room = memory // max(1, launched("LOCAL_WORLD_SIZE", 1))
         self.kept: dict[int, Any] = {}
         self.door = threading.Lock()
-        large = threading.Lock()  # one large group is unpacked at a time
+        large = threading.Lock()  # shared: one large group is read at a time
         limit = self.room // _LARGE
         self.busy = [large if s.total_byte_size > limit else threading.Lock() for s in sizes]
         total = sum(size.total_byte_size for size in sizes)
         if total > self.room:
             warnings.warn(
-                f"{files[0].parent} unpacks to {total / 2**30:.3g} GiB, more than the "
-                f"{self.room / 2**30:.3g} GiB kept in memory: most images will cost the reading of "
-                "a whole row group; image files or tar shards are faster",
+                f"{files[0].parent} has {total / 2**30:.3g} GiB uncompressed, more than the "
+                f"{self.room / 2**30:.3g} GiB of the cache: most images will need a read of a "
+                "whole row group; use image files or tar shards, which are faster",
                 stacklevel=4,
             )
 
     def place(self, i: int) -> str:
-        """The file of row i and its row in there."""
+        """Return FILE:ROW of row i, with the row within its file."""
         k, g = self.groups[group := self._group(i)]
         return f"{self.files[k]}:{i - self.starts[group - g]}"
 
     def cell(self, i: int) -> bytes:
-        """The bytes of row i."""
+        """Return the bytes of row i."""
         group = self._group(i)
         found = self.kept.get(group)
         if found is None:
-            with self.busy[group]:  # the others wait for the first that wants this group
+            with self.busy[group]:  # other threads wait while one reads this group
                 found = self.kept.get(group)
                 found = self._unpacked(group) if found is None else found
         row = i - self.starts[group]
         if row >= len(found):
-            raise Unreadable("its row group has fewer rows than the file says")
+            raise Unreadable("its row group has fewer rows than the metadata of the file")
         value = found[row].as_py()
         value = value["bytes"] if isinstance(value, dict) else value
         if value is None:
@@ -134,11 +135,11 @@ class _RowGroups:
         rows = max(1, size.num_rows * _BATCH // max(1, size.total_byte_size))
         options = {"row_groups": [g], "columns": [self.column], "use_threads": False}
         try:
-            # A reader of its own: Arrow does not promise that threads may share one.
+            # One reader per call: Arrow does not guarantee that threads may share one.
             with parquet.ParquetFile(file, memory_map=True, metadata=metadata) as reader:
                 batches = reader.iter_batches(batch_size=rows, **options)
                 found = chunked_array([batch.column(0) for batch in batches])
-        except ArrowMemoryError:  # not the fault of an image
+        except ArrowMemoryError:  # does not depend on the image
             whole = (
                 f"row group {g} of {file}, {size.total_byte_size / 2**20:,.0f} MiB, is read whole"
             )
@@ -155,7 +156,7 @@ class _RowGroups:
 
 
 def _image_column(schema: Any, path: Path) -> str:
-    """The column of encoded images: `image.bytes` as Hugging Face has it, or plain bytes."""
+    """Return the column of encoded images: `image.bytes` as in Hugging Face, or plain bytes."""
     leaves = {}
     for field in schema:
         kind = str(field.type)
@@ -170,14 +171,14 @@ def _image_column(schema: Any, path: Path) -> str:
 
 
 def _label_column(schema: Any) -> str | None:
-    """The column with one class for each row, if there is one."""
+    """Return the column with one class per row, or None."""
     kinds = {field.name: str(field.type) for field in schema}
     allowed = re.compile(r"u?int|bool|(large_)?string")
     return next((name for name in _LABELS if allowed.match(kinds.get(name, ""))), None)
 
 
 def open_tar(path: Path, files: list[Path]) -> Source:
-    """The images in tars that belong together; `path` names them all."""
+    """Open tar files as one source; `path` is the file or folder that the user named."""
     shard, names, spans, values = [], [], [], []
     for k, file in enumerate(files):
         try:
@@ -192,7 +193,7 @@ def open_tar(path: Path, files: list[Path]) -> Source:
     where = np.array(spans)
 
     def read(i: int) -> bytes:
-        # Opened anew: a set may have more shards than a process may have files open.
+        # Open per read: a set may have more shards than a process may have open files.
         with open(files[shard[i]], "rb", buffering=0) as tar:
             return os.pread(tar.fileno(), int(where[i, 1]), int(where[i, 0]))
 
@@ -213,8 +214,8 @@ class _Member(NamedTuple):
 
 
 def _members(tar: io.FileIO) -> list[_Member]:
-    """List the files in a tar by its headers; leave what is not a plain header to tarfile."""
-    # tarfile takes 39 us for each and this 3, so ImageNet's 2.6 million take 8 s instead of 100.
+    """List the files in a tar by its headers; use tarfile if a header is not plain."""
+    # tarfile takes 39 us per file and this 3 us: ImageNet's 2.6 million take 8 s instead of 100 s.
     end, at, found = os.fstat(tar.fileno()).st_size, 0, []
     while at < end:
         head = os.pread(tar.fileno(), 512, at)
@@ -226,7 +227,7 @@ def _members(tar: io.FileIO) -> list[_Member]:
             return _members_by_tarfile(tar)
         size = int(digits, 8)
         if start + size > end:
-            raise ValueError("it ends in the middle of a file")
+            raise ValueError("it is truncated in the middle of a file")
         if kind == b"x" and re.search(rb" (path|size)=", os.pread(tar.fileno(), size, start)):
             return _members_by_tarfile(tar)
         if kind in (b"0", b"\0"):
@@ -244,7 +245,7 @@ def _members_by_tarfile(tar: io.FileIO) -> list[_Member]:
 
 
 def _samples(tar: io.FileIO) -> list[tuple[_Member, int | str | None]]:
-    """Images of a tar and their labels: files of one name, up to its first dot, belong together."""
+    """Return images and labels of a tar; files with the same name up to its first dot are one."""
     groups: dict[str, dict[str, _Member]] = {}
     for member in _members(tar):
         if match := re.match(r"((?:.*/)?[^./][^./]*)\.([^/]*)$", member.name):
@@ -260,7 +261,7 @@ def _samples(tar: io.FileIO) -> list[tuple[_Member, int | str | None]]:
 
 
 def _label_in(text: str) -> int | str | None:
-    """A class as `key.cls` has it, a number or a word, or in an entry of `key.json`."""
+    """Return the class in `key.cls` (a number or a name) or in an entry of `key.json`."""
     if not text.lstrip().startswith("{"):
         return int(text) if text.strip().lstrip("-").isdigit() else text.strip()
     entries = json.loads(text)

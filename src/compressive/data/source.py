@@ -1,4 +1,4 @@
-"""What a source of images is: pictures by number, their labels, and the splits they come in."""
+"""The `Source` protocol: images by index, labels, classes; and the names of splits."""
 
 import errno
 import math
@@ -20,65 +20,65 @@ from compressive.data.decode import MAX_PIXELS, Unreadable, decode, shrink
 
 __all__ = ["ImageSource", "NoSplit", "Source", "subset"]
 
-# Ids from here on, and above the number of images, are no numbers of classes.
+# Ids that are at least this and the number of images are not class numbers.
 MOST_CLASSES = 100_000
 _VAL = ("val", "valid", "validation", "dev")
-# What a split may be called, in the order that it is looked for. ImageNet's val is what people test
-# on, so test may be called val; the reverse would let test images choose between models.
+# Names of a split, in the order of search. ImageNet is tested on val, so test may be called val.
+# The reverse would select models on test images.
 CALLED: dict[str, tuple[str, ...]] = {
     "train": ("train", "training", "trainval", "train-standard"),
     "test": ("test", "testing", *_VAL),
     **{name: (name, *_VAL) for name in _VAL},
 }
 SPLITS = frozenset(("train", "training", "test", "testing", "unlabeled", *_VAL))
-# Errors that a disk behind a network, or a crowd of open files, may get over, and how long to wait.
+# Temporary errors of a network disk, or of too many open files, and the waits before retries.
 _NETWORK = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN)
 _NETWORK += (errno.ENOTCONN, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _PASSING = frozenset((*_NETWORK, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE))
 _WAITS = (0.1, 1.0)  # seconds
-_OUTAGE_WAITS = (*_WAITS, 2.0, 4.0, 8.0, 16.0)  # while the folder of all images is away
+_OUTAGE_WAITS = (*_WAITS, 2.0, 4.0, 8.0, 16.0)  # while the folder of all images is unavailable
 
 
 class NoSplit(ValueError):
-    """A split that a place does not have; the message says which it has."""
+    """Raised if a source lacks a split; the message lists the splits it has."""
 
 
 class DataUnavailable(OSError):
-    """Raised if the folder of all images is away: none of them is to blame."""
+    """Raised if the folder of all images is unavailable; no single image is at fault."""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Images by number, with labels where there are any; many threads may read at once."""
+    """Images by index, with optional labels; many threads may read at once."""
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Name of the source."""
         ...
 
     @property
     def labels(self) -> Int64[Tensor, " count"] | None:
-        """The class of each image, -1 where it has none."""
+        """Class of each image, -1 if it has none."""
         ...
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes; there whenever labels are."""
+        """Names of the classes; None only if `labels` is None."""
         ...
 
     def __len__(self) -> int: ...
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
-        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
         ...
 
     def origin(self, i: int) -> str:
-        """Where image i lies: a file, or a shard and a place in it."""
+        """Return the location of image i: a file, or a shard and a place in it."""
         ...
 
 
 def require_source(source: object) -> Source:
-    """Refuse what is no `Source`, so far as that can be told without reading an image."""
+    """Raise ValueError if this is not a `Source`, as far as known without reading an image."""
     if not isinstance(source, Source):
         parts, got = "name, labels, classes, len, image(i) and origin(i)", type(source).__name__
         raise ValueError(f"a source must have {parts}, got {got}")
@@ -98,7 +98,7 @@ def require_source(source: object) -> Source:
 
 
 def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
-    """Image i of a source that somebody may have written in a hurry; raises `Unreadable`."""
+    """Return image i of any source; raise ValueError if it has a wrong type or shape."""
     image: object = source.image(i)
     if not isinstance(image, Tensor):
         got = type(image).__name__
@@ -112,7 +112,7 @@ def pixels(source: Source, i: int) -> UInt8[Tensor, "3 h w"]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageSource:
-    """A `Source` made of a function that reads image i, as encoded bytes or as pixels."""
+    """A `Source` from a function that reads image i as encoded bytes or as pixels."""
 
     name: str
     count: int
@@ -120,7 +120,7 @@ class ImageSource:
     place: Callable[[int], str]
     labels: Int64[Tensor, " count"] | None = None
     classes: tuple[str, ...] | None = None
-    root: str = ""  # folder or file that holds all images, if they lie on a disk
+    root: str = ""  # folder or file that holds all images, if they are on a disk
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class ImageSource:
         return self.count
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
-        """Image i, upright, in RGB; raises `Unreadable`. Not to be written into."""
+        """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
         try:
             found = _read_with_retries(self.read, self._checked(i), self.root)
         except DataUnavailable:
@@ -141,7 +141,7 @@ class ImageSource:
         return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
 
     def origin(self, i: int) -> str:
-        """Where image i lies: a file, or a shard and a place in it."""
+        """Return the location of image i: a file, or a shard and a place in it."""
         return self.place(self._checked(i))
 
     def _checked(self, i: int) -> int:
@@ -151,7 +151,7 @@ class ImageSource:
 
 
 def _read_with_retries(read: Callable[[int], Any], i: int, root: str) -> Any:
-    """Read image i; try again after errors that may pass, and longer while `root` is away."""
+    """Read image i; retry after temporary errors, and longer while `root` is unavailable."""
     for tried, wait in enumerate((*_OUTAGE_WAITS, None)):
         try:
             return read(i)
@@ -170,29 +170,29 @@ def _read_with_retries(read: Callable[[int], Any], i: int, root: str) -> Any:
 
 
 def _is_away(root: str) -> bool:
-    """Return whether a folder is missing, unreadable or empty, as an unmounted one is."""
+    """Return whether a folder is missing, unreadable or empty, like an unmounted one."""
     if not root:
         return False
     try:
         with os.scandir(root) as entries:
             return next(entries, None) is None
-    except NotADirectoryError:  # a single shard, which is there
+    except NotADirectoryError:  # a single shard, which exists
         return False
     except OSError:
         return True
 
 
 def with_max_pixels(source: Source, most: int) -> Source:
-    """Return the source with another limit, if it decodes images itself."""
+    """Return the source with another limit, if it is an `ImageSource`; else unchanged."""
     return replace(source, max_pixels=most) if isinstance(source, ImageSource) else source
 
 
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
-    """Some images of a source, in this order; their class ids stay what they were."""
+    """Return the images of a source at these indices, in this order, with unchanged class ids."""
     whole = index.tolist()
     if whole and not 0 <= min(whole) <= max(whole) < len(source):
         allowed = f"0 to {len(source) - 1}, the images of {source.name}"
-        raise ValueError(f"index must lie in {allowed}, got {min(whole)} to {max(whole)}")
+        raise ValueError(f"index must be in {allowed}, got {min(whole)} to {max(whole)}")
     return ImageSource(
         name=source.name,
         count=len(whole),
@@ -204,7 +204,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
 
 
 def shrunk(source: Source, side: int, least: int, most: int) -> Source:
-    """A source whose images come as `shrink` leaves them."""
+    """Return a source whose images are resized by `shrink`."""
     return ImageSource(
         name=source.name,
         count=len(source),
@@ -216,9 +216,9 @@ def shrunk(source: Source, side: int, least: int, most: int) -> Source:
 
 
 def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return labels and classes of `ImageSource` from ids or words; None is no label."""
-    # Ids below 0 are none; those that cannot count classes are words. What is neither id nor word
-    # (a list, a part of one) is no label of a class: with a warning all are left out.
+    """Return labels and classes of `ImageSource` from ids or names; None means no label."""
+    # Ids below 0 mean no label. Ids too large for class numbers are used as names. If a value is
+    # neither id nor name (a list, a fraction), all labels are left out, with a warning.
     try:
         values = [_label(value) for value in values]
     except ValueError as error:
@@ -240,19 +240,19 @@ def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[s
 
 
 def _label(value: Any) -> int | str | None:
-    """An id, a word, or None for no label; a table with gaps has its ids as 3.0, and NaN."""
+    """Return an id, a name, or None for no label; tables with gaps hold ids as 3.0 or NaN."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Integral):
         return whole if (whole := int(value)) >= 0 else None
     number = float(value) if isinstance(value, Real) else math.inf
     if math.isinf(number) or (not math.isnan(number) and number != int(number)):
-        raise ValueError(f"a class must be a whole number or a word, got {str(value)[:40]!r}")
+        raise ValueError(f"a class must be a whole number or a string, got {str(value)[:40]!r}")
     return int(number) if number >= 0 else None
 
 
 def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
-    """The name that a split has at a place."""
+    """Return which of the names in `there` is this split; raise `NoSplit` if none is."""
     own = {name.lower(): name for name in there}
     for name in CALLED.get(split, (split,)):
         if name.lower() in own:
@@ -261,8 +261,8 @@ def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file. A pipe or device, which may have no end, is `Unreadable`."""
-    # Without O_NONBLOCK, to open a pipe would wait for a writer.
+    """Return the bytes of a file; raise `Unreadable` for a pipe or device, which may not end."""
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Unreadable("not a regular file")

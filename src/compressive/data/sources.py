@@ -1,4 +1,4 @@
-"""The door to images: what kind of place a name stands for, and how class folders are read."""
+"""Open a source by name: a folder, shards, a torchvision set, or `builtin`."""
 
 import difflib
 import os
@@ -34,36 +34,36 @@ ALLOWED = (
     "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
     " or *.tar shards, or one of them; torchvision:NAME; or builtin"
 )
-PYTHON = "python:"  # and a name: what a program gave, which cannot be opened again
-_MANY = 10  # images beside shards: a set may come with a banner, not with so many
-_FAR = 100  # folders that are looked through for any: a million annotations may lie there
-# Pictures too, and not read here.
+PYTHON = "python:"  # prefix of the name of a source object, which cannot be opened by name
+_MANY = 10  # images next to shards that make a folder ambiguous; a few may be a banner
+_FAR = 100  # folders that are searched for images; a folder may hold a million annotations
+# Unsupported image formats.
 _FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg"}
 _FOREIGN |= {".dng", ".cr2", ".cr3", ".nef", ".arw"}
-_BUILTIN = {"train": 6000, "test": 2400}  # pictures; each of the 12 classes has as many
+_BUILTIN = {"train": 6000, "test": 2400}  # images; the 12 classes have equal numbers
 
 
 def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MAX_PIXELS) -> Source:
-    """Open the images of a place, whatever kind of place it is.
+    """Open a source of images:
 
-    - `builtin`: drawn on the spot, splits train and test.
-    - `torchvision:NAME` or `torchvision:NAME@ROOT`: one of its sets, downloaded if need be; ROOT is
-      `$COMPRESSIVE_DATA`, else `~/.cache/compressive`.
-    - `*.parquet` as Hugging Face writes them, `*.tar` as WebDataset does: one, or a folder of them
-      (also in `data/`), each belonging to the split in its name or its folder's.
-    - Folders `train`, `val`, ... as ImageNet has them: one split each, holding what follows.
-    - Class folders: images only in subfolders, two or more. The top one is the class.
+    - `builtin`: synthetic images, splits train and test.
+    - `torchvision:NAME` or `torchvision:NAME@ROOT`: a torchvision set, downloaded if missing; ROOT
+      defaults to `$COMPRESSIVE_DATA`, else `~/.cache/compressive`.
+    - `*.parquet` as written by Hugging Face, `*.tar` as written by WebDataset: one file, or a
+      folder of them (also in `data/`). The name of a file or its folder contains the split.
+    - Folders `train`, `val`, ... as in ImageNet: one split each, as one of the following.
+    - Class folders: images only in subfolders, two or more. The topmost folder is the class.
     - A flat folder: images directly in it, with those of subfolders if there are any; no labels.
 
-    What has no splits is `train` as a whole. Images are told by their extension, in any case;
-    hidden files and folders are skipped. Order is that of the sorted names. Images with more than
-    `max_pixels` pixels are unreadable.
+    A source without splits is `train`. Images are recognized by their extension, in upper or lower
+    case. Hidden files and folders are skipped. The order is that of the sorted names. Images with
+    more than `max_pixels` pixels are unreadable.
     """
     text = str(place)
     if text == "builtin":
         return _open_builtin(split)
     if text.startswith(PYTHON):
-        raise ValueError(f"{text} is a source that was given in Python; give images that lie here")
+        raise ValueError(f"{text} is a Python object, which cannot be opened by name; give a path")
     if text.startswith("torchvision:"):
         return with_max_pixels(open_torchvision(text, split), max_pixels)
     if not text.strip():
@@ -82,16 +82,16 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
 
 def _open_path(path: Path, split: str) -> Source:
     parquet, tars = _shards(path, ".parquet"), _shards(path, ".tar")
-    # ImageNet's root often still holds the archives that its folders came from.
+    # ImageNet's root often still holds the archives that its folders were extracted from.
     if tars and _split_folders(path):
         tars = {}
     shard = next(chain(*parquet.values(), *tars.values()), None)
     if path.is_dir() and shard is not None:
         images = list(islice(_image_paths(path), _MANY))
-        if len(images) == _MANY:  # either might be meant
+        if len(images) == _MANY:
             raise ValueError(
-                f"{path} holds images, such as {images[0]}, and {shard.relative_to(path)}, which "
-                f"may hold others; give {shard} itself, or move it elsewhere"
+                f"{path} is ambiguous: it holds images, such as {images[0]}, and the shard "
+                f"{shard.relative_to(path)}; give {shard} itself, or move it elsewhere"
             )
     if parquet:
         return open_parquet(path, parquet[choose_split(split, parquet, path)])
@@ -103,7 +103,7 @@ def _open_path(path: Path, split: str) -> Source:
 
 
 def _image_paths(folder: str | Path) -> Iterator[str]:
-    """Images in a folder and a number of those below it, by their names there."""
+    """Yield relative paths of images in a folder and its subfolders, at most `_FAR` folders."""
     for place, folders, files in islice(os.walk(folder), _FAR):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
@@ -119,7 +119,7 @@ class _Listing(NamedTuple):
 
 
 def _listing(folder: str | Path) -> _Listing:
-    """Names in a folder, sorted. Their kind comes with them: no file is opened or asked about."""
+    """List the names in a folder by kind, sorted, without opening files."""
     found = _Listing([], [], [], [])
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -129,7 +129,7 @@ def _listing(folder: str | Path) -> _Listing:
                 continue
             try:
                 is_folder, is_file = entry.is_dir(), entry.is_file()
-            except OSError:  # a link to itself; its reading says so if it is called an image
+            except OSError:  # a link to itself; with an image extension, reading it will fail
                 is_folder = is_file = False
             if is_folder:
                 found.folders.append(name)
@@ -145,8 +145,8 @@ def _listing(folder: str | Path) -> _Listing:
 
 
 def _below(folder: str, prefix: str, above: tuple[str, ...], foreign: Counter[str]) -> list[str]:
-    """List all images in a folder and its subfolders, with the prefix; count the foreign ones."""
-    # A link to a folder that it lies in would have no end, and is skipped.
+    """List images in a folder and its subfolders, with the prefix; count unsupported ones."""
+    # A link to one of its own parent folders is skipped, because it would recurse without end.
     real = os.path.realpath(folder)
     if real in above or any(path.startswith(f"{real.rstrip('/')}/") for path in above):
         return []
@@ -164,7 +164,7 @@ def _open_folder(root: Path, split: str) -> Source:
     try:
         chosen = choose_split(split, splits or ["train"], root)
     except NoSplit as error:
-        hint = f"; {beside} beside them: move what it should hold to {root / split}"
+        hint = f"; it also has {beside}: move the images of this split to {root / split}"
         raise NoSplit(f"{error}{hint if beside else ''}") from None
     if beside:
         note = f"{root} has the splits {', '.join(splits)}; not used: {beside}"
@@ -178,9 +178,9 @@ def _open_folder(root: Path, split: str) -> Source:
     paths = [*direct, *chain.from_iterable(inner.values())]
     if foreign:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
-        note = f"pictures of {root} that are not read here: {kinds}; convert them, to JPEG say"
+        note = f"skipped images of unsupported formats in {root}: {kinds}; convert them to JPEG"
         warnings.warn(note, stacklevel=1)
-    # Ids are the same in every split, even where one of them lacks a class.
+    # Class ids are the same in every split, even if a split lacks a class.
     other_splits = [root / other for other in splits if other != chosen]
     others = [folder / name for folder in other_splits for name in _listing(folder).folders]
     unknown = [path for path in others if path.name not in inner]
@@ -189,7 +189,7 @@ def _open_folder(root: Path, split: str) -> Source:
     labeled = {}
     if not direct and len(classes) > 1:
         ids = {name: i for i, name in enumerate(classes)}
-        own = np.array([ids[name] for name in inner], dtype=np.int64)  # there may be none
+        own = np.array([ids[name] for name in inner], dtype=np.int64)  # keep int64 if empty
         labels = np.repeat(own, [len(paths) for paths in inner.values()])
         labeled = {"labels": torch.from_numpy(labels), "classes": classes}
     return ImageSource(
@@ -203,7 +203,7 @@ def _open_folder(root: Path, split: str) -> Source:
 
 
 def _beside(root: Path, splits: list[str]) -> str:
-    """What has images beside the folders of splits, in words."""
+    """Describe the images outside of the split folders."""
     images, folders, *_ = _listing(root)
     other = [name for name in folders if name not in splits]
     left = [f"{name}/" for name in other if next(_image_paths(root / name), "")]
@@ -213,7 +213,7 @@ def _beside(root: Path, splits: list[str]) -> str:
 
 
 def _split_folders(root: Path) -> list[str]:
-    """Subfolders that are splits. A single one among others may be a class: trains, say."""
+    """Return the subfolders that are splits; a single one among others may be a class."""
     if not root.is_dir():
         return []
     folders = _listing(root).folders
@@ -225,9 +225,9 @@ def _split_folders(root: Path) -> list[str]:
 
 
 def _shards(path: Path, suffix: str) -> dict[str, list[Path]]:
-    """Shards by the split that each belongs to."""
+    """Return the shards of each split."""
     if path.is_file():
-        # Whoever names one file means it, whatever it is called.
+        # A single file is also the train split, whatever its name.
         own = _split_in(path.name) or "train"
         return {name: [path] for name in ("train", own)} if path.suffix.lower() == suffix else {}
     found: dict[str, list[Path]] = {}
@@ -242,14 +242,14 @@ def _shards(path: Path, suffix: str) -> dict[str, list[Path]]:
 
 
 def _split_in(name: str) -> str | None:
-    """The split that a shard's name tells, as in train-00000-of-00002 or imagenet1k-val-07."""
+    """Return the split in a shard's name, as in train-00000-of-00002 or imagenet1k-val-07."""
     words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
     whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
     return words[0] if words else whole[1] if whole else None
 
 
 def _missing(path: Path) -> str:
-    """Words for a path that is not there, with the names that come nearest to it."""
+    """Return the message for a path that does not exist, with similar names."""
     there, wanted = path.absolute(), path.name
     while not there.exists():
         wanted, there = there.name, there.parent

@@ -1,4 +1,4 @@
-"""Which images are held out, and which few keep their labels: by seed, and even over classes."""
+"""Splits by seed: held-out images and label subsets, stratified by class."""
 
 import math
 import re
@@ -13,22 +13,22 @@ from torch import Tensor
 from compressive.data.source import Source
 from compressive.rng import image_keys, uniforms
 
-# In place of a view's number, so that what is drawn here no view has drawn, and few labels of a
-# seed are not the images that the same seed holds out.
+# View numbers that no view uses, so that random numbers here are independent of those of views, and
+# label subsets of a seed are independent of the images that the same seed holds out.
 _HOLD_OUT_STREAM, _PER_CLASS_STREAM, _FEW_LABELS_STREAM = 2**31, 2**31 + 1, 2**31 + 2
 
 
 class Parts(NamedTuple):
-    """Two sorted lists of images that have none in common and together are all."""
+    """Sorted indices of kept and held-out images; they are disjoint and complete."""
 
     kept: Int64[Tensor, " kept"]
     held: Int64[Tensor, " held"]
 
 
 def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int) -> Parts:
-    """Hold out images in proportion to the classes; `size` is a number or, as a float, a share."""
-    # Every class of two images or more is on both sides; a class of one image is kept. A number is
-    # met exactly, or is an error; a share comes to the nearest number that allows this.
+    """Hold out images in proportion to the classes; `size` is a count or, as a float, a share."""
+    # Every class of two or more images is on both sides; a class of one image is kept. A count is
+    # met exactly or is an error. A share is rounded to the nearest count that is possible.
     rank, tie, count = _shuffled(labels, seed, _HOLD_OUT_STREAM)
     singles = int((count == 1).sum())
     total, classes = len(labels), len(labels.unique())
@@ -36,13 +36,13 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     nearest = min(max(round(size * total), least), most)
     wanted = size if isinstance(size, int) else nearest if 0 < size < 1 else -1
     if wanted < 1 or not least <= wanted <= most:
-        takes = f"takes a share between 0 and 1 or {least:,} to {most:,} images"
+        takes = f"size must be a share between 0 and 1 or {least:,} to {most:,} images"
         if most < max(1, least):
-            takes = "takes two images or more of a class"
+            takes = "a class must have two or more images"
         aim = f"hold out {size} of {total:,} images so that {classes:,} classes are on both sides"
-        raise ValueError(f"to {aim} {takes}")
-    # Webster's method: of a class of n the k-th image is due at (k - 1/2) / n of the way. Its
-    # first is due at once and its last never.
+        raise ValueError(f"to {aim}, {takes}")
+    # Webster's method: the k-th of n images of a class is due at (k - 1/2) / n. The first is due at
+    # once and the last never.
     due = (rank + 0.5) / count
     due[rank == 0] = 0
     due[rank == count - 1] = np.inf
@@ -51,7 +51,7 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
 
 
 def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Parts:
-    """This many images of each class are kept, or all that it has; the rest are held out."""
+    """Keep `number` images of each class, or all if it has fewer; hold out the rest."""
     kept = torch.from_numpy(_shuffled(labels, seed, _PER_CLASS_STREAM).rank) < number
     return Parts(kept.nonzero()[:, 0], (~kept).nonzero()[:, 0])
 
@@ -59,10 +59,10 @@ def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Par
 def few_labels(
     labels: Int64[Tensor, " count"], share: float, *, draw: int = 0, seed: int = 0
 ) -> Int64[Tensor, " few"]:
-    """Return a sorted share of the images with equal numbers per class, if there are enough."""
-    # At least one of each class. Rounded down, so that of ImageNet as many are taken as SimCLR's
-    # lists have, of each class too: 12 or 13, and 128 or 129. For one draw of one seed a smaller
-    # share lies within a larger one.
+    """Return sorted indices of a share of the images, with equal numbers per class if possible."""
+    # At least one of each class. The count is rounded down, which gives the numbers of SimCLR's
+    # lists for ImageNet, also per class: 12 or 13 (1 %), and 128 or 129 (10 %). With the same draw
+    # and seed, a smaller share is a subset of a larger one.
     if not 0 < share <= 1:
         raise ValueError(f"share of labels must be above 0 and at most 1, got {share}")
     rank, tie, _ = _shuffled(labels, seed, _FEW_LABELS_STREAM, draw)
@@ -72,32 +72,32 @@ def few_labels(
 
 
 def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
-    """Return where in a source the images are that a list of SimCLR names, in the list's order."""
-    # `1percent.txt` and `10percent.txt` have a file name to a line, such as n04235860_14959.JPEG,
-    # and no folders. The part before `_` is the class.
+    """Return the indices of the images in one of SimCLR's lists, in the list's order."""
+    # `1percent.txt` and `10percent.txt` have a file name per line, such as n04235860_14959.JPEG,
+    # without folders. The part before `_` is the class.
     if not Path(path).is_file():
         where = "1percent.txt or 10percent.txt of imagenet_subsets in SimCLR's repository"
-        raise FileNotFoundError(f"no list of images {path}; it is {where}")
+        raise FileNotFoundError(f"no list of images {path}; use {where}")
     names = Path(path).read_text().split()
     place = {re.split(r"[/:]", source.origin(i))[-1]: i for i in range(len(source))}
     lost = [name for name in names if name not in place]
     if lost or not names:
         raise ValueError(
-            f"{len(lost):,} of the {len(names):,} images of {path} are not in {source.name}, "
-            f"{lost[0] if lost else 'an empty list'} to begin with; it needs ImageNet's train "
-            "images under their own names"
+            f"{len(lost):,} of the {len(names):,} images of {path} are not in {source.name}; first "
+            f"missing: {lost[0] if lost else 'none, the list is empty'}; use ImageNet's train "
+            "images with their original names"
         )
     found = torch.tensor([place[name] for name in names])
     if source.labels is not None and source.classes is not None:
         for label, name in zip(source.labels[found].tolist(), names, strict=True):
             own = source.classes[label]
             if re.fullmatch(r"n\d{8}", own) and own != name.partition("_")[0]:
-                raise ValueError(f"{source.name} has {name} of {path} as one of class {own}")
+                raise ValueError(f"{source.name} has {name} of {path} in the wrong class, {own}")
     return found
 
 
 class _Shuffled(NamedTuple):
-    """Each image's rank in its class in random order, a number against ties, the class's size."""
+    """Per image: its rank in a random order of its class, a tie breaker, the size of its class."""
 
     rank: np.ndarray
     tie: np.ndarray
@@ -107,7 +107,7 @@ class _Shuffled(NamedTuple):
 def _shuffled(labels: Int64[Tensor, " count"], seed: int, stream: int, draw: int = 0) -> _Shuffled:
     if not len(labels) or labels.min() < 0:
         none = f"{int((labels < 0).sum())} of {len(labels)} have none"
-        raise ValueError(f"images to be divided by class must have one each, {none}")
+        raise ValueError(f"to split by class, each image must have a class: {none}")
     keys = image_keys(torch.arange(len(labels)), seed=seed, epoch=draw, view=stream)
     lots: Float64[Tensor, "count 2"] = uniforms(keys, 2)
     ids = labels.cpu().numpy()

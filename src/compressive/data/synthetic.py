@@ -1,13 +1,13 @@
-"""The built-in pictures: twelve patterns under strong nuisances, drawn by arithmetic alone.
+"""The built-in synthetic images: twelve patterns with strong nuisance factors.
 
-The class is the pattern. Where it lies, its angle, scale and thickness, how it is bent, its two
-colors, the light, what covers it and the grain are drawn alike for every class, and either color
-may be the brighter one. So a linear map of pixels sees nothing of the class, while almost every
-crop of a picture shows it: it is what two views share.
+The class is the pattern. Its position, angle, scale, thickness and bending, its two colors, the
+lighting, two occluding disks and the grain have the same distribution in every class, and either
+color may be the brighter one. So a linear classifier on pixels cannot tell the classes apart, but
+almost every crop shows the pattern: it is what two views share.
 
-Every machine makes the same bytes. Random words are raw Philox, and all that follows is sums,
-products, quotients, roots and comparisons in float32, which IEEE 754 rounds in one way. The ranges
-that things are drawn from are ours: what still looks like a pattern at 32 pixels, to us.
+The bytes are the same on every machine. Random words are raw Philox. Everything else is sums,
+products, quotients, square roots and comparisons in float32, which IEEE 754 rounds in one way. We
+chose the ranges of the random factors so that patterns are visible at 32 pixels.
 """
 
 import math
@@ -21,29 +21,29 @@ from numpy import ndarray
 IMAGE_SIDE = 32  # pixels
 
 _SPLITS = ("train", "test")
-_SLOTS = 31  # random words of a picture, each one number; behind them, a byte of grain per pixel
+_SLOTS = 31  # random words per image, each one number; then follows a byte of grain per pixel
 _GRAIN = IMAGE_SIDE * IMAGE_SIDE // 8
-_IMAGES_PER_BLOCK = 250  # pictures drawn at a time, so that their planes stay in the cache
+_IMAGES_PER_BLOCK = 250  # images drawn at a time, so that their planes stay in the CPU cache
 
 ImagePlane = Float32[ndarray, "count side side"]
-Grid = Float32[ndarray, "1 side side"]  # the same for every picture
+Grid = Float32[ndarray, "1 side side"]  # the same for every image
 Column = Float32[ndarray, "count 1 1"]
 
 
 class Pictures(NamedTuple):
-    """Pictures, and the class of each as a place in `CLASSES`."""
+    """Images, and the class of each as an index into `CLASSES`."""
 
     images: UInt8[ndarray, "count 3 side side"]
     labels: Int64[ndarray, " count"]
 
 
 def _triangle(t: ImagePlane) -> ImagePlane:
-    """Distance to the nearest whole number: 0 there, 1/2 in the middle between two."""
+    """Return the distance to the nearest whole number, from 0 to 1/2."""
     return abs(t - np.floor(t + 0.5))
 
 
 def _centered(t: ImagePlane) -> ImagePlane:
-    """Place in the cell, from -1/2 to 1/2 about its middle."""
+    """Return the position in the cell relative to its center, from -1/2 to 1/2."""
     return t - np.floor(t) - 0.5
 
 
@@ -94,8 +94,8 @@ def _honeycomb(u: ImagePlane, v: ImagePlane, w: Column) -> ImagePlane:
     return 0.13 + w - (0.5 - np.minimum(*far))
 
 
-# Each pattern says how far inside of the ink a place (u, v) is, in cells; `w`, about 0, is how much
-# wider than usual the ink is. Cells are sized for about as much detail in every class.
+# Each pattern returns how far inside the ink the point (u, v) is, in cells. `w`, near 0, is added
+# to the width of the ink. Cell sizes give all classes about the same amount of detail.
 _PATTERNS: dict[str, Callable[[ImagePlane, ImagePlane, Column], ImagePlane]] = {
     "stripes": lambda u, v, w: _triangle(u) - 0.25 + w,
     "ripples": lambda u, v, w: _triangle(_root(u, v)) - 0.25 + w,
@@ -114,9 +114,9 @@ CLASSES: tuple[str, ...] = tuple(_PATTERNS)
 
 
 def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
-    """Return the first `count` pictures of a split, "train" or "test"; 1,000 take 0.1 s."""
-    # Picture i is the same for every count. Each twelve in a row hold every class once, in random
-    # order. Splits and seeds have random streams of their own.
+    """Return the first `count` images of a split, "train" or "test"; 1,000 take 0.1 s."""
+    # Image i is the same for every count. Each block of twelve holds every class once, in random
+    # order. Each split and seed has its own random stream.
     if count < 0:
         raise ValueError(f"count must be 0 or more, got {count}")
     if not 0 <= seed < 2**64:
@@ -139,15 +139,15 @@ def pictures(count: int, *, seed: int = 0, split: str = "train") -> Pictures:
 
 
 class _Lots:
-    """Uniform numbers of every picture, handed out one by one."""
+    """Uniform random numbers of each image, returned in sequence."""
 
     def __init__(self, raw: UInt64[ndarray, "count slots"]) -> None:
-        # 24 bits, which float32 holds exactly. Divided by the integer they were float64 in numpy 1.
+        # 24 bits, which float32 holds exactly. A division by 2**24 would give float64 in NumPy 1.
         self.numbers = (raw >> np.uint64(40)).astype(np.float32)[:, :, None, None] * 2.0**-24
         self.next = 0
 
     def between(self, low: float, high: float) -> Column:
-        """The next number of each picture, on [low, high)."""
+        """Return the next number of each image, on [low, high)."""
         self.next += 1
         return low + (high - low) * self.numbers[:, self.next - 1]
 
@@ -164,7 +164,7 @@ def _render_images(
     for _ in range(2):
         disk = _disk(lots, x, y)
         planes = [plane + disk * (lots.between(0.0, 1.0) - plane) for plane in planes]
-    # "<u8": the bytes of a word in the same order on every machine.
+    # "<u8" fixes the order of the bytes of a word.
     grain = raw[:, _SLOTS:].astype("<u8").view(np.uint8).reshape(-1, IMAGE_SIDE, IMAGE_SIDE)
     grain = (grain.astype(np.float32) - 127.5) * (lots.between(0.0, 0.2) / 255)
     assert lots.next == _SLOTS
@@ -173,8 +173,8 @@ def _render_images(
 
 
 def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> ImagePlane:
-    """Where the pattern is, from 0 to 1, with edges one pixel wide."""
-    # Rounded far above the last bit, in which sines of different machines differ.
+    """Return the coverage by the pattern, from 0 to 1, with edges one pixel wide."""
+    # Rounded far above the last bit, because the last bit of a sine depends on the machine.
     wheel = [round(math.sin(math.tau * i / 256) * 2**20) / 2**20 for i in range(256)]
     sine = np.array(wheel, np.float32)
     angle = lots.between(0, 256).astype(np.int64)
@@ -192,9 +192,9 @@ def _ink(labels: Int64[ndarray, " count"], lots: _Lots, x: Grid, y: Grid) -> Ima
 
 
 def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[ImagePlane, ImagePlane]]:
-    """Red, green and blue of paper and paint: one dark, one bright, of opposite hues that sweep."""
-    # Any two colors would be a shortcut, as the views keep them: a probe of SimCLR after 240 steps
-    # read 88 % of gray patterns right, and 37 % where each picture had two random colors.
+    """Return (paper, paint) per channel: one dark, one bright, opposite hues with a gradient."""
+    # Two random colors per image would be a shortcut, because the views keep them: a probe of
+    # SimCLR after 240 steps has an accuracy of 37 % with them, and of 88 % with gray patterns.
     middle, apart = lots.between(0.3, 0.7), lots.between(0.12, 0.3)
     apart = np.where(lots.between(0, 1) < 0.5, apart, -apart)
     sweep = lots.between(-1, 1) * (x / 32) + lots.between(-1, 1) * (y / 32)
@@ -205,7 +205,7 @@ def _colors(lots: _Lots, x: Grid, y: Grid) -> list[tuple[ImagePlane, ImagePlane]
 
 
 def _disk(lots: _Lots, x: Grid, y: Grid) -> ImagePlane:
-    """A disk that covers what lies below, in half of the pictures."""
+    """Return the coverage by an occluding disk; half of the images have one."""
     radius = lots.between(-6, 6)
     far = _root(x - lots.between(-16, 16), y - lots.between(-16, 16))
     return np.clip(0.5 + radius - far, 0, 1)

@@ -1,4 +1,4 @@
-"""Torchvision's named sets as sources: found on disk, or fetched, in whatever way each wants."""
+"""Torchvision data sets as sources, from disk or downloaded."""
 
 import difflib
 import inspect
@@ -24,18 +24,18 @@ from compressive.data.source import (
 )
 from compressive.rundir.files import local_path
 
-# They read it wherever they are called from, without a look at its checksum.
+# These sets load a pickle file without a check of its checksum.
 _PICKLED = ("LSUN", "LSUNClass")
 
 
 def open_torchvision(place: str, split: str, *, download: bool = True) -> Source:
-    """A set by its name, `torchvision:NAME` or `torchvision:NAME@ROOT`, fetched if need be."""
+    """Open `torchvision:NAME` or `torchvision:NAME@ROOT`, and download it if it is missing."""
     from torchvision import datasets
 
     name, _, folder = place.removeprefix("torchvision:").partition("@")
     kind = getattr(datasets, name, None)
     if name in _PICKLED:
-        risk = "keeps a pickle beside its images, which could run code"
+        risk = "loads a pickle file, which could run code"
         raise ValueError(f"{place} {risk}; give its images as a folder")
     if not (inspect.isclass(kind) and issubclass(kind, datasets.VisionDataset)):
         known = [one for one in datasets.__all__ if one not in ("FakeData", "VisionDataset")]
@@ -44,7 +44,7 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
         raise ValueError(f"torchvision.datasets has no {name!r}; {hint}")
     root = local_path(folder or os.environ.get("COMPRESSIVE_DATA") or "~/.cache/compressive")
     accepts = _parameters(kind)
-    # With `str` in place of a decoder a set tells its files and their labels without reading any.
+    # With `str` as the loader, items are file paths and labels, and no image is read.
     offered: dict[str, Any] = {"root": str(root), "loader": str}
     given = {key: value for key, value in offered.items() if key in accepts}
     make = cast(Callable[..., Any], kind)
@@ -52,7 +52,7 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
     def build(**chosen: Any) -> Any:
         try:
             return make(**given, **chosen)
-        except (OSError, RuntimeError):  # not there yet; some sets refuse to download twice
+        except (OSError, RuntimeError):  # missing; some sets raise an error on a second download
             if not download or "download" not in accepts:
                 raise
             root.mkdir(parents=True, exist_ok=True)
@@ -64,10 +64,10 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
     except (OSError, RuntimeError) as error:
         if not was_there:
             with suppress(OSError):
-                root.rmdir()  # it is empty, or has what came before the connection broke
+                root.rmdir()  # fails if a partial download is in it
         raise FileNotFoundError(
-            f"{place} is not in {root} and could not be fetched ({first_line(error)}); it needs "
-            f"internet once, or the folder that has it: torchvision:{name}@FOLDER"
+            f"{place} is not in {root} and could not be downloaded ({first_line(error)}); connect "
+            f"to the internet, or name the folder that holds it: torchvision:{name}@FOLDER"
         ) from error
     except TypeError as error:
         why = f"is not a set of images with one class each ({first_line(error)})"
@@ -75,7 +75,7 @@ def open_torchvision(place: str, split: str, *, download: bool = True) -> Source
 
 
 def _parameters(kind: type) -> set[str]:
-    """What a class can be made with; `**kwargs` stands for what its parent takes."""
+    """Return the names of the constructor's parameters; `**kwargs` means those of the parent."""
     names = set()
     for parent in kind.__mro__:
         parameters = inspect.signature(parent.__init__).parameters
@@ -86,7 +86,7 @@ def _parameters(kind: type) -> set[str]:
 
 
 def _with_split(build: Callable[..., Any], accepts: set[str], split: str, place: str) -> Any:
-    """A torchvision set in the way it wants its split told: a flag, a word, or not at all."""
+    """Build a set with its split given by `train=`, by `split=`, or not at all."""
     if "split" not in accepts:
         flagged = "train" in accepts
         chosen = choose_split(split, ("train", "test") if flagged else ("train",), place)
@@ -107,7 +107,7 @@ def _of_torchvision(place: str, dataset: Any, by_path: bool) -> Source:
         case (str() | Image.Image(), int() | np.integer() | None):
             every = range(len(dataset))
         case _:
-            raise TypeError("its items are not an image and a class")
+            raise TypeError("its items are not pairs of an image and a class")
     files: list[str] = []
     known = (getattr(dataset, name, None) for name in ("targets", "labels", "y"))
     values = next((v for v in known if v is not None and len(v) == len(dataset)), None)

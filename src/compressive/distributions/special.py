@@ -1,20 +1,20 @@
-"""Bessel functions of the von Mises-Fisher distribution, exact to the last digits everywhere.
+"""Bessel functions of the von Mises-Fisher distribution, accurate to the last digits.
 
 Everything follows from one function of the concentration kappa in dimension n, the log density
 at the mode, M(kappa) = log C_n(kappa) + kappa, and its derivatives:
 
     M' = 1 - A,  A = I_{n/2}(kappa) / I_{n/2-1}(kappa) = E[mu.z],  A' = Var[mu.z],  A'' = skew.
 
-Unlike log C, M does not grow with kappa, so densities, entropies and divergences built from it
+Unlike log C, M does not grow with kappa, so densities, entropies and divergences computed from it
 keep their digits at kappa = 1e8. With nu = n/2 - 1 and s = sqrt(nu^2 + kappa^2):
 
 - s >= 32: Debye's uniform expansion, as a series for log U in 1/s and t^2 = (nu/s)^2, every
   derivative term by term and without a difference of nearly equal numbers;
-- s < 32: the same expansion at a higher order nu + m, carried down by the continued fraction
+- s < 32: the same expansion at a higher order nu + m, reduced to nu by the continued fraction
   A_nu / kappa = 1 / (2 (nu + 1) + kappa^2 A_{nu+1} / kappa), all of whose terms are positive.
 
-The work is done in float64 and rounded once, whatever the dtype: kappa has one value per
-distribution, not one per coordinate, so this costs nothing beside the samples.
+All computations are in float64 and rounded once, whatever the dtype. kappa has one value per
+distribution, not one per coordinate, so the cost is small compared to sampling.
 """
 
 import math
@@ -27,39 +27,39 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-# Where Debye's expansion takes over, and its number of terms: together they leave less than
-# 1e-14 relative in A'' at the seam (tests/test_special.py walks along it).
+# The smallest s for Debye's expansion, and its number of terms. The relative error of A'' at the
+# seam is below 1e-14 (checked in tests/distributions/test_special.py).
 _SEAM = 32.0
 _TERMS = 14
 
 
 def log_normalizer(kappa: Float[Tensor, "*batch"], n: int) -> Float[Tensor, "*batch"]:
-    """log C_n(kappa): the density on the unit sphere of R^n is C_n exp(kappa mu.z)."""
+    """Return log C_n(kappa); the density on the unit sphere of R^n is C_n exp(kappa mu.z)."""
     return _derivative(kappa, n / 2 - 1, "log C")
 
 
 def log_mode_density(kappa: Float[Tensor, "*batch"], n: int) -> Float[Tensor, "*batch"]:
-    """log C_n(kappa) + kappa: the log density where it is highest, at z = mu."""
+    """Return log C_n(kappa) + kappa, the log density at the mode z = mu."""
     return _derivative(kappa, n / 2 - 1, "M")
 
 
 def mean_resultant_length(kappa: Float[Tensor, "*batch"], n: int) -> Float[Tensor, "*batch"]:
-    """A_n(kappa) = E[mu.z], in [0, 1): how far the mean of z reaches towards the sphere."""
+    """Return A_n(kappa) = E[mu.z], in [0, 1): the length of the mean of z."""
     return _derivative(kappa, n / 2 - 1, "A")
 
 
 def spherical_variance(kappa: Float[Tensor, "*batch"], n: int) -> Float[Tensor, "*batch"]:
-    """1 - A_n(kappa), in (0, 1], without the cancellation of subtracting."""
+    """Return 1 - A_n(kappa), in (0, 1], without cancellation."""
     return _derivative(kappa, n / 2 - 1, "1-A")
 
 
 def cosine_variance(kappa: Float[Tensor, "*batch"], n: int) -> Float[Tensor, "*batch"]:
-    """A_n'(kappa) = Var[mu.z]."""
+    """Return A_n'(kappa) = Var[mu.z]."""
     return _derivative(kappa, n / 2 - 1, "A'")
 
 
 def log_bessel_i(nu: float, kappa: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """log I_nu(kappa), the modified Bessel function of the first kind, for any nu >= 0."""
+    """Return log I_nu(kappa), the modified Bessel function of the first kind, for any nu >= 0."""
     if not nu >= 0:
         raise ValueError(f"nu must be 0 or more, got {nu}")
     k = kappa.double()
@@ -69,12 +69,12 @@ def log_bessel_i(nu: float, kappa: Float[Tensor, "*batch"]) -> Float[Tensor, "*b
 
 
 def log_area(n: int) -> float:
-    """Log of the area of the unit sphere in R^n: the entropy of the uniform distribution."""
+    """Return the log area of the unit sphere in R^n: the entropy of the uniform distribution."""
     return math.log(2) + n / 2 * math.log(math.pi) - math.lgamma(n / 2)
 
 
 class Constants(NamedTuple):
-    """The numbers that a fixed kappa needs, as Python floats."""
+    """Values of the functions at a fixed kappa, as Python floats."""
 
     log_normalizer: float
     log_mode_density: float
@@ -85,21 +85,21 @@ class Constants(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def constants(kappa: float, n: int) -> Constants:
-    """What never changes while kappa does not, computed once."""
+    """Return the functions' values at kappa, cached."""
     k = torch.tensor(kappa, dtype=torch.float64, device="cpu")
     names = ("log C", "M", "A", "1-A", "A'")
     return Constants(*(_evaluate(k, n / 2 - 1, name).item() for name in names))
 
 
-# Which function each one's derivative is, and its sign.
+# The derivative of each function, with its sign.
 _NEXT = {"log C": ("A", -1), "M": ("1-A", 1), "A": ("A'", 1), "1-A": ("A'", -1), "A'": ("A''", 1)}
 
 
 class _Derivative(Function):
     """One link of the chain M -> 1 - A -> A' -> A''; each backward is the next forward."""
 
-    # Float64 in and out: torch 2.11 compiles a cast that does nothing, inside a Function, into a
-    # gradient of zero.
+    # Input and output are float64: torch 2.11 compiles a no-op cast inside a Function to a zero
+    # gradient.
 
     generate_vmap_rule = True
 
@@ -128,20 +128,20 @@ def _derivative(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 
 def _evaluate(kappa: Tensor, nu: float, which: str) -> Tensor:
-    """One of log C, M, A, 1-A, A', A'' in float64."""
+    """Return one of log C, M, A, 1-A, A', A'' in float64."""
     if which == "log C":
         return _evaluate(kappa, nu, "M") - kappa
     value = _debye(kappa, nu, which)
     if nu >= _SEAM:
         return value
-    # The clamp keeps the discarded half of the where finite.
+    # The clamp keeps the values that `where` discards finite.
     below = _descend(kappa.clamp(max=_SEAM), nu, which)
     return torch.where(kappa * kappa + nu * nu < _SEAM**2, below, value)
 
 
 def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
-    """Debye's expansion of one of the five, for nu^2 + kappa^2 >= 32^2."""
-    s = torch.sqrt(kappa * kappa + nu * nu).clamp(min=1.0)  # the clamp: only where discarded
+    """Return Debye's expansion of M, A, 1-A, A' or A'', for nu^2 + kappa^2 >= 32^2."""
+    s = torch.sqrt(kappa * kappa + nu * nu).clamp(min=1.0)  # clamps only discarded values
     sigma2, tau = 1 / (s * s), (nu / s) ** 2
     if which == "M":
         growth = nu * torch.log((nu + s) / (2 * math.pi)) + 0.5 * torch.log(s / (2 * math.pi))
@@ -159,8 +159,8 @@ def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 
 def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
-    """Evaluate the same five for small nu and kappa, from Debye at order nu + m down to nu."""
-    # Carries a = A / kappa as a function of x = kappa^2 with two derivatives.
+    """Evaluate the same functions for small nu and kappa, from Debye at nu + m down to nu."""
+    # Each step computes a = A / kappa as a function of x = kappa^2, with two derivatives.
     steps = math.ceil(_SEAM - nu)
     top = nu + steps
     x = kappa * kappa
@@ -190,7 +190,7 @@ def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 
 def _series(s: Tensor, nu: float, order: int) -> Tensor:
-    """log U = sum_kj c_kj s^-k (nu/s)^2j; `order` factors m (m+2) (m+4) in a term, m = k + 2j."""
+    """Return sum_kj c_kj s^-k (nu/s)^2j; `order` factors of m (m+2) (m+4) per term, m = k + 2j."""
     # nu is a number, so this is one polynomial in 1/s. Larger nu need fewer terms.
     nearest = max(nu, _SEAM)
     terms = 1
@@ -209,11 +209,11 @@ def _series(s: Tensor, nu: float, order: int) -> Tensor:
 
 
 def _log_debye_series(terms: int) -> list[list[float]]:
-    """c_kj of log U = sum c_kj sigma^k tau^j, from the exact recurrence of U (DLMF 10.41.9)."""
+    """Return c_kj of log U = sum c_kj sigma^k tau^j, from the recurrence of U (DLMF 10.41.9)."""
     u = [[Fraction(1)]]
     for k in range(terms):
         following = [Fraction(0)] * (k + 2)
-        for j, c in enumerate(u[k]):  # t^m, m = k + 2 j, goes to t^(m+1) and t^(m+3)
+        for j, c in enumerate(u[k]):  # t^m, m = k + 2 j, contributes to t^(m+1) and t^(m+3)
             m = k + 2 * j
             following[j] += c * (Fraction(m, 2) + Fraction(1, 8 * (m + 1)))
             following[j + 1] -= c * (Fraction(m, 2) + Fraction(5, 8 * (m + 3)))
@@ -229,4 +229,4 @@ def _log_debye_series(terms: int) -> list[list[float]]:
     return [[float(c) for c in row] for row in log_u]
 
 
-_LOG_U = _log_debye_series(_TERMS)  # 120 numbers in 10 ms; a literal table could hide a typo
+_LOG_U = _log_debye_series(_TERMS)  # 120 numbers in 10 ms; a table could contain typos

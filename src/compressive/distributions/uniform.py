@@ -1,4 +1,4 @@
-"""The uniform distribution on the unit sphere, and divergences from and to it."""
+"""The uniform distribution on the unit sphere, and its KL divergences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["HypersphericalUniform"]
 
 
 class HypersphericalUniform(Distribution):
-    """All directions of R^dim alike: the vMF of concentration 0."""
+    """Uniform distribution of directions in R^dim: the vMF distribution at concentration 0."""
 
     arg_constraints: Any = {}  # noqa: RUF012
     support: Any = unit_vector
@@ -44,7 +44,7 @@ class HypersphericalUniform(Distribution):
         self._validate_args = validate_args
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "HypersphericalUniform":
-        """The same distribution with its batch axes expanded."""
+        """Return the same distribution with its batch axes expanded."""
         new: Any = self._get_checked_instance(HypersphericalUniform, _instance)
         new.dim, new._entropy = self.dim, self._entropy
         batch_shape = torch.Size(batch_shape)
@@ -59,22 +59,22 @@ class HypersphericalUniform(Distribution):
 
     @property
     def variance(self) -> Float[Tensor, "*batch dim"]:
-        """1/n for each coordinate."""
+        """1/dim for each coordinate."""
         return self._entropy.new_full(self._extended_shape(), 1 / self.dim)
 
     @validates_inputs
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
-        """Minus the log area of the sphere, everywhere."""
+        """Return minus the log area of the sphere for each vector."""
         if self._validate_args and not torch.compiler.is_compiling():
             self._validate_sample(value)
         return -self._entropy.expand(torch.broadcast_shapes(value.shape[:-1], self._batch_shape))
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Log area of the sphere, the largest entropy there is on it."""
+        """Return the log area of the sphere, the largest possible entropy on it."""
         return self._entropy.expand(self._batch_shape)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
-        """Normalized standard normals."""
+        """Draw normalized standard normal vectors."""
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.randn(shape, dtype=self._entropy.dtype, device=self._entropy.device)
         return torch.nn.functional.normalize(noise, dim=-1)
@@ -82,7 +82,7 @@ class HypersphericalUniform(Distribution):
 
 @register_kl(VonMisesFisher, HypersphericalUniform)
 def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
-    """The entropy that p lacks, which is its divergence from its own kappa = 0."""
+    """Return the log area minus the entropy of p, as the KL divergence to vMF with kappa = 0."""
     same_dimension(p, q)
     found = kl_divergence(p, VonMisesFisher(p.mean_direction, 0.0, validate_args=False))
     return found.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
@@ -90,7 +90,7 @@ def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
 
 @register_kl(HypersphericalUniform, VonMisesFisher)
 def _kl_uniform_vmf(p: HypersphericalUniform, q: VonMisesFisher) -> Tensor:
-    """As from kappa = 0."""
+    """Return the KL divergence from vMF with kappa = 0."""
     same_dimension(p, q)
     found = kl_divergence(VonMisesFisher(q.mean_direction, 0.0, validate_args=False), q)
     return found.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))

@@ -1,7 +1,4 @@
-"""The von Mises-Fisher distribution on the unit sphere, as a torch distribution.
-
-Longer than 300 lines, as density, sampler and their gradients are one thing.
-"""
+"""The von Mises-Fisher distribution on the unit sphere, as a torch distribution."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -27,7 +24,7 @@ __all__ = ["VonMisesFisher"]
 
 
 class _UnitVector(constraints.Constraint):
-    """Vectors of length one; the tolerance admits float32 rounding, not bfloat16's."""
+    """Vectors of length one; the tolerance allows rounding in float32 but not in bfloat16."""
 
     event_dim = 1
 
@@ -44,19 +41,20 @@ class VonMisesFisher(Distribution):
     """Directions around `mean_direction` mu with density C_n(kappa) exp(kappa mu.z) on the sphere.
 
     `concentration` kappa >= 0 is a number, whose constants are computed once, or a tensor that
-    broadcasts against the batch and may have a gradient. kappa = 0 is the uniform distribution. The
-    sampler of a tensor integrates for each draw, about 10 microseconds on a CPU core; so does that
-    of a number below n = 40 unless kappa is well above n.
+    broadcasts against the batch and may require a gradient. kappa = 0 is the uniform distribution.
+    For a tensor, each sample needs a numerical integral, about 10 microseconds on a CPU core. The
+    same holds for a number if n < 40, unless kappa is well above n.
 
-    Samples come without rejection: shapes are fixed, nothing waits for the device, and it compiles
-    into one graph. Gradients: in mu by parallel transport of the sample along the sphere (bounded
-    everywhere), in kappa by implicit reparameterization.
+    Sampling needs no rejection: shapes are fixed, nothing waits for the device, and it compiles
+    into one graph. The gradient in mu is by parallel transport of the sample along the sphere
+    (bounded everywhere), that in kappa by implicit reparameterization.
 
-    Nothing inside runs below float32, autocast or not: at n = 256, kappa = 16384 bfloat16 would
-    be wrong by tens of nats. `validate_args=None` checks values on the CPU only, True anywhere.
+    All computations are at least float32, also under autocast: at n = 256, kappa = 16384 bfloat16
+    would be wrong by tens of nats. `validate_args=None` checks values on the CPU only, True on all
+    devices.
     """
 
-    # torch declares these two as properties and overrides them so in every distribution.
+    # torch declares these two as properties; its own distributions override them like this.
     arg_constraints: Any = {  # noqa: RUF012
         "mean_direction": unit_vector,
         "concentration": constraints.nonnegative,
@@ -76,8 +74,8 @@ class VonMisesFisher(Distribution):
             rule = "mean_direction must have a last axis of dimension 2 or more"
             raise ValueError(f"{rule}, got shape {tuple(mean_direction.shape)}")
         *batch, n = mean_direction.shape
-        n = operator.index(n)  # a number also where a compiled caller made it a symbol
-        self._kappa: Any = concentration  # a number or a tensor: arithmetic treats both alike
+        n = operator.index(n)  # an int, even if torch.compile made it a symbol
+        self._kappa: Any = concentration  # a number or a tensor; arithmetic is the same for both
         self._fixed = None
         if isinstance(concentration, Tensor):
             parameters = mean_direction, concentration
@@ -86,7 +84,7 @@ class VonMisesFisher(Distribution):
             if not 0 <= concentration <= _LARGEST:
                 allowed = f"a number from 0 to {_LARGEST:g}"
                 raise ValueError(f"concentration must be {allowed}, got {concentration}")
-            # float() would leave a symbol when a compiled caller comes with a second kappa.
+            # float() would keep a symbol if a compiled caller uses a second kappa.
             self._kappa = concentration.__float__()
             self._fixed = _constants(self._kappa, n)
         self.mean_direction: Tensor = mean_direction.expand((*batch, n))
@@ -110,7 +108,7 @@ class VonMisesFisher(Distribution):
                 raise ValueError(f"concentration must be from 0 to {_LARGEST:g}, got {bad}")
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "VonMisesFisher":
-        """The same distribution with its batch axes expanded, without copying."""
+        """Return the same distribution with its batch axes expanded, without copying."""
         new: Any = self._get_checked_instance(VonMisesFisher, _instance)
         batch_shape = torch.Size(batch_shape)
         new._fixed, new._kappa = self._fixed, self._kappa
@@ -121,7 +119,7 @@ class VonMisesFisher(Distribution):
 
     @property
     def dim(self) -> int:
-        """n, the dimension of the space that holds the sphere."""
+        """Dimension n of the space R^n that contains the sphere."""
         return self._event_shape[0]
 
     @property
@@ -131,12 +129,12 @@ class VonMisesFisher(Distribution):
 
     @property
     def mode(self) -> Float[Tensor, "*batch dim"]:
-        """The direction of the highest density: mu."""
+        """Direction of the highest density: mu."""
         return self.mean_direction
 
     @property
     def mean(self) -> Float[Tensor, "*batch dim"]:
-        """E[z] = A_n(kappa) mu, a vector shorter than one."""
+        """E[z] = A_n(kappa) mu; its length is below one."""
         return self.mean_resultant_length.unsqueeze(-1) * self.mean_direction
 
     @property
@@ -146,7 +144,7 @@ class VonMisesFisher(Distribution):
 
     @property
     def spherical_variance(self) -> Float[Tensor, "*batch"]:
-        """1 - A_n(kappa), in (0, 1]: one number for how far z spreads."""
+        """1 - A_n(kappa), in (0, 1]."""
         return self._per_batch(self._at_kappa("spherical_variance"))
 
     @property
@@ -166,9 +164,9 @@ class VonMisesFisher(Distribution):
 
     @validates_inputs
     def log_prob(self, value: Float[Tensor, "*sample dim"]) -> Float[Tensor, "..."]:
-        """Log density in nats with respect to the sphere's area."""
-        # M(kappa) - kappa |z - mu|^2 / 2 equals log C + kappa mu.z on the sphere and keeps two more
-        # digits in float32 at kappa = 16384. Its gradient is that of the latter.
+        """Return the log density in nats with respect to the sphere's area."""
+        # M(kappa) - kappa |z - mu|^2 / 2 equals log C + kappa mu.z on the sphere and has two more
+        # correct digits in float32 at kappa = 16384. The gradient is that of the latter.
         value = promote_to_float32("value", value)
         if value.shape[-1:] != self._event_shape:
             shape = tuple(value.shape)
@@ -180,13 +178,13 @@ class VonMisesFisher(Distribution):
             return mode - self._kappa * _sag(value, self.mean_direction)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Entropy in nats: kappa (1 - A) - M, without the cancellation of -log C - kappa A."""
+        """Return kappa (1 - A) - M, in nats, without the cancellation of -log C - kappa A."""
         spread = self._at_kappa("spherical_variance", wide=True)
         mode = self._at_kappa("log_mode_density", wide=True)
         return self._per_batch(self._kappa * spread - mode)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
-        """Draw directions, differentiably; one normal per coordinate is all the randomness."""
+        """Draw differentiable samples, from one standard normal number per coordinate."""
         shape = self._extended_shape(torch.Size(sample_shape))
         mu = self.mean_direction
         return self.from_noise(torch.randn(shape, dtype=mu.dtype, device=mu.device))
@@ -207,7 +205,7 @@ class VonMisesFisher(Distribution):
             return z
 
     def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """For a tangent of length r: the angle where kappa learns, cos(theta), sin(theta) / r."""
+        """Return theta (None if the polynomial is used), cos(theta), sin(theta) / r."""
         fit = None
         if self._fixed is not None:
             log_height = self._fixed.log_mode_density + special.log_area(self.dim - 1)
@@ -217,7 +215,7 @@ class VonMisesFisher(Distribution):
             sag = r * r * q  # 1 - cos(theta)
             return None, 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0))
         r = r.clamp(min=torch.finfo(r.dtype).tiny)
-        # float64 from kappa on: a float32 M of 3e5 (n = 65536) would shift the law by 0.5 %.
+        # Use float64: M = 3e5 (n = 65536) in float32 would shift the distribution by 0.5 %.
         kappa = self._wide(self._kappa).expand(self._batch_shape).unsqueeze(-1)
         log_height = special.log_mode_density(kappa, self.dim) + special.log_area(self.dim - 1)
         mean_cosine = special.mean_resultant_length(kappa, self.dim)
@@ -237,7 +235,7 @@ class VonMisesFisher(Distribution):
         return self.mean_direction.new_full((), value, dtype=torch.float64)
 
     def _per_batch(self, value: float | Tensor) -> Tensor:
-        """One value per distribution of the batch, in the distribution's dtype."""
+        """Expand to one value per distribution of the batch, in the distribution's dtype."""
         value = value if isinstance(value, Tensor) else self._wide(value)
         return value.to(self.mean_direction.dtype).expand(self._batch_shape)
 
@@ -245,9 +243,9 @@ class VonMisesFisher(Distribution):
 class _Moving(Function):
     """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport."""
 
-    # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. The map that other implementations
-    # use, a reflection that takes the first axis to mu, has the same law and the same expected
-    # gradient, but its derivative explodes as mu comes near that axis.
+    # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. Other implementations use a reflection
+    # that maps the first axis to mu. It has the same distribution and the same expected gradient,
+    # but its derivative diverges as mu approaches that axis.
 
     @staticmethod
     def forward(ctx, z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
@@ -269,7 +267,7 @@ class _Moving(Function):
 
 
 class _Sag(Function):
-    """1 - u.v of unit vectors, computed as |u - v|^2 / 2: no digits are lost where u is near v."""
+    """1 - u.v of unit vectors, as |u - v|^2 / 2, which is accurate if u is near v."""
 
     generate_vmap_rule = True
 
@@ -296,8 +294,8 @@ def _sag(u: Tensor, v: Tensor) -> Tensor:
 
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
-    """A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q."""
-    # As its floor at equal means, in float64 and rounded once, plus what the means add.
+    """Return A_p (kappa_p - kappa_q mu_p.mu_q) + log C_p - log C_q."""
+    # Computed as the value at equal means, in float64 and rounded once, plus the rest.
     same_dimension(p, q)
     m_p, m_q = (each._at_kappa("log_mode_density", wide=True) for each in (p, q))
     spread = p._at_kappa("spherical_variance", wide=True)
@@ -309,8 +307,8 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 
 
 def _known_while_compiling(function: Callable) -> Callable:
-    """Let torch.compile call this as it traces and keep the answer."""
-    # What torch.compiler.assume_constant_result does, but that imports the compiler in 6 seconds.
+    """Let torch.compile call this function while tracing and treat the result as a constant."""
+    # torch.compiler.assume_constant_result does the same, but imports the compiler (6 seconds).
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
@@ -328,7 +326,7 @@ def _transport(n: int, kappa: float, log_height: float) -> vmf_sampler.Transport
 def _broadcast_parameters(
     mean_direction: Tensor, concentration: Tensor
 ) -> tuple[torch.Size, Tensor, Tensor]:
-    """The batch shape of the two, and both in one dtype."""
+    """Return the broadcast batch shape, and both parameters in a common dtype."""
     concentration = promote_to_float32("concentration", concentration)
     check_same_device("mean_direction", mean_direction, "concentration", concentration)
     batch_shape = mean_direction.shape[:-1]
@@ -343,7 +341,7 @@ def _broadcast_parameters(
 
 
 def same_dimension(p: Distribution, q: Distribution) -> None:
-    """Two distributions that are to be compared."""
+    """Raise ValueError if the distributions are on spheres of different dimension."""
     if p.event_shape != q.event_shape:
         got = f"dimensions {p.event_shape[0]} and {q.event_shape[0]}"
-        raise ValueError(f"both distributions must live on the same sphere, got {got}")
+        raise ValueError(f"both distributions must be on the same sphere, got {got}")

@@ -5,13 +5,13 @@ space, and theta of density f(theta) ~ sin(theta)^(n-2) exp(kappa cos(theta)) on
 
 A standard normal vector, projected onto the tangent space, has a uniform direction and,
 independently, a length r of the chi distribution with n - 1 degrees of freedom. So z needs no
-further randomness and no rejection: theta is the monotone function of r that carries the chi
-law to f ("radial transport"). At large kappa it is nearly r / sqrt(kappa), everywhere smooth.
+further randomness and no rejection: theta is the monotone function of r that maps the chi
+distribution to f ("radial transport"). It is smooth, and nearly r / sqrt(kappa) at large kappa.
 
-- `angle` solves F(theta) = F_chi(r) for any kappa, one per sample if need be, by a fixed number
-  of Halley steps on an integral of fixed size, and differentiates it in kappa implicitly.
+- `angle` solves F(theta) = F_chi(r) for any kappa, which may differ per sample, with a fixed number
+  of Halley steps on an integral of fixed size. It differentiates implicitly in kappa.
 - `transport` does the same once for a fixed kappa and fits a polynomial, which costs a few
-  multiplications per sample. It returns None where no short polynomial is good to 1e-10.
+  multiplications per sample. It returns None if no short polynomial is accurate to 1e-10.
 """
 
 import math
@@ -25,7 +25,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 # Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
-# quantiles from 1e-12 to 1 - 1e-12, |F(theta) - F_chi(r)| is below 1e-11, the noise at n = 65536.
+# quantiles from 1e-12 to 1 - 1e-12, |F(theta) - F_chi(r)| < 1e-11, the rounding at n = 65536.
 _NODES = 64
 _HALLEY_STEPS = 4
 _MAX_DEGREE = 16
@@ -40,11 +40,11 @@ def angle(
     log_height: Float[Tensor, "*#sample"],
     mean_cosine: Float[Tensor, "*#sample"],
 ) -> Float[Tensor, "*sample"]:
-    """The angle theta whose probability under kappa is that of r under chi with n - 1 degrees.
+    """Return theta with F(theta) = F_chi(r), chi with n - 1 degrees of freedom, in float64.
 
-    In float64. Differentiable once in kappa (theta at fixed probability), constant in r.
-    `log_height` is log f(theta) less its terms in theta, log C + kappa + the log area of the
-    sphere in R^(n-1); `mean_cosine` is A.
+    The result is differentiable once in kappa (theta at fixed probability) and constant in r.
+    `log_height` is log f(theta) without its terms in theta: log C + kappa + the log area of the
+    sphere in R^(n-1). `mean_cosine` is A.
     """
     given = (x.double().detach() for x in (r, log_height, mean_cosine))
     theta = _Angle.apply(kappa.double(), n, *given)
@@ -74,17 +74,17 @@ class _Angle(Function):
 
 
 class _Side(NamedTuple):
-    """One tail per sample, about the one that holds less than half, so that it keeps its digits."""
+    """The tail of each sample with (roughly) less than half of the mass, which keeps its digits."""
 
-    # Its angle is sought as a distance from a pole: 0 for the lower tail; for the upper one pi, or
-    # a nearer point where all the mass is near 0 and a difference from pi would lose digits.
+    # The unknown is the distance of theta from a pole: 0 for the lower tail. For the upper tail it
+    # is pi, or a nearer point if all mass is near 0 and a difference from pi would lose digits.
 
     n: int
     kappa: Tensor
-    log_height: Tensor  # log f(theta) less its terms in theta
+    log_height: Tensor  # log f(theta) without its terms in theta
     lower: Tensor  # which tail
-    mass: Tensor  # the probability to reach
-    end: Tensor  # where the tail's density has fallen below e^-55 of the mode's
+    mass: Tensor  # probability of the tail
+    end: Tensor  # beyond it the density is below e^-55 of the mode's
     pole: Tensor
 
     @classmethod
@@ -101,7 +101,7 @@ class _Side(NamedTuple):
         return cls(n, kappa, log_height, lower, _chi_tail(r, n, lower), end, pole)
 
     def solve(self, r: Tensor) -> Tensor:
-        """Halley's iteration for log F as a function of the log distance to the pole."""
+        """Run Halley's iteration for log F as a function of the log distance to the pole."""
         per_r = _squared_chord_per_r(self.n - 1, self.kappa)
         start = 2 * torch.atan(r * torch.sqrt(per_r / (4 - (self.n - 1) * per_r)))
         distance = (start - self.pole).abs().clamp(min=_MIN_POSITIVE)
@@ -118,7 +118,7 @@ class _Side(NamedTuple):
         return self.pole + sign * distance
 
     def slope(self, theta: Tensor, mean_cosine: Tensor) -> Tensor:
-        """d theta / d kappa at fixed probability: -integral of (cos - A) f, over f."""
+        """Return d theta / d kappa at fixed probability: -integral of (cos - A) f, over f."""
         sign = torch.where(self.lower, -1.0, 1.0)
         density = torch.exp(self.log_density(theta)).clamp(min=_MIN_POSITIVE)
         return sign * self.integral(theta, mean_cosine) / density
@@ -132,7 +132,7 @@ class _Side(NamedTuple):
         return (self.n - 2) / torch.tan(theta) - self.kappa * torch.sin(theta)
 
     def integral(self, theta: Tensor, mean_cosine: Tensor | None = None) -> Tensor:
-        """Probability between the tail's end and theta, or with A the integral of (cos - A) f."""
+        """Integrate f from the tail's end to theta, or (cos - A) f if A is given."""
         at, weights = _fejer(self.end, theta)
         kappa, log_height = self.kappa.unsqueeze(-1), self.log_height.unsqueeze(-1)
         density = torch.exp(self._replace(kappa=kappa, log_height=log_height).log_density(at))
@@ -142,8 +142,8 @@ class _Side(NamedTuple):
 
 
 def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
-    """Probability of the chi distribution with n - 1 degrees below or above r."""
-    # Not torch.special.gammainc, which is off by 1e-9 for degrees between 40 and 400 (torch 2.15).
+    """Return the probability below or above r of chi with n - 1 degrees of freedom."""
+    # torch.special.gammainc has errors of 1e-9 for 40 to 400 degrees of freedom (torch 2.15).
     mode = math.sqrt(n - 2)
     end = torch.where(lower, max(mode - _REACH, 0.0), mode + _REACH).to(r.dtype)
     at, weights = _fejer(end, r)
@@ -153,16 +153,16 @@ def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
 
 
 def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
-    """(c/r)^2 for the chord c that maximizes c^m (1 - c^2/4)^(m/2) exp(-kappa c^2/2) at r^2 = m."""
-    # The form without cancellation of 2 (1 - w) / m, kappa (1 - w^2) = m w.
+    """Return c^2 / m for the chord c that maximizes c^m (1 - c^2/4)^(m/2) exp(-kappa c^2/2)."""
+    # It is 2 (1 - w) / m with kappa (1 - w^2) = m w, in a form without cancellation.
     root = torch.sqrt(m * m + 4 * kappa * kappa)
     share = 1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE)
     return 2 * share / (m + root).clamp(min=_MIN_POSITIVE)
 
 
 def _fejer(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and (positive) weights of Fejer's first rule between two points, on a new last axis."""
-    # From closed forms, so that no table has to be copied to the device.
+    """Return nodes and positive weights of Fejer's first rule, on a new last axis."""
+    # Closed forms, so that no table is copied to the device.
     phase = (torch.arange(_NODES, dtype=stop.dtype, device=stop.device) + 0.5) * (math.pi / _NODES)
     k = torch.arange(1, _NODES // 2 + 1, dtype=stop.dtype, device=stop.device)
     waves = torch.cos(2 * phase.unsqueeze(-1) * k) / (4 * k * k - 1)
@@ -180,7 +180,7 @@ class Transport(NamedTuple):
 
 
 def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample"]:
-    """q(r) = (1 - cos(theta)) / r^2; outside the fitted range it is held constant."""
+    """Return q(r) = (1 - cos(theta)) / r^2; it is constant outside the fitted range."""
     x = ((r - fit.center) / fit.width).clamp(-1, 1)
     q = torch.full_like(x, fit.coefficients[0])
     for coefficient in fit.coefficients[1:]:
@@ -190,9 +190,9 @@ def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample
 
 @lru_cache(maxsize=256)
 def transport(n: int, kappa: float, log_height: float) -> Transport | None:
-    """Fit the radial transport of a fixed kappa; None if no short polynomial fits."""
-    # The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation).
-    # The shortest polynomial wins whose 1 - cos(theta) is right to a relative 1e-10 on all of it.
+    """Fit the radial transport of a fixed kappa; return None if no short polynomial fits."""
+    # The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation). The
+    # result is the shortest polynomial with a relative error of 1 - cos(theta) of at most 1e-10.
     m = n - 1
     spread = 7.35 * math.sqrt(2 / (9 * m))
     low, high = (math.sqrt(m * max(1 - 2 / (9 * m) + sign * spread, 0.0) ** 3) for sign in (-1, 1))
@@ -204,8 +204,8 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
         theta = angle(r, n, *given)
         return 2 * (torch.sin(theta / 2) / r) ** 2
 
-    # Interpolation at Chebyshev points of twice the largest degree, then truncation: the
-    # dropped coefficients bound the error, and a least-squares fit could not do much better.
+    # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
+    # coefficients bound the error, and a least-squares fit would not be much better.
     count = 2 * _MAX_DEGREE
     phase = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
     values = exact(torch.cos(phase))
@@ -221,9 +221,9 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
 
 
 def _monomials(chebyshev: list[float]) -> list[float]:
-    """Coefficients of 1, x, x^2, ... of a sum of Chebyshev polynomials."""
+    """Return the coefficients of 1, x, x^2, ... of a sum of Chebyshev polynomials."""
     total = [0.0] * len(chebyshev)
-    previous, current = [0.0], [1.0]  # T_{-1} stands in as 0 for the first step
+    previous, current = [0.0], [1.0]  # T_{-1} is set to 0 for the first step
     for order, c in enumerate(chebyshev):
         for power, value in enumerate(current):
             total[power] += c * value

@@ -32,9 +32,9 @@ class Bootstrap(Method):
     detached projection of the other view (SimSiam). The loss is that of a decoder
     d(y'|z) = vMF(prediction, kappa_d): BYOL's, times kappa_d / 2.
 
-    `kappa_e` compresses: z is drawn around the direction of the prediction, `decoder` (l) predicts
-    y' from it, and `backward_encoder` (m) predicts the mean of b(z|y) from the target of the same
-    view, or with `backward_view="other"` from that of the other view, as in C-SimCLR. `sample`
+    `kappa_e` turns on compression. z is drawn around the direction of the prediction. `decoder` (l)
+    predicts y' from z. `backward_encoder` (m) predicts the mean of b(z|y) from the target of the
+    same view, or with `backward_view="other"` from that of the other view, as in C-SimCLR. `sample`
     draws z. `adaptive_weight` gives each image its own beta.
     """
 
@@ -66,8 +66,7 @@ class Bootstrap(Method):
         super().__init__()
         if len({part is None for part in (kappa_e, decoder, backward_encoder)}) > 1:
             raise ValueError(
-                "kappa_e, decoder and backward_encoder must come together (compressed) or not "
-                "at all"
+                "give all of kappa_e, decoder and backward_encoder (compressed) or none of them"
             )
         check_nonnegative(kappa_d=kappa_d, kappa_b=kappa_b)
         check_one_of(get_args(BackwardView), backward_view=backward_view)
@@ -88,7 +87,7 @@ class Bootstrap(Method):
         q_x, q_y = self.predictor(r[0]), self.predictor(r[1])
         if self.target is None:
             t_y, t_x = r[1].detach(), r[0].detach()
-        else:  # Y first, as in the official code: the order shows in the running statistics
+        else:  # Y first, as in the official code: the order affects running statistics
             t_y, t_x = self.target(y), self.target(x)
         if self.channel is None:
             to_y, to_x = (byol_loss(q, t, weight=self.weight) for q, t in ((q_x, t_y), (q_y, t_x)))
@@ -123,7 +122,7 @@ class Bootstrap(Method):
         return make_step(loss, feats, r, (nll_x, nll_y), residuals, betas=betas)
 
     def update_target(self, decay: float) -> None:
-        """Move the target, if there is one."""
+        """Update the target, if there is one."""
         if self.target is not None:
             self.target.update(nn.Sequential(self.encoder, self.projection), decay)
 

@@ -1,4 +1,4 @@
-"""The stochastic bottleneck of compressed methods: draw z and measure what it keeps."""
+"""The stochastic bottleneck of compressed methods: draw z and measure its residual information."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ class Channel(NamedTuple):
 
     @property
     def is_reparameterized(self) -> bool:
-        """Whether z moves with the mean of e, so that log e(z|x) has no gradient."""
+        """Return whether z moves with the mean of e, so that log e(z|x) has no gradient."""
         return self.sample is VonMisesFisher.rsample
 
     def draw(self, mu_e: Float[Tensor, "batch dim"]) -> tuple[Tensor, VonMisesFisher]:
@@ -86,7 +86,7 @@ def channel_settings(config: Config) -> dict[str, Any]:
     if not is_compressed(config):
         return {}
     settings = config.bottleneck
-    # The density at the mode says nothing about its mean over z, hence the analytic residual.
+    # At the mode the log ratio is no estimate of its mean over z: use the analytic residual.
     return {
         "kappa_e": settings.kappa_e,
         "residual_estimator": settings.residual_estimator if settings.stochastic else "analytic",

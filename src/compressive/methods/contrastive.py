@@ -33,8 +33,8 @@ class Contrastive(Method):
     view is matched with the target of the other view among all targets (MoCo v3). kappa_b is the
     inverse temperature.
 
-    `kappa_e` compresses: z is drawn from vMF(direction, kappa_e), and beta weights the nats of z
-    that vMF(direction of the other view, kappa_b) cannot predict. `sample` draws z.
+    `kappa_e` turns on compression. z is drawn from vMF(direction, kappa_e), and beta weights the
+    nats of z that vMF(direction of the other view, kappa_b) cannot predict. `sample` draws z.
     `adaptive_weight` gives each image its own beta.
     """
 
@@ -60,7 +60,7 @@ class Contrastive(Method):
     ) -> None:
         super().__init__()
         if (predictor is None) != (target is None):
-            raise ValueError("predictor and target must come together (MoCo v3) or not at all")
+            raise ValueError("give both predictor and target (MoCo v3) or neither")
         check_positive(kappa_b=kappa_b)
         self.encoder, self.projection = encoder, projection
         self.predictor, self.target = predictor, target
@@ -77,7 +77,7 @@ class Contrastive(Method):
         return self._simclr_step(x, y, beta) if self.target is None else self._moco_step(x, y, beta)
 
     def update_target(self, decay: float) -> None:
-        """Move the target, if there is one."""
+        """Update the target, if there is one."""
         if self.target is not None:
             self.target.update(nn.Sequential(self.encoder, self.projection), decay)
 
@@ -89,7 +89,7 @@ class Contrastive(Method):
         if channel is None:
             found = simclr_loss(r_x, r_y, temperature=1 / self.kappa_b, own_view_negatives=own)
             return make_step(found.loss, feats, r, (found.nll_x, found.nll_y), bound=found.bound)
-        z_x = z_y = None  # the objective draws them: log e(z|x) then needs no gradient
+        z_x = z_y = None  # the objective draws them, which leaves log e(z|x) without gradient
         if not channel.is_reparameterized:
             (z_x, _), (z_y, _) = channel.draw(direction(r_x)), channel.draw(direction(r_y))
         found = csimclr_loss(
@@ -134,7 +134,7 @@ class Contrastive(Method):
     def _one_direction(
         self, mu: Tensor, other: Tensor, own: Tensor
     ) -> tuple[Tensor, ResidualTerms | None]:
-        """Return -log d(y|z) among the targets, and what z keeps that Y cannot predict."""
+        """Return -log d(y|z) among the targets, and the residual terms of z."""
         z, residual = mu, None
         if self.channel is not None:
             z, e = self.channel.draw(mu)

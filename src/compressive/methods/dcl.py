@@ -1,8 +1,8 @@
 """Decoupled contrastive learning (Yeh et al., 2021): no positive in the denominator of InfoNCE.
 
 InfoNCE's gradient has a factor 1 - p, where p is the probability of the positive, so pairs that
-are already found stop attracting each other. Without the positive in the denominator the factor
-is gone: the pull of a pair is constant.
+are already close stop attracting each other. Without the positive in the denominator there is no
+such factor.
 """
 
 import math

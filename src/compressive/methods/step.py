@@ -15,11 +15,11 @@ from compressive.objectives import ResidualTerms
 
 
 class Step(NamedTuple):
-    """The loss of a batch and statistics of it; only the loss has a gradient.
+    """Loss and statistics of a batch; only the loss has a gradient.
 
     Under torch.distributed the loss covers all processes, the rest only this process's images.
-    With an adaptive beta the value of the loss leaves out the floor of the residual. The floor has
-    no gradient, and with it the loss would rise as the betas do.
+    With an adaptive beta the value of the loss excludes the floor of the residual. The floor has no
+    gradient, and with it the loss would rise as the betas rise.
     """
 
     loss: Float[Tensor, ""]
@@ -37,22 +37,22 @@ class Step(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """What a method makes of pairs of views in evaluation mode; rows of X, then rows of Y."""
+    """Embeddings of pairs of views in evaluation mode; rows of X, then rows of Y."""
 
     r: Float[Tensor, "twice dim"]  # normalized projections
-    mu: Float[Tensor, "twice dim"]  # mean direction of e(z|x), or the point that stands for it
+    mu: Float[Tensor, "twice dim"]  # mean direction of e(z|x), or z if not compressed
     mu_b: Float[Tensor, "twice dim"] | None = None  # mean direction of b(z|y), if there is one
     target: Float[Tensor, "twice dim"] | None = None  # InfoNCE methods: the candidates
 
 
 class Method(nn.Module):
-    """What the training loop needs from a method.
+    """Interface that the training loop needs from a method.
 
-    A base class rather than a Protocol, because torch must register it as a module. It holds no
-    code to share: methods share functions, not inheritance.
+    It is a base class and not a Protocol, because torch must register it as a module. It contains
+    no shared code: methods share functions.
     """
 
-    encoder: nn.Module  # the backbone, which is what a run saves
+    encoder: nn.Module  # the backbone, which a run saves
     channel: Channel | None = None  # the bottleneck of a compressed method
 
     def forward(
@@ -64,14 +64,14 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def update_target(self, decay: float) -> None:
-        """Move the target network, if there is one, after the optimizer's step."""
+        """Update the target network, if there is one, after the optimizer step."""
 
     def embeddings(self, images: Float[Tensor, "twice channels h w"]) -> Embeddings:
         """Return the embeddings of views X, then Y; call it in evaluation mode."""
         raise NotImplementedError
 
     def bound(self, batch: int) -> float | None:
-        """Return log K, the most predictive information a batch can show, or None."""
+        """Return log K, the upper limit of the predictive information, or None."""
         return None
 
     def predictive(
@@ -92,8 +92,7 @@ def make_step(
 ) -> Step:
     """Build a `Step` from per-image values, one sequence entry per view or direction.
 
-    `betas` are what `compress` was given. Only those of an adaptive beta, one per image, are
-    reported.
+    `betas` are the arguments of `compress`. Only adaptive ones, one value per image, are reported.
     """
     mu_x, mu_y = (direction(each.detach()) for each in r)
     nll_mean = _mean(nll)

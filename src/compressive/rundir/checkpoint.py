@@ -19,7 +19,7 @@ DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
-_MAX_TEXT = 50_000_000  # letters; safetensors reads headers of 100 MB, and quotes count twice there
+_MAX_TEXT = 50_000_000  # characters; safetensors reads headers up to 100 MB and escapes quotes
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Write nested dicts, lists and tuples of tensors, numbers, strings and None, atomically.
 
     The file is a safetensors file. Its tensors are named by their position in the state, and the
-    rest is JSON in the metadata. Loading therefore never runs code, whoever wrote the file;
-    torch's weights-only unpickler promises the same and broke it once (CVE-2025-32434).
-    The loaded state is bitwise equal; strides and shared memory are not kept.
+    rest is JSON in the metadata. Loading therefore never runs code, not even from an untrusted
+    file. torch's weights-only unpickler promises the same but failed once (CVE-2025-32434). The
+    loaded state is bitwise equal; strides and shared memory are not kept.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_packed(state, "state", tensors))
     if len(text) > _MAX_TEXT:
-        header = f"a header of {len(text) / 1e6:.0f} MB, which no reader takes"
+        header = f"a header of {len(text) / 1e6:.0f} MB, which no reader accepts"
         raise ValueError(f"{path} would have {header}; keep long lists of numbers as tensors")
     metadata = {
         "format": "pt",
@@ -59,7 +59,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     if not path.is_file():
         names = ", ".join(p.name for p in steps(path.parent)) or "none"
         raise FileNotFoundError(f"there is no checkpoint {path}; the folder has {names}")
-    path.open("rb").close()  # safetensors calls every error "No such file"
+    path.open("rb").close()  # safetensors reports every error as "No such file"
     try:
         with safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}
@@ -70,7 +70,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if checksum(header["state"], tensors) != header["crc32"]:
             raise Damaged(_damaged(path, "its checksum does not fit"))
-        # Copy: safetensors maps the file into memory, and its tensors point there.
+        # Copy: tensors of safetensors refer to the memory-mapped file.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
         return _unpacked(json.loads(header["state"]), tensors)
     except SafetensorError as error:
@@ -81,7 +81,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 
 def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write the checkpoint of a step; delete all but the last two and those of later steps."""
-    # There are later ones if training went back to an earlier one.
+    # Later ones exist if training restarted from an earlier checkpoint.
     path = folder / f"step_{step:08d}.safetensors"
     for left in folder.glob(f".step_*{PARTIAL}"):  # of an interrupted save
         left.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def step_of(path: Path) -> int:
     """Return the number of optimizer steps in the name of a checkpoint."""
     match = STEP.fullmatch(path.name)
     if match is None:
-        raise ValueError(f"a checkpoint is called step_NUMBER.safetensors, got {path.name}")
+        raise ValueError(f"a checkpoint must be named step_NUMBER.safetensors, got {path.name}")
     return int(match[1])
 
 
@@ -135,7 +135,7 @@ def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         if value.dtype not in DTYPES or value.layout != torch.strided:
             raise ValueError(f"{place} must be dense and real, got {value.dtype}, {value.layout}")
         name = place.removeprefix("state.")
-        # Keys 1 and "1", or with dots, can collide; safetensors reserves one name.
+        # Keys 1 and "1", or keys with dots, can collide. safetensors reserves "__metadata__".
         while name in tensors or name == "__metadata__":
             name += "_"
         tensors[name] = value.detach().cpu().contiguous()
@@ -143,7 +143,7 @@ def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str | int)]:
             raise ValueError(f"{place} must have strings or whole numbers as keys, got {odd[0]!r}")
-        # Pairs, because keys of an optimizer's state are numbers and JSON's are strings.
+        # Store pairs: keys of an optimizer's state are numbers, keys of JSON objects are strings.
         items = [[key, _packed(v, f"{place}.{key}", tensors)] for key, v in value.items()]
         return {"dict": items}
     if isinstance(value, list | tuple):

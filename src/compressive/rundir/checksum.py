@@ -1,4 +1,4 @@
-"""Checksums of arrays and text, which safetensors lacks: it detects only a wrong length."""
+"""Checksums of arrays and text, because safetensors detects only a wrong file size."""
 
 import json
 import zlib
@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-# In the metadata of a safetensors file. Other programs must not use the same name.
+# Key in the metadata of a safetensors file. It must be unique among programs.
 CHECKSUM_KEY = "compressive_crc32"
 
 
 def checksum(text: str, arrays: Mapping[str, Any]) -> str:
     """Return the CRC-32 of a text and of the names, types, shapes and values of arrays.
 
-    They are tensors, or NumPy's where no torch is needed; both give different checksums.
+    Arrays are torch tensors or, to avoid importing torch, NumPy arrays. The checksums of both
+    differ.
     """
     crc = zlib.crc32(text.encode())
     for name in sorted(arrays):
@@ -25,7 +26,7 @@ def checksum(text: str, arrays: Mapping[str, Any]) -> str:
 
 
 def file_checksum(metadata: Mapping[str, str], arrays: Mapping[str, Any]) -> str:
-    """Return the checksum that the metadata of a file with this content must state."""
+    """Return the checksum for the metadata of a file with this content."""
     stated = {key: value for key, value in metadata.items() if key != CHECKSUM_KEY}
     return checksum(json.dumps(stated, sort_keys=True), arrays)
 

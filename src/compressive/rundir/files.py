@@ -14,7 +14,7 @@ STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test and held-out images
 RESULTS, SWEEP = "results.json", "sweep.json"
 PARTIAL = ".partial"
-_URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash: Path("s3://x") has no more
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash, because Path("s3://x") keeps only one
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
 
 
@@ -52,7 +52,7 @@ def write_bytes(path: Path, *content: bytes | memoryview) -> None:
 
 def write_files(contents: Mapping[Path, Sequence[bytes | memoryview]]) -> None:
     """Write files as `write_bytes` does, and rename none of them before all are written."""
-    # The name contains the process id: if two processes write after all, their bytes do not mix.
+    # The process id in the name keeps the output of two processes separate.
     partials = {p: p.with_name(f".{p.name}.{os.getpid()}{PARTIAL}") for p in contents}
     path = Path()
     try:
@@ -64,10 +64,10 @@ def write_files(contents: Mapping[Path, Sequence[bytes | memoryview]]) -> None:
                 for part in contents[path]:
                     file.write(part)
                 file.flush()
-                os.fsync(file.fileno())  # else a power failure may keep the name without content
+                os.fsync(file.fileno())  # else a power failure may leave an empty file
         for path, partial in partials.items():
             partial.replace(path)
-            with suppress(OSError):  # a folder, so that the rename survives as well, if it can
+            with suppress(OSError):  # make the rename durable too, if possible
                 folder = os.open(path.parent, os.O_RDONLY)
                 try:
                     os.fsync(folder)

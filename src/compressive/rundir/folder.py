@@ -23,14 +23,14 @@ from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, Unsupported
 if TYPE_CHECKING:
     import torch
 
-# Settings that do not change what is learned: a run may be resumed with other values of these.
+# Settings that do not change what is learned: a run may be resumed with other values.
 FREE = {"recipe", "data.source", "data.cache_on_device", "data.workers", "probe.every_epochs"}
 FREE |= {"train.device", "train.save_every", "train.log_every", "train.tensorboard"}
 FREE |= {f"health.{each.name}" for each in fields(Health)}
 
 
 class OtherSettings(ValueError):
-    """Raised for a run with other settings, none of which says where its images are."""
+    """Raised if a run has other settings, none of them about its data."""
 
 
 def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
@@ -47,11 +47,11 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
     changed = [name for name in old if old[name] != new[name] and name not in FREE]
     new["data.source"] = _absolute_source(config)
     if changed and new["data.source"] != old["data.source"]:
-        changed = ["data.source", *changed]  # the others may follow from it
+        changed = ["data.source", *changed]  # the other changes may follow from it
     if changed:
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        hint = "give the same settings to go on with it, choose another --out, or delete it"
+        hint = "give the same settings to resume it, choose another --out, or delete it"
         is_data = any(name.startswith("data.") for name in changed)
         kind = ValueError if is_data else OtherSettings
         raise kind(f"{folder} holds a run with {words}{more}; {hint}")
@@ -63,13 +63,13 @@ def write_config(folder: Path, config: Config, device: "torch.device") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
     settings["data"]["source"] = _absolute_source(config)
-    # 48 bits, which a float64 holds exactly.
+    # The id has 48 bits, which a float64 represents exactly (see train.resume).
     settings["about"] = {"run_id": secrets.token_hex(6), **_provenance(device)}
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
 
 
 def read_run_id(folder: Path) -> str:
-    """Return the id of the run in a folder; "" for a run that was started before there were ids."""
+    """Return the id of the run in a folder; "" for a run from before ids were introduced."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         found = json.loads((folder / CONFIG).read_bytes())["about"]["run_id"]
         return found if re.fullmatch("[0-9a-f]{12}", found) else ""
@@ -110,7 +110,7 @@ def command() -> str:
 
 
 def _provenance(device: "torch.device") -> dict[str, Any]:
-    import torch  # only to write: readers need no torch, which takes seconds to import
+    import torch  # import here: it takes seconds, and readers do not need it
 
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
@@ -129,7 +129,7 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"  # a source tree on the path
+        return "not installed"  # run from a source tree
 
 
 def _commit() -> str:

@@ -21,10 +21,10 @@ class GalleryFile(NamedTuple):
 
 
 def read_gallery(path: Path, missing: list[str]) -> GalleryFile:
-    """Return the arrays that have the expected shape, and list in `missing` what is left out."""
+    """Return the arrays that have the expected shape, and list the others in `missing`."""
     if not path.is_file():
         missing.append(
-            f"{path.name}: not there, so no views, neighbors and map; "
+            f"{path.name}: missing, so no views, neighbors and map; "
             "`compressive evaluate RUN --tasks gallery` makes it"
         )
         return GalleryFile({}, {})

@@ -13,7 +13,7 @@ def ensure_writable(folder: Path, called: str = "--out") -> None:
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"{place} is a file, not a folder; choose another {called}")
-    try:  # permissions are not enough: the disk may be mounted read-only
+    try:  # also detects a disk that is mounted read-only
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
@@ -24,7 +24,7 @@ def ensure_writable(folder: Path, called: str = "--out") -> None:
 def acquire_lock(folder: Path) -> int:
     """Lock a folder for this process until the returned descriptor is closed."""
     # Two processes would mix their checkpoints. The operating system releases the lock when the
-    # process ends. Some network file systems have no locks on folders; there nothing is locked.
+    # process ends. Some network file systems do not support it; there nothing is locked.
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:

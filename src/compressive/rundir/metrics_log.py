@@ -17,8 +17,8 @@ STOPPED = "stopped"  # key of the last line of a run that stopped early; the val
 class MetricsLogger:
     """Write metrics.jsonl and, if requested, TensorBoard event files; only rank 0 writes.
 
-    `step` is the step from which training resumes. Lines of later steps, truncated lines and a line
-    which says that the run stopped are dropped.
+    `step` is the step from which training resumes. Lines of later steps, truncated lines and the
+    line with the key `STOPPED` are dropped.
     """
 
     def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False) -> None:

@@ -25,7 +25,7 @@ class TrainingFiles:
 
     path: Path
     settings: Mapping[str, Any]  # by dotted name
-    about: Mapping[str, Any]  # how config.json says the run was started
+    about: Mapping[str, Any]  # "about" of config.json: how the run was started
     metrics: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
     total: int | None  # steps of the whole run; None until a checkpoint states the image count
 
@@ -62,14 +62,14 @@ class TrainingFiles:
         return found[-1][1] if found else None
 
     def unfinished(self) -> str:
-        """Return a line if training is incomplete, else ""."""
-        # The step of the weights is that of the last checkpoint: metrics may be ahead of it.
+        """Return a message if training is incomplete, else ""."""
+        # Use the step of the last checkpoint, which has the weights: metrics may be ahead of it.
         names = (path.name for path in (self.path / files.CHECKPOINTS).glob("step_*"))
         saved = [int(match[1]) for match in map(files.STEP.fullmatch, names) if match]
         step = max(saved) if saved else self.step
         if self.total is None or step >= self.total:
             return ""
-        return f"training has not come to its end: step {step:,} of {self.total:,}"
+        return f"training is not finished: step {step:,} of {self.total:,}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class RunFolder(TrainingFiles):
     """Files of a run, and what is missing or damaged among them."""
 
     name: str
-    records: Sequence[Record]  # those with a finite value
+    records: Sequence[Record]  # only those with a finite value
     skipped: Sequence[str]
     evaluated: Mapping[str, Any]  # "about" of results.json
     gallery: Mapping[str, np.ndarray]
@@ -123,25 +123,25 @@ def read_training(run: Path, missing: list[str] | None = None) -> TrainingFiles:
 
 def results_of(run: Path, *, held_out: bool = False) -> Path:
     """Return the folder of a run's results: on test images, else (or with `held_out`) held-out."""
-    # A folder with a results.json of its own is returned as it is.
+    # If there is no such folder but a results.json in `run`, return `run`.
     kinds = (files.HELD_OUT,) if held_out else (files.EVALUATION, files.HELD_OUT)
     there = [run / kind for kind in kinds if (run / kind).is_dir()]
     return there[0] if there else run if (run / files.RESULTS).is_file() else run / kinds[0]
 
 
 def of_other_weights(run: Path, about: Mapping[str, Any]) -> str:
-    """Return a line if results with this "about" are not of the run's present encoder, else ""."""
+    """Return a message if results with this "about" are not of the current encoder, else ""."""
     evaluated, path = about.get("weights"), run / files.ENCODER
     if not evaluated or not path.is_file():
         return ""
     with suppress(SafetensorError):
         if file_fingerprint(path) == evaluated:
             return ""
-    return f"results.json: of other weights than {path.name} has now; evaluate the run again"
+    return f"results.json: of other weights than those in {path.name}; evaluate the run again"
 
 
 def unfinished(run: Path) -> str:
-    """Return a line if the training of a run is incomplete, else ""."""
+    """Return a message if the training of a run is incomplete, else ""."""
     return read_training(run).unfinished()
 
 
@@ -173,7 +173,7 @@ def _read_run(path: Path, name: str, held_out: bool) -> RunFolder:
     if so_far := training.unfinished():
         missing.append(so_far)
     elif inside != path and not has_encoder:
-        missing.append(f"{files.ENCODER}: not there")
+        missing.append(f"{files.ENCODER}: missing")
     is_trained = has_encoder and not so_far
     hint = f"; `compressive evaluate {path}` makes it" if is_trained else ""
     results = _read_results(inside / files.RESULTS, missing, hint)
@@ -193,7 +193,7 @@ def _read_run(path: Path, name: str, held_out: bool) -> RunFolder:
 
 
 def _total(run: Path, settings: Mapping[str, Any]) -> int | None:
-    """Return the steps of the whole run, if its files tell."""
+    """Return the steps of the whole run, or None if unknown."""
     steps, epochs, batch = (settings.get(f"train.{k}") for k in ("steps", "epochs", "batch_size"))
     if isinstance(steps, int) and steps > 0:
         return steps
@@ -204,7 +204,7 @@ def _total(run: Path, settings: Mapping[str, Any]) -> int | None:
 
 
 def _image_count(checkpoints: Path) -> int | None:
-    """Return the number of training images, which the header of a checkpoint states."""
+    """Return the number of training images from the header of a checkpoint."""
     for path in sorted(checkpoints.glob("step_*.safetensors"), reverse=True):
         try:
             with safe_open(path, "numpy") as file:
@@ -218,7 +218,7 @@ def _read_config(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        missing.append(f"{path.name}: not there")
+        missing.append(f"{path.name}: missing")
         return {}
     except OSError as error:
         missing.append(f"{path.name}: cannot be read: {error.strerror}")
@@ -234,7 +234,7 @@ def _read_config(path: Path, missing: list[str]) -> dict[str, Any]:
 
 def _read_metrics(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
-        missing.append(f"{path.name}: not there, so no training curves")
+        missing.append(f"{path.name}: missing, so no training curves")
         return []
     lines, damaged = read_metrics(path)
     if damaged:
@@ -251,7 +251,7 @@ def _read_results(path: Path, missing: list[str], hint: str) -> ResultsFile:
     except UnsupportedFormat:
         raise
     except FileNotFoundError:
-        missing.append(f"{path.name}: not there{hint}")
+        missing.append(f"{path.name}: missing{hint}")
         return ResultsFile("")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "damaged, or still being written"

@@ -23,7 +23,7 @@ class Record:
     high: float | None
     n: int  # number of images
     images: str  # fingerprint of the images; only values of the same images can be paired
-    of: str  # fingerprint of the dataset as it was opened; "" if it can be opened in one way only
+    of: str  # fingerprint of how the dataset was opened; "" if there is only one way
     protocol: dict[str, Any]  # procedure and every hyperparameter that was selected
     seed: int
     command: str
@@ -39,7 +39,7 @@ class Record:
         return self.of or self.images
 
 
-_RECORD_TYPES: dict[str, Any] = {  # what a reader checks
+_RECORD_TYPES: dict[str, Any] = {  # checked by `read_results`
     **dict.fromkeys(("run", "task", "dataset", "metric", "images", "of", "command"), str),
     **{"value": int | float, "low": int | float | None, "high": int | float | None},
     **{"n": int, "protocol": dict},
@@ -76,11 +76,11 @@ class ComparisonText(NamedTuple):
     second: str
     lines: Sequence[tuple[str, ...]]  # metric, first, second, difference with interval, verdict
     note: str
-    headline: str = ""  # all lines together, in one sentence
+    headline: str = ""  # one sentence about all lines
 
 
 def read_results(path: Path) -> tuple[ResultsFile, int]:
-    """Return the content of results.json and the number of damaged records that were left out."""
+    """Return the content of results.json and the number of damaged records that were skipped."""
     # Raises `UnsupportedFormat` for another format version, and ValueError for a damaged file.
     try:
         content = json.loads(path.read_bytes())
@@ -116,7 +116,7 @@ def _parse_record(raw: object) -> Record | None:
         for name, kind in _RECORD_TYPES.items():
             _of_type(kind, getattr(record, name))
         for number in (record.value, record.low, record.high):
-            float(number or 0)  # a whole number may be too large
+            float(number or 0)  # raises OverflowError if an integer is too large
     except (TypeError, OverflowError):
         return None
     return record

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _MAX_VIEW_SIDE = 96  # pixels; larger views only make the files larger
-_MAX_EMBEDDINGS = 512  # embeddings that are compared with each other
+_MAX_EMBEDDINGS = 512  # embeddings for the histograms
 
 
 class TensorBoardWriter:
@@ -19,7 +19,7 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
-            with warnings.catch_warnings():  # of tensorboard about its own dependencies
+            with warnings.catch_warnings():  # tensorboard warns about its own dependencies
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError:

@@ -17,7 +17,10 @@ class UnsupportedFormat(ValueError):
 
 
 def check_format(path: Path, kind: str, found: object) -> None:
-    """Raise unless `found`, the version in a file, is read here; files of 0.1 have None."""
+    """Raise UnsupportedFormat if the version `found` in a file is not supported.
+
+    Files of compressive 0.1 have no version (None).
+    """
     expected = FORMAT_VERSIONS[kind]
     number = "1" if found is None else str(found)
     if number in (str(expected), _STILL_READ.get(kind)):
@@ -32,7 +35,7 @@ def check_format(path: Path, kind: str, found: object) -> None:
 
 
 def _package_version(path: Path) -> str:
-    """Return the version of compressive that config.json next to or above a file names, or ""."""
+    """Return the version of compressive in the config.json next to or above a file, or ""."""
     for folder in list(path.absolute().parents)[:2]:
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             about = json.loads((folder / CONFIG).read_bytes())["about"]

@@ -15,10 +15,10 @@ from compressive.train.online_eval import evenly_spaced_indices
 
 
 def auto_config(data: str, changes: Sequence[str] = ()) -> Config:
-    """Return settings for this machine and these images that fit those in `changes`."""
+    """Return settings for these images and this machine, given the settings in `changes`."""
     wanted = with_data(Config(), data, *changes)
     source = load_source(wanted)
-    # Use the total and not the free memory: a command must give the same settings when it resumes.
+    # Use total, not free memory: a command must give the same settings when it resumes.
     has_gpu = torch.cuda.is_available() and wanted.train.device != "cpu"
     memory = torch.cuda.mem_get_info()[1] / 2**30 * world_size() if has_gpu else 0.0
     values, names = flat(wanted), {change.partition("=")[0].strip() for change in changes}
@@ -27,7 +27,7 @@ def auto_config(data: str, changes: Sequence[str] = ()) -> Config:
 
 
 def median_side(source: Source) -> int:
-    """Return the median of the shorter sides of 64 images that are spread over the source."""
+    """Return the median shorter side of up to 64 evenly spaced images."""
     sides = []
     for place in evenly_spaced_indices(len(source), 64).tolist():
         with suppress(Unreadable):

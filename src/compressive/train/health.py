@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, and whether it is well."""
+"""Asynchronous metrics; detection of divergence and collapse."""
 
 import math
 import statistics
@@ -15,29 +15,30 @@ from compressive.checks import full_precision, promote_to_float32
 from compressive.config import Config, is_compressed
 from compressive.distributed import gather, world_size
 
-# All assumed.
-_WINDOW = 20  # log points that the recent mean of the loss spans: about two epochs
-_FEWEST = 5  # of them that must be there before a spike is called
-_LEAST_DEVIATION = 0.01  # of the mean: a loss that hardly moves has hardly a deviation
-_PERSISTENT = 3  # log points in a row that make a collapse
-_STARVED = 0.1  # share of the time spent waiting for images above which it is said
+# All values are assumptions.
+_WINDOW = 20  # log points in the moving mean of the loss: about two epochs
+_FEWEST = 5  # log points that are needed before a spike is reported
+_LEAST_DEVIATION = 0.01  # lower limit, relative to the mean, for a nearly constant loss
+_PERSISTENT = 3  # consecutive log points that make a collapse
+_STARVED = 0.1  # data-wait fraction above which a run is reported as starved
 
 State = Literal["ok", "spike", "nan", "collapse", "starved"]
 
 
 class Reading(NamedTuple):
-    """Means over the steps since the reading before, on the host."""
+    """Means over the steps since the previous reading, on the host."""
 
     step: int
     means: dict[str, float]
 
 
 class AsyncMetrics:
-    """Numbers on their way from the device to the host, which need not wait for them.
+    """Metrics that are copied from the device to the host asynchronously.
 
-    `add` sums on the device, `flush` at a log point sends the means off, and `poll` at a later one
-    finds them. Means are over all processes and bitwise the same in each. Where several processes
-    decide by them, `poll(wait=True)` after `flush` lets all decide at the same step.
+    `add` sums on the device. `flush` starts the copy of the means at a log point, and `poll`
+    returns them at a later one. Means are over all processes and bitwise the same in each. If
+    several processes decide by them, call `poll(wait=True)` after `flush`, so that all decide at
+    the same step.
     """
 
     def __init__(self) -> None:
@@ -47,17 +48,17 @@ class AsyncMetrics:
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Float[Tensor, ""]]) -> None:
-        """Count these values in; each name is averaged over the calls that brought it."""
-        names = tuple(values)  # those that come together are summed together
+        """Add values; each name is averaged over the calls that had it."""
+        names = tuple(values)  # names of one call share one sum tensor
         row = torch.stack([value.float() for value in values.values()])
         if names in self._sums:
-            row += self._sums[names].to(row.device)  # from a checkpoint it may come on the host
+            row += self._sums[names].to(row.device)  # a checkpoint may load it on the host
         self._sums[names] = row
         self._counts[names] = self._counts.get(names, 0) + 1
 
     @torch.no_grad()
     def flush(self, step: int) -> None:
-        """Send off the means of what was added, and begin anew."""
+        """Start copying the means to the host, and reset the sums."""
         if not self._sums:
             return
         names = [name for group in self._sums for name in group]
@@ -73,7 +74,7 @@ class AsyncMetrics:
         self._sums, self._counts = {}, {}
 
     def poll(self, *, wait: bool = False) -> Reading | None:
-        """The oldest reading not yet collected, if it has arrived; `wait` until it has."""
+        """Return the oldest pending reading if it has arrived, else None; `wait` waits for it."""
         if not self._sent:
             return None
         step, names, host, event = self._sent[0]
@@ -85,13 +86,13 @@ class AsyncMetrics:
         return Reading(step, dict(zip(names, host.tolist(), strict=True)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was added and not yet posted; what was posted must have been collected."""
-        assert not self._sent, "collect with wait=True before a checkpoint"
+        """Return the sums since the last flush; all flushed readings must have been polled."""
+        assert not self._sent, "call poll(wait=True) before a checkpoint"
         sums = self._sums.items()
         return {"groups": [{"names": n, "sum": s, "count": self._counts[n]} for n, s in sums]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; what was on its way is forgotten."""
+        """Restore the sums, and drop pending readings."""
         groups = [(tuple(group["names"]), group) for group in state["groups"]]
         self._sums = {names: group["sum"] for names, group in groups}
         self._counts = {names: group["count"] for names, group in groups}
@@ -99,16 +100,17 @@ class AsyncMetrics:
 
 
 class EmbeddingStats(NamedTuple):
-    """How a batch of directions lies on the sphere; 0-dim, on their device.
+    """Statistics of a batch of unit vectors; 0-dim, on their device.
 
-    A ResNet-18 with the paper's head and random weights, on 128 random images of 32 pixels, has
-    spread 0.79 to 0.82, cosine 0.33 to 0.36 and participation 30 to 74 in training mode, and spread
-    0.15 to 0.68 and cosine 0.53 to 0.98 in evaluation mode.
+    Reference values: a ResNet-18 with the paper's head and random weights, on 128 random images of
+    32 pixels. In training mode it has standard deviation 0.79 to 0.82, cosine 0.33 to 0.36 and
+    participation ratio 30 to 74. In evaluation mode it has standard deviation 0.15 to 0.68 and
+    cosine 0.53 to 0.98.
     """
 
-    embedding_std: Float[Tensor, ""]  # of a coordinate: 1 if uniform, 0 if all agree
-    cosine: Float[Tensor, ""]  # mean over pairs of different images: 0 if uniform, 1 if all agree
-    participation_ratio: Float[Tensor, ""]  # axes they vary along, from 1 to min(dim, batch - 1)
+    embedding_std: Float[Tensor, ""]  # mean over coordinates: 1 if uniform, 0 if all are equal
+    cosine: Float[Tensor, ""]  # mean over pairs of images: 0 if uniform, 1 if all are equal
+    participation_ratio: Float[Tensor, ""]  # effective dimension: 1 to min(dim, batch - 1)
 
 
 @torch.no_grad()
@@ -116,8 +118,8 @@ def embedding_stats(r: Float[Tensor, "batch dim"]) -> EmbeddingStats:
     """Measure whether projections collapse, without waiting for the device.
 
     `participation_ratio` is (sum of v)^2 / sum of v^2 over the eigenvalues v of the covariance of
-    the directions. It needs two traces, where `metrics.effective_rank` needs the eigenvalues, for
-    which torch waits, and gives larger numbers.
+    the directions. Two traces are enough to compute it. `metrics.effective_rank` needs the
+    eigenvalues, for which torch waits, and gives larger numbers.
     """
     batch, dim = r.shape
     assert batch > 1, "one image has no spread"
@@ -135,8 +137,8 @@ def embedding_stats(r: Float[Tensor, "batch dim"]) -> EmbeddingStats:
 def are_finite(learner: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     """Return whether weights, statistics and moments are finite; waits for the device."""
     tensors = list(learner.state_dict().values())
-    # A moment may overflow although weights stay finite: AdamW divides by it. AdamW counts its
-    # steps on the host.
+    # A moment may overflow while weights stay finite, because AdamW divides by it. Skip AdamW's
+    # step counts, which are on the host.
     for optimizer in optimizers:
         for weight, state in optimizer.state.items():
             found = [value for value in state.values() if isinstance(value, Tensor)]
@@ -146,30 +148,30 @@ def are_finite(learner: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) 
 
 
 class HealthStatus(NamedTuple):
-    """How a run is, in a word and in a line."""
+    """Health of a run: a state and a one-line message."""
 
     state: State
     text: str
 
     @property
     def is_failed(self) -> bool:
-        """Whether to go back to the last good checkpoint; the rest is only worth a word."""
+        """Return whether to restart from the last good checkpoint; other states only warn."""
         return self.state in ("nan", "collapse")
 
 
 class Health:
-    """Judge a run by its readings, which must hold `loss` and the names of `EmbeddingStats`.
+    """Detects failures from readings, which must have `loss` and the names of `EmbeddingStats`.
 
-    A collapse must last for three log points. During `warmup`, when the learning rate rises,
-    directions that agree count only if they did not agree from the start, and a low rank does not
-    count: BYOL passes through one (ResNet-18, LARS, 96 images: rank 29 at step 0, 3.8 at 40).
+    A collapse must last for three log points. During `warmup` the rules are weaker. A low standard
+    deviation counts only if it was higher before. A low rank does not count, because BYOL passes
+    through one (ResNet-18, LARS, 96 images: rank 29 at step 0, 3.8 at 40).
     """
 
     def __init__(self, config: Config, *, warmup: int) -> None:
         self._settings, self._warmup = config.health, warmup
         self._dim = config.network.projection_dim
         images = config.train.batch_size / config.train.grad_accum_steps / world_size()
-        # So few images cannot vary along more axes, however well the run is.
+        # A small batch limits the participation ratio, even of a healthy run.
         self._min_participation_ratio = min(config.health.min_participation_ratio, (images - 1) / 4)
         self._cure = "lower optim.lr or lengthen optim.warmup_epochs"
         if is_compressed(config):
@@ -178,15 +180,15 @@ class Health:
             self._cure = f"{price}, {self._cure}"
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._was_wide = False
-        self._low = 0  # log points in a row that looked like a collapse
+        self._low = 0  # consecutive suspicious log points
 
     @property
     def is_well(self) -> bool:
-        """Whether the last reading raised no suspicion of an illness: a good time to save."""
+        """Return whether the last reading was unsuspicious, so that the run can be saved."""
         return self._low == 0
 
     def check(self, reading: Reading, data_wait_fraction: float = 0.0) -> HealthStatus:
-        """Judge a reading and the share of time without images; return the worst finding."""
+        """Return the worst finding for a reading and the fraction of time waiting for data."""
         means = {name: reading.means[name] for name in ("loss", *EmbeddingStats._fields)}
         if lost := [name for name, value in means.items() if not math.isfinite(value)]:
             self._low += 1
@@ -205,23 +207,23 @@ class Health:
         return HealthStatus("ok", f"ok: {where}")
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next verdicts depend on."""
+        """Return everything that later checks depend on."""
         return {"losses": list(self._losses), "was_wide": self._was_wide, "low": self._low}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Judge on as if never interrupted."""
+        """Restore the state, so that a resumed run gives the same results."""
         self._losses = deque(state["losses"], maxlen=_WINDOW)
         self._was_wide, self._low = state["was_wide"], state["low"]
 
     def _deviations_above(self, loss: float) -> float:
-        """How far a loss lies above the recent ones, in their deviations; 0 while they are few."""
+        """Return how many standard deviations a loss is above the recent mean; 0 at the start."""
         recent = list(self._losses)
         self._losses.append(loss)
         if len(recent) < _FEWEST:
             return 0.0
         mean = statistics.fmean(recent)
         deviation = max(statistics.stdev(recent), _LEAST_DEVIATION * abs(mean), 1e-12)
-        # A spike is remembered cut, else it would hide the next one behind its own deviation.
+        # Clip a stored spike: it would inflate the deviation and hide the next spike.
         self._losses[-1] = min(loss, mean + self._settings.spike_sigma * deviation)
         return (loss - mean) / deviation
 

@@ -1,4 +1,4 @@
-"""The images of a run: which they are, whether they are still the same, which cannot be read."""
+"""The images of a run: open them, detect changes when resuming, and list unreadable ones."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,11 @@ from compressive.train.online_eval import evenly_spaced_indices
 Loader = Resident | Streaming
 FileList = UInt8[Tensor, " _"]  # name, size, time and checksum of each file, compressed
 _SAMPLED_FILES = 64  # files whose content is compared
-_SAMPLED_BYTES = 2**20  # of each; most images are smaller, and shards larger
+_SAMPLED_BYTES = 2**20  # read from the start of each; most images are smaller, shards larger
 
 
 def from_python(config: Config, source: Source) -> Config:
-    """The config of a run on images that a program gave; where they lie is said there, or not."""
+    """Return the config of a run on a Python source; set data.source if it has the default."""
     require_source(source)
     if config.data.source != Data().source:
         return config
@@ -34,7 +34,7 @@ def from_python(config: Config, source: Source) -> Config:
 
 
 def load_source(config: Config, source: Source | None = None) -> Source:
-    """The images of a run: those that a program gave, or those of the config's place."""
+    """Return the images of a run, at most data.limit: `source` or, if it is None, data.source."""
     if source is None:
         data = config.data
         source = open_source(data.source, data.split, max_pixels=data.max_pixels)
@@ -47,13 +47,13 @@ def load_source(config: Config, source: Source | None = None) -> Source:
 
 
 def some(loader: Loader, index: Int[Tensor, " some"], epoch: int = 0) -> Batch:
-    """These images, out of turn."""
+    """Return the images at these indices as one batch, outside the order of training."""
     return next(loader.batches(iter([BatchIndices(index, torch.full_like(index, epoch))])))
 
 
 def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
     """Return mean colors of some images, which identify a set; -1 where one cannot be read."""
-    # Not their pixels, which another version of a decoder may round differently.
+    # Pixels are not suitable: versions of a decoder may round differently.
     index = evenly_spaced_indices(count, 16)
     batch = some(loader, index)
     means = batch.images.sum((2, 3)) / (batch.height * batch.width).unsqueeze(1)
@@ -64,7 +64,7 @@ def color_fingerprint(loader: Loader, count: int) -> Float[Tensor, "some 3"]:
 def uniform_data_notes(
     loader: Loader, labels: Int[Tensor, " count"] | None, count: int
 ) -> list[str]:
-    """Say if a sample of images, or all labels, are the same: health checks may not notice it."""
+    """Return notes if sampled images or all labels are equal: health checks may not detect it."""
     notes: list[str] = []
     batch = some(loader, index := evenly_spaced_indices(count, 16))
     if all(bool((part == part[:1]).all()) for part in (batch.images, batch.height, batch.width)):
@@ -79,15 +79,15 @@ def uniform_data_notes(
 
 
 def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:
-    """Whether shades are those of other images."""
+    """Return whether two color fingerprints are of different images."""
     if before.shape != now.shape:
         return True
     both = (before >= 0) & (now >= 0)
-    return bool(((before - now).abs() > 2)[both].any())  # of 255; decoders differ by less
+    return bool(((before - now).abs() > 2)[both].any())  # 2 of 255; decoders differ by less
 
 
 def list_files(source: Source, place: str) -> FileList:
-    """Return names within a place, sizes and times of all files, and checksums of a sample."""
+    """Return relative names, sizes and times of all files, and checksums of a sample."""
     states, root = file_states(source), f"{Path(place).expanduser()}/"
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
     fields: list[str] = []
@@ -117,7 +117,7 @@ def compare_files(
         known = unreadable.read_bytes().decode(errors="replace") if unreadable.exists() else ""
         differ = [n for n in old if old[n][0] != new[n][0] or _differ(old[n][2], new[n][2])]
         edited = [n for n in differ if f"{n}: " not in known]
-        image = {n: i for i, n in enumerate(new)} if len(new) == count else {}  # not of shards
+        image = {n: i for i, n in enumerate(new)} if len(new) == count else {}  # unknown for shards
         if not all(n in image and _is_unreadable(loader, image[n]) for n in edited):
             names["changed"] = edited
     touched = [n for n in old if n in new and old[n][1] != new[n][1]]
@@ -136,7 +136,7 @@ def _differ(before: str, now: str) -> bool:
 
 
 def _is_unreadable(loader: Loader, i: int) -> bool:
-    return int(some(loader, torch.tensor([i])).index) != i  # another one stands for it
+    return int(some(loader, torch.tensor([i])).index) != i  # a substitute was returned
 
 
 def _counted(kinds: dict[str, list[str]]) -> str:
@@ -145,7 +145,7 @@ def _counted(kinds: dict[str, list[str]]) -> str:
 
 
 def list_unreadable(pairs: Sequence[tuple[str, str]], path: Path) -> int:
-    """List origins and reasons in a file, with those listed earlier; return how many there are."""
+    """Add unreadable images and the reasons to a file; return how many it lists."""
     if not pairs:
         return 0
     now = [printable(f"{origin}: {reason}") for origin, reason in pairs]

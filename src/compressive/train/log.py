@@ -1,4 +1,4 @@
-"""Log metrics, check the health of a run, evaluate it online and save it, between steps."""
+"""Between steps: log metrics, check the health of a run, evaluate it online and save it."""
 
 import time
 
@@ -31,10 +31,11 @@ def add_metrics(run: Run, step: Step, probe_loss: Tensor) -> None:
 
 
 def log(run: Run, step: Step) -> HealthStatus:
-    """Send metrics to the host, log what has arrived, and evaluate or save if it is time.
+    """Send metrics to the host, log what has arrived, and evaluate or save if due.
 
     On one GPU the metrics arrive by the next log point, so nothing waits for the device except
-    before a checkpoint or an evaluation. Several processes must decide on the same metrics.
+    before a checkpoint or an evaluation. Several processes wait, so that all decide on the same
+    metrics.
     """
     run.metrics.add(embedding_stats(step.r)._asdict())
     run.metrics.flush(run.step)
@@ -99,14 +100,14 @@ def evaluate_online(run: Run) -> None:
             neighbors=config.probe.neighbors,
             bank=config.probe.bank,
         )
-    if found is not None:  # few images: none may be held out, or none of these readable
+    if found is not None:  # with few images, none may be held out and readable
         run.accuracy = found
         measured = {"probe_accuracy": found.probe, "knn_accuracy": found.neighbors}
         run.logger.write(run.step, measured)
 
 
 def _show(run: Run, reading: Reading, rate: float, status: HealthStatus) -> None:
-    # Narrow terminals cut the last ones first.
+    # Narrow terminals cut off the last entries.
     shown = {"": f"{rate:,.0f} img/s"} if rate else {}  # unknown at the first log point
     shown["loss"] = f"{reading.means['loss']:.2f}"
     if run.accuracy is not None:
@@ -123,7 +124,7 @@ def _show(run: Run, reading: Reading, rate: float, status: HealthStatus) -> None
 
 
 def _draw_views(run: Run, step: Step) -> None:
-    """Draw views of the same few images, and histograms of the projections, in tensorboard."""
+    """Write views of a few fixed images and histograms of the projections to TensorBoard."""
     if rank() > 0 or not run.config.train.tensorboard:
         return
     with run.throughput.exclude(lambda: run.loader.waited):

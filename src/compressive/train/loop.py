@@ -1,8 +1,8 @@
-"""Pretraining: one loop from images to an encoder, readable top to bottom.
+"""Pretraining: the loop from images to an encoder.
 
 All randomness is a function of the seed and the step: the order of images (`data.sampler`), their
-views (`rng.image_keys`) and the noise of a step (`seed_step`). A resumed run therefore does what
-it would have done without the break, bit for bit.
+views (`rng.image_keys`) and the noise of a step (`seed_step`). A resumed run is
+therefore bitwise equal to an uninterrupted one.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class TrainingFailed(RuntimeError):
-    """A run that diverged or collapsed more often than health.max_restarts allows."""
+    """Raised if a run diverges or collapses more often than health.max_restarts allows."""
 
 
 def pretrain(
@@ -59,17 +59,17 @@ def pretrain(
     """Train as the config says; write encoder, checkpoints and metrics to a folder.
 
     Resume if the folder holds an unfinished run with the same settings. Ctrl-C, SIGTERM and a
-    closed terminal save and return early. A run that diverges or collapses restarts from its last
-    good checkpoint with other random numbers; after `health.max_restarts` restarts it raises
-    `TrainingFailed`.
+    closed terminal save a checkpoint and return early. A run that diverges or collapses
+    restarts from its last good checkpoint with other random numbers. After `health.max_restarts`
+    restarts it raises `TrainingFailed`.
 
-    `source` replaces data.source, and `method` builds another method than config.method.
+    `source` replaces data.source. `method` builds the method in place of config.method.
     """
     with display or Display(quiet=rank() > 0) as shown:
         run = Run(config, local_path(out), shown, resume=resume, source=source, method=method)
         shown.say(_summary(run))
         try:
-            with stop_requests() as requests:  # not earlier: there is nothing to save yet
+            with stop_requests() as requests:  # earlier there is nothing to save
                 run.restore()
                 while (status := train(run, requests)).is_failed:
                     restart(run, status)
@@ -93,7 +93,7 @@ def train(run: Run, requests: list[int]) -> HealthStatus:
 
 
 def train_step(run: Run, batches: Iterator[Batch]) -> Step:
-    """Make one optimizer step; return the last micro-batch's `Step`. Never waits for the device."""
+    """Make one optimizer step without waiting for the device; return the last batch's `Step`."""
     for group in run.optimizer.param_groups:
         group["lr"] = run.schedule.lr(run.step)
     if run.controller is None:
@@ -132,7 +132,7 @@ def apply_gradients(run: Run, residual: Tensor | None) -> None:
 
 
 def restart(run: Run, status: HealthStatus) -> None:
-    """Return to the last good checkpoint with other random numbers, or give up."""
+    """Return to the last good checkpoint with other random numbers, or raise TrainingFailed."""
     run.attempt += 1
     if run.attempt > run.config.health.max_restarts:
         run.logger.write(run.step, {STOPPED: status.text})
@@ -145,7 +145,7 @@ def restart(run: Run, status: HealthStatus) -> None:
 
 
 def finish(run: Run) -> Outcome:
-    """Save, unless a failure is suspected: the checkpoint before is then the better one."""
+    """Save and return the outcome; do not save a stopped run that may be failing."""
     write_arrived_metrics(run, wait=True)
     if run.health.is_well or run.step == run.total:
         run.save()
@@ -155,14 +155,14 @@ def finish(run: Run) -> Outcome:
 
 
 def seed_step(seed: int, attempt: int, step: int) -> None:
-    """Seed torch for one step of one attempt, alike in all processes: see `distributed_rsample`."""
+    """Seed torch for a step of an attempt, equally in all processes (see `distributed_rsample`)."""
     key = f"{seed}/{attempt}/{step}/0".encode()
     torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1)
 
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Collect stop signals in a list; a second Ctrl-C interrupts at once."""
+    """Collect stop signals in a list; a second Ctrl-C interrupts immediately."""
     requests: list[int] = []
 
     def add(number: int) -> None:
@@ -182,14 +182,14 @@ def _average_gradients(learner: nn.Module, *, is_last: bool) -> AbstractContextM
 
 
 def _should_stop(run: Run, requests: list[int], is_time_to_log: bool) -> bool:
-    """Whether to stop; several processes agree on it when they log."""
+    """Return whether to stop; several processes decide together, at log points."""
     if world_size() == 1:
         return bool(requests)
     return is_time_to_log and any_process(bool(requests), run.device)
 
 
 def _summary(run: Run) -> str:
-    """Describe a run in one line; count images that are known to be unreadable apart."""
+    """Describe a run in one line; count known unreadable images separately."""
     config, words, bad = run.config, "", run.loader.bad
     readable = torch.ones(run.count, dtype=torch.bool)
     readable[bad] = False

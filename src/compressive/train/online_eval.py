@@ -16,11 +16,11 @@ from compressive.distributed import mean_value, world_size
 from compressive.knn import nearest_neighbors
 from compressive.rng import image_keys, uniforms
 
-_HELD = 2**32 - 1  # the epoch and view that no run reaches: a stream of numbers for this alone
+_HELD = 2**32 - 1  # an epoch and view that no run reaches: random numbers of their own stream
 
 
 class Accuracy(NamedTuple):
-    """Share of held-out images told right."""
+    """Accuracy on held-out images."""
 
     probe: float
     neighbors: float
@@ -28,13 +28,13 @@ class Accuracy(NamedTuple):
 
 
 def held_out_labels(count: int, share: float, seed: int) -> Bool[Tensor, " count"]:
-    """Which labels are kept for testing: each with this probability, by its place alone."""
+    """Return which labels are held out: each with probability `share`, by its index alone."""
     keys = image_keys(torch.arange(count), seed=seed, epoch=_HELD, view=_HELD)
     return uniforms(keys, 1)[:, 0] < share
 
 
 class OnlineProbe(nn.Module):
-    """A linear classifier that learns beside the encoder, from features it cannot change."""
+    """Linear classifier that is trained with the encoder, on its detached features."""
 
     # A batch norm without weights standardizes features: one learning rate fits all networks.
 
@@ -46,17 +46,17 @@ class OnlineProbe(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, feats: Float[Tensor, "batch feat"]) -> Float[Tensor, "batch classes"]:
-        """Logits."""
+        """Return logits."""
         return self.linear(self.norm(feats.detach().float()))
 
     def loss(
         self, feats: Float[Tensor, "batch feat"], label: Int[Tensor, " batch"]
     ) -> Float[Tensor, ""]:
         """Return the cross-entropy over the images that have a label (not -1)."""
-        # Its mean over processes, as DDP averages gradients, is that over all of their images.
+        # DDP averages over processes. That mean is the loss over the images of all processes.
         total = F.cross_entropy(self(feats), label, ignore_index=-1, reduction="sum")
         count = mean_value((label >= 0).sum().float())
-        return total / count.clamp(min=1 / world_size())  # the least that is not 0
+        return total / count.clamp(min=1 / world_size())  # the smallest nonzero count
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def features(
     *,
     antialias: bool = False,
 ) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
-    """Features of central crops in evaluation mode, in float32, and the places of the images."""
+    """Return float32 features of center crops in evaluation mode, and indices of the images."""
     was_training = encoder.training
     encoder.eval()
     feats, index = [], []
@@ -99,14 +99,14 @@ def online_accuracy(
     bank: int,
 ) -> Accuracy | None:
     """Return the accuracy of probe and kNN on held-out labels, or None if there are none."""
-    # `bank` bounds both the images that neighbors are sought among and those they are sought for.
+    # `bank` limits both the number of reference images and the number of held-out images.
     seen, asked = _some(~held & (labels >= 0), bank), _some(held & (labels >= 0), bank)
     if not len(seen) or not len(asked):
         return None
     wanted = torch.cat([seen, asked])
     plan = (BatchIndices(part, torch.zeros_like(part)) for part in wanted.split(256))
     feats, index = features(encoder, batches(plan), size, precision, antialias=antialias)
-    # A bad file has a substitute, which is asked for itself, or was not drawn.
+    # Drop substitutes of unreadable files.
     is_there = index == wanted.to(index.device)
     feats, index = feats[is_there], index[is_there]
     label, asked_part = labels.to(feats.device)[index], held.to(feats.device)[index]
@@ -124,13 +124,13 @@ def online_accuracy(
 
 
 def _some(which: Bool[Tensor, " count"], most: int) -> Int[Tensor, " some"]:
-    """At most so many of these places, spread evenly, so that sorted classes all take part."""
+    """Return at most `most` of these indices, evenly spaced, so that sorted classes all occur."""
     places = which.nonzero()[:, 0]
     return places[evenly_spaced_indices(len(places), most)]
 
 
 def evenly_spaced_indices(count: int, most: int) -> Int[Tensor, " some"]:
-    """Return at most so many of the places 0 to count - 1, from the first to the last."""
-    # In whole numbers: float32 would round the last one of 2^24 or more images past the end.
+    """Return at most `most` of the indices 0 to count - 1, from the first to the last."""
+    # Use integers: float32 would round the last of 2^24 or more indices past the end.
     most = min(most, count)
     return torch.arange(most) * (count - 1) // max(1, most - 1)

@@ -23,7 +23,7 @@ class OtherImages(ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what a state of another program or version causes into one line."""
+    """Raise ValueError with one line if a checkpoint is from another program or version."""
     kinds = KeyError, TypeError, ValueError, AttributeError, IndexError, zlib.error
     try:
         yield
@@ -35,8 +35,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def shared_run_id(out: Path, device: torch.device) -> str:
-    """Return the id in config.json as the first process reads it; every process must ask."""
-    # Another machine may still see an earlier state of the folder.
+    """Return the run id that the first process reads; every process must call this."""
+    # On a network file system, other machines may see an older config.json.
     run_id = folder.read_run_id(out) if rank() == 0 else ""
     if world_size() == 1:
         return run_id
@@ -63,7 +63,7 @@ def check_same_checkpoint(path: Path | None, checkpoints: Path, device: torch.de
 def check_same_method(
     path: Path, state: Mapping[str, Any], learner: nn.Module, custom: bool
 ) -> None:
-    """Raise ValueError if a checkpoint is of another method or has other weights than a run."""
+    """Raise ValueError if a checkpoint has another method or weights of other names or shapes."""
     hint = "resume with the method and versions that wrote it, or choose another --out"
     if state.get("custom_method") != custom:
         methods = "the package's method", "a method from Python code"
@@ -73,7 +73,7 @@ def check_same_method(
         for weights in (state.get("learner", {}), learner.state_dict())
     )
     if odd := sorted(name for name, _ in found.items() ^ own.items()):
-        differ = f"does not fit this run: {odd[0]} has another shape or is in only one of both"
+        differ = f"does not fit this run: {odd[0]} has another shape or is in only one of them"
         raise ValueError(f"{path} {differ}; {hint}")
 
 

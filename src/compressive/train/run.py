@@ -1,4 +1,4 @@
-"""The state of a run: its parts, its position, and how it is saved and restored."""
+"""The state of a run: build, save and restore it."""
 
 import os
 import time
@@ -49,12 +49,12 @@ from compressive.train.throughput import Throughput
 
 
 class Run:
-    """Everything a training loop needs, and its position: `step` of `total`, in an `attempt`."""
+    """Everything the training loop needs, and its position: `step` of `total` in an `attempt`."""
 
     step: int
     attempt: int
     saved_step: int
-    logger: MetricsLogger  # after `restore`
+    logger: MetricsLogger  # set by `restore`
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Run:
         if rank() == 0:
             try:
                 folder.open_folder(out, config, resume=resume)
-            except folder.OtherSettings:  # they may follow from the number of images
+            except folder.OtherSettings:  # other images may be the cause
                 check_images_of_run(config, out, source)
                 raise
         if source is not None:
@@ -80,7 +80,7 @@ class Run:
         self.config: Config = config
         source = images.load_source(config, source)
         self.count: int = len(source)
-        # Only the first process asks for the state of all files, which may be a million.
+        # Only the first process reads the state of all files: there may be a million.
         is_first, place = rank() == 0, config.data.source
         self.files: images.FileList | None = images.list_files(source, place) if is_first else None
         self.labels: Int[Tensor, " count"] | None = source.labels
@@ -99,7 +99,7 @@ class Run:
         self.throughput: Throughput = Throughput()
         self.health: Health = Health(config, warmup=self.schedule.warmup)
         self.accuracy: Accuracy | None = None
-        # Networks before images: reading images may take long, and some networks cannot be built.
+        # Build networks first: this may fail, and reading images may take long.
         self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         self.side: int = canvas_side(source, config.views.size, config.data.max_side)
         self.loader: images.Loader = open_loader(
@@ -141,12 +141,12 @@ class Run:
         self.controller: Controller | None = None
         target, beta = config.bottleneck.target_residual, config.bottleneck.beta
         if is_compressed(config) and target is not None:
-            # A fiftieth of the run, so that even a short one settles.
+            # 2 % of the run, so that beta settles even in a short one.
             horizon = max(10, min(200, self.total // 50))
             self.controller = Controller(target, beta=beta, horizon=horizon, device=device)
 
     def _claim_folder(self, *, resume: bool) -> None:
-        """Lock the folder and write config.json; only the first process does."""
+        """Lock the folder and write config.json, in the first process only."""
         if rank() == 0:
             self._lock = acquire_lock(self.out)
             # Check again: another process may have used it while images were read.
@@ -157,12 +157,12 @@ class Run:
 
     @property
     def beta(self) -> Float[Tensor, ""]:
-        """The weight of the residual, on the device: a number would recompile when it changes."""
+        """Return the weight of the residual as a tensor: a changing float would recompile."""
         return self.scheduled_beta if self.controller is None else self.controller.beta
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers of the method and, if there is one, of the probe."""
+        """Return the optimizers of the method and, if there is one, of the probe."""
         return [each for each in (self.optimizer, self.probe_optimizer) if each is not None]
 
     def batches(self) -> Generator[Batch]:
@@ -182,12 +182,12 @@ class Run:
         )
 
     def is_finite(self) -> bool:
-        """Whether weights, statistics and moments are finite; waits for the device."""
+        """Return whether weights, statistics and moments are finite; waits for the device."""
         return are_finite(self.learner, self.optimizers)
 
     def save(self) -> None:
-        """Write a checkpoint and the current encoder; only the first process does."""
-        # Check the weights: a loss is computed before its step and may still be finite.
+        """Write a checkpoint and the current encoder, in the first process only."""
+        # Check the weights: the loss was computed before the step and may still be finite.
         if rank() == 0 and not self.is_finite():
             self.display.say(f"step {self.step}: weights or moments not finite; not saved")
         elif rank() == 0:
@@ -205,10 +205,10 @@ class Run:
 
     def restore(self) -> None:
         """Resume from the last valid checkpoint, or save one of the initial state."""
-        # Load to the host, where AdamW counts its steps: on a GPU each count would synchronize.
+        # Load to the host: AdamW's step counts on a GPU would synchronize at each step.
         checkpoints = self.out / files.CHECKPOINTS
         path, state = checkpoint.latest(checkpoints, self.run_id) or (None, {})
-        # Synchronizes, so that no process finds the checkpoint that the first is about to write.
+        # This synchronizes, so no process finds the checkpoint that the first one writes below.
         check_same_checkpoint(path, checkpoints, self.device)
         tensorboard = self.config.train.tensorboard
         if path is None:
@@ -241,7 +241,7 @@ class Run:
                 self._lock = None
 
     def _parts(self) -> dict[str, Any]:
-        """Everything with a state_dict."""
+        """Return everything with a state_dict."""
         parts = {
             "learner": self.learner,
             "optimizer": self.optimizer,
@@ -291,7 +291,7 @@ class Run:
 
 
 def _match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give moments the strides of their weights: torch fuses a step only if these agree."""
+    """Give moments the strides of their weights: torch fuses a step only if strides agree."""
     for p, state in optimizer.state.items():
         for name, value in state.items():
             is_moment = isinstance(value, Tensor) and value.shape == p.shape

@@ -1,4 +1,4 @@
-"""When things happen in a run: steps, learning rate, EMA decay, beta, logging, evaluation."""
+"""Schedules of a run: steps, learning rate, EMA decay, beta, logging and evaluation."""
 
 from compressive import optim
 from compressive.config import Config, is_compressed, total_steps, unused_settings
@@ -55,7 +55,7 @@ class Schedule:
         elif 3 * found > total:
             tenth = f"--set {setting}={self.epoch(total) / 10:.2g}"
             self.notes.append(
-                f"note: {what} takes {found / total:.0%} of the run; for 10 % {tenth}"
+                f"note: {what} takes {found / total:.0%} of the run; for 10 % use {tenth}"
             )
         return found
 
@@ -77,16 +77,16 @@ class Schedule:
         bottleneck = self.config.bottleneck
         if not is_compressed(self.config):
             return 0.0
-        if bottleneck.schedule == "linear":
+        if bottleneck.schedule in ("linear", "adaptive"):
             return optim.linear_beta(step, beta=bottleneck.beta, warmup=self.rise)
         if bottleneck.schedule == "cosine":
             return optim.cosine_beta(step, beta=bottleneck.beta, total=self.total)
         return bottleneck.beta
 
     def is_time_to_log(self, step: int) -> bool:
-        """Whether to log after a step: a few times per epoch, and at the end."""
+        """Return whether to log after a step: a few times per epoch, and at the end."""
         return step % self.log_every == 0 or step == self.total
 
     def is_time_to_evaluate(self, step: int) -> bool:
-        """Whether a log point is the first one of an evaluation period."""
+        """Return whether a log point is the first one of an evaluation period."""
         return step % self.evaluate_every < self.log_every

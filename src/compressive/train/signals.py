@@ -1,4 +1,4 @@
-"""Hear that somebody asks to stop: Ctrl-C, the end of a job on a cluster, a closed terminal."""
+"""Handle stop signals: Ctrl-C, the end of a cluster job, a closed terminal."""
 
 import signal
 import threading
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def handle_stop_signals(handler: Callable[[int], None]) -> Iterator[None]:
-    """Give the number of every such signal to `handler`, in place of what was done with it."""
+    """Call `handler` with the number of each stop signal; restore old handlers at the end."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Python hears signals in its main thread only
+        yield  # Python handles signals in the main thread only
         return
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     before = [signal.signal(number, lambda number, _: handler(number)) for number in numbers]
     try:

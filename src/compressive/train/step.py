@@ -63,21 +63,21 @@ def build_learner(
 
 
 def compile_learner(learner: Learner, config: Config, device: torch.device) -> None:
-    """Compile the step, or in several processes the backbone: collectives stay outside."""
+    """Compile the step; with several processes only the backbone, which has no collectives."""
     if config.train.activation_checkpointing:
         checkpoint_activations(learner.method.encoder)
     if world_size() > 1:
         learner.method.encoder.compile(dynamic=False)
         return
-    # CUDA graphs, because launching BYOL's kernels takes longer than running them (ResNet-18,
-    # H200: 28 and 19 ms). Graphs overwrite gradients, so they cannot be accumulated.
+    # Use CUDA graphs: launching BYOL's kernels takes longer than running them (ResNet-18, H200:
+    # 28 and 19 ms). Graphs overwrite gradients, so they exclude gradient accumulation.
     graphs = device.type == "cuda" and config.train.grad_accum_steps == 1
     learner.compile(dynamic=False, mode="reduce-overhead" if graphs else "default")
 
 
 @torch.no_grad()
 def check_view_size(network: nn.Module, name: str, size: int) -> None:
-    """Raise ValueError if a network cannot take images of this size, such as a patch-based one."""
+    """Raise ValueError if a network, for example a patch-based one, rejects this image size."""
     weight = next(network.parameters())
     was = network.training
     try:
@@ -94,12 +94,12 @@ def check_view_size(network: nn.Module, name: str, size: int) -> None:
 
 
 def checkpoint_activations(network: nn.Module) -> None:
-    """Keep only this network's matrix products and recompute the rest in the backward pass.
+    """Save only this network's matrix products; recompute the rest in the backward pass.
 
-    Only for compiled steps: otherwise batch norms would count every batch twice.
+    Use it only for compiled steps: otherwise batch norms would count every batch twice.
     """
     contexts = partial(create_selective_checkpoint_contexts, _checkpoint_policy)
-    # Its only warning is about in-place operations, which a compiled step no longer has.
+    # Its only warning is about in-place operations, which compilation removes.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
     network.forward = partial(checkpoint, network.forward, use_reentrant=False, context_fn=contexts)
 
@@ -128,8 +128,8 @@ def view_pair(settings: Views) -> tuple[View, View]:
 def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMaker:
     """Return a function that makes two views of every image of a batch, on its device.
 
-    With a bfloat16 network the resizing products are float16: three more bits than the network
-    sees.
+    With a bfloat16 network the matrix products of resizing are float16, which has three more bits
+    of precision.
     """
     pair, size, seed = view_pair(config.views), config.views.size, config.seed
     products = torch.float32 if dtype == torch.float32 else torch.float16

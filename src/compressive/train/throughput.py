@@ -1,4 +1,4 @@
-"""How fast a run goes, and how much of the time it waits for images."""
+"""Training throughput and the fraction of time spent waiting for data."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Throughput:
-    """Steps per second, and the share of the time spent waiting for images, between two looks."""
+    """Steps per second and the data-wait fraction between two calls of `update`."""
 
     def __init__(self) -> None:
         self.steps_per_second = self.data_wait_fraction = 0.0
@@ -14,7 +14,7 @@ class Throughput:
         self._paused = self._waited = 0.0
 
     def update(self, step: int, waited: float) -> None:
-        """Another look."""
+        """Measure since the last call; `waited` is the total time spent waiting for data."""
         now = time.perf_counter()
         if self._last is not None and step > self._last[1]:
             seconds = max(now - self._last[0] - self._paused, 1e-9)
@@ -24,7 +24,7 @@ class Throughput:
 
     @contextmanager
     def exclude(self, waited: Callable[[], float]) -> Iterator[None]:
-        """Time that is no training, and waiting in it that is none for training."""
+        """Exclude this block from throughput and data-wait statistics."""
         begin, before = time.perf_counter(), waited()
         yield
         self._paused += time.perf_counter() - begin

@@ -1,0 +1,85 @@
+"""Tables of docs/results/2026-11-17-compression.md match the result files."""
+
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "2026-11-17-compression.md"
+FOLDER = PAGE.with_suffix("")
+COLUMNS = {
+    "logistic": "logistic top-1",
+    "kNN 20": "kNN 20 top-1",
+    "1 % of the labels": "few labels 1% top-1",
+    "10 %": "few labels 10% top-1",
+}
+# Heading of the section, its file, and its number of table rows.
+SECTIONS = {
+    "## Search on Tiny-ImageNet-100": ("search-tiny-imagenet-100.json", 12),
+    "## Second search": ("search-2-tiny-imagenet-100.json", 12),
+    "## Third search": ("search-3-tiny-imagenet-100.json", 6),
+}
+
+
+def table_rows(heading: str) -> list[dict[str, str]]:
+    """Return the rows of all tables in a section, by column title."""
+    section = PAGE.read_text().split(f"\n{heading}")[1].split("\n## ")[0]
+    rows: list[dict[str, str]] = []
+    titles: list[str] = []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            titles = []
+        elif not titles:
+            titles = cells
+        elif not set(line) <= set("|-: "):
+            rows.append(dict(zip(titles, cells, strict=True)))
+    return rows
+
+
+def run_key(run: dict[str, Any]) -> tuple[str, ...]:
+    """Return (method, kappa_b, beta, kappa_e, p_i, seed) of a run in a result file."""
+    if "mode" in run:  # the first search
+        beta = f"{run['beta']:g}" if run["mode"] in ("constant", "adaptive") else ""
+        return run["mode"], f"{run['kappa_b']:g}", beta, "", "", str(run["seed"])
+    settings = run["settings"]
+    method = settings.get("method", settings["recipe"].split("/")[0])
+    is_adaptive = settings.get("bottleneck.schedule") == "adaptive"
+    weight = settings.get("bottleneck.adaptive_weight", "")
+    if method == "c-byol":
+        method = "c-byol, adaptive"
+    elif is_adaptive:
+        method = "adaptive"
+    names = ("bottleneck.kappa_b", "bottleneck.beta", "bottleneck.kappa_e")
+    kappa_b, beta, kappa_e = (settings.get(name, "") for name in names)
+    return method, kappa_b, beta, kappa_e, weight, settings["seed"]
+
+
+def row_key(row: dict[str, str]) -> tuple[str, ...]:
+    """Return the same key of a table row."""
+    weights = {"": "", "exp(-nll_i)": "likelihood", "rank of nll_i": "rank"}
+    kappa_e = row.get("kappa_e", "").replace("1024", "")  # the default
+    names = (row["method"], row.get("kappa_b", ""), row["beta"])
+    return *names, kappa_e, weights[row.get("weight p_i", "")], row["seed"]
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_tables_match_result_files(heading: str) -> None:
+    name, count = SECTIONS[heading]
+    runs = json.loads((FOLDER / name).read_text())["runs"]
+    by_key = {run_key(run): run for run in runs if "held_out" in run}
+    rows = table_rows(heading)
+    assert len(rows) == len(by_key) == count
+    for row in rows:
+        run = by_key[row_key(row)]
+        for title, metric in COLUMNS.items():
+            value = run["held_out"][metric]
+            value = value["value"] if isinstance(value, dict) else value
+            # Half of the last digit, and rounding in binary.
+            assert float(row[title]) == pytest.approx(100 * value, abs=0.05 + 1e-9), (row, title)
+        if "Lipschitz" in row:
+            estimates = [v for k, v in run["smoothness"].items() if k.endswith(" lipschitz")]
+            assert len(estimates) == 8
+            assert float(row["Lipschitz"]) == pytest.approx(mean(estimates), abs=0.005 + 1e-9)
