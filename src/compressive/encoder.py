@@ -192,7 +192,9 @@ def load(
             f"{place} has the weights of another network than {settings.name} or the given one; "
             "load a custom backbone with compressive.load(PLACE, network=...)"
         )
-    network = build(settings, size) if network is None else network
+    if network is None:  # initializing weights that are then replaced takes seconds
+        not_stored = dict(planned.named_buffers()).keys() - planned.state_dict().keys()
+        network = build(settings, size) if not_stored else planned.to_empty(device="cpu")
     network.load_state_dict(weights)
     encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
     return encoder.to(device).eval().requires_grad_(False)

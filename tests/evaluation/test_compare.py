@@ -455,7 +455,7 @@ def test_results_without_learned_from_can_be_compared(tmp_path: Path) -> None:
     ]
     path = Path(runs[1]) / "results.json"
     path.write_text(
-        path.read_text().replace('"protocol": {}', '"protocol": {"learned from": "these"}')
+        path.read_text().replace('"protocol": {}', '"protocol": {"learned_from": "these"}')
     )
     assert compare_runs(*runs).verdict == "networks differ"
 
