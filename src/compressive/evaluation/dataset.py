@@ -39,7 +39,7 @@ def open_splits(
     held_out: bool = False,
     max_pixels: int = Data().max_pixels,
 ) -> Splits:
-    """Open train and test; a fifth of the images, drawn by the seed, is test if there is none.
+    """Open train and test; without a test split, hold out a fifth of the images, drawn by the seed.
 
     Drop unlabeled images if a split is partly labeled. `most` bounds the images of each split,
     drawn by the seed. `held_out` replaces test by a fifth of train, so that settings can be tuned.

@@ -54,7 +54,7 @@ def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> 
         cause = _misfit(wanted, state)
         if not cause:
             network = timm.create_model(one, num_classes=0, **options)
-            # Old files lack the number of steps, which evaluation does not read.
+            # Old files lack num_batches_tracked, which evaluation does not read.
             network.load_state_dict({k: state[k] for k in wanted if k in state}, strict=False)
             return _published(one, network)
     if name:
@@ -70,11 +70,11 @@ def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     classifiers = ("fc.", "head.", "classifier.", "last_linear.")
     for key, value in wanted.items():
         if key not in state and not key.endswith("num_batches_tracked"):
-            return f"{key} is not among them"
+            return f"{key} is missing"
         if key in state and state[key].shape != value.shape:
-            return f"{key} is of another shape"
+            return f"{key} has another shape"
     others = [key for key in state if key not in wanted and not key.startswith(classifiers)]
-    return f"{others[0]} is not one of its own" if others else ""
+    return f"{others[0]} is unknown" if others else ""
 
 
 def _sized(name: str, size: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _sized(name: str, size: int) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name; no code in the file is executed."""
-    path.open("rb").close()  # also the reason of a permission error
+    path.open("rb").close()  # raise permission errors with their own message
     if path.suffix == ".safetensors":
         found: Any = read_safetensors(path)[1]
     else:
