@@ -57,7 +57,9 @@ def test_few_label_interval_includes_variance_of_draws() -> None:
     freedom = sum(variances) ** 2 / (variances[0] ** 2 / (n - 1) + variances[1] ** 2 / 2)
     reach = stats.t.ppf(0.975, freedom) * sum(variances) ** 0.5
     expected = record.value - reach, record.value + reach
-    assert (record.low, record.high) == pytest.approx(expected, abs=1e-3)  # a hit and a miss more
+    assert (record.low, record.high) == pytest.approx(
+        expected, abs=1e-3
+    )  # one more hit and one more miss
     assert record.low is not None
     assert record.low < min(draws)
     alone = add("few", "set", "top-1", hits[0].double(), protocol={}, draws=draws[:1])

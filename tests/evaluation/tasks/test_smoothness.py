@@ -1,7 +1,4 @@
-"""Local Lipschitz estimates match scipy and colorsys, image by image.
-
-Longer than 300 lines because it reimplements the eight operators and the estimate.
-"""
+"""Local Lipschitz estimates match scipy and colorsys, image by image."""
 
 import colorsys
 import json
