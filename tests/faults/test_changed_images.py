@@ -21,7 +21,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with 20 images and a run on them, which stores the colors of 16."""
     folder = tmp_path_factory.mktemp("trained")
     photos(folder / "images", 20)
-    noise(24, 27).save(folder / "images" / "003.png", format="BMP")  # every byte of a BMP is valid
+    noise(24, 27).save(folder / "images" / "003.png", format="BMP")  # any pixel bytes are valid
     pretrain(config(folder / "images"), folder / "run", display=silent())
     return folder
 
