@@ -358,7 +358,7 @@ class Runs:
 
 
 def records_of(folder: Path) -> Json:
-    """Return every figure of an evaluation: numbers as text, and digests of their values."""
+    """Return every metric of an evaluation: numbers as text, and digests of their values."""
     values = load_file(folder / VALUES)
     found: Json = {}
     for record in json.loads((folder / RESULTS).read_text())["records"]:
@@ -374,7 +374,7 @@ def records_of(folder: Path) -> Json:
 
 
 def digests_of_evaluation(folder: Path) -> Json:
-    """Return figures, and images and the map if there are any."""
+    """Return metrics, and the images and the map if there are any."""
     found: Json = {"records": records_of(folder)}
     if (folder / GALLERY).is_file():
         found["parts"] = {"gallery": tensors_of(load_file(folder / GALLERY))}
@@ -400,7 +400,7 @@ def corrupted_pixels(side: int) -> Json:
 
 
 def quickstart(folder: Path) -> Json:
-    """Run the command with its default seed and return the table, both runs and their figures."""
+    """Run the command with its default seed and return the table, both runs and their metrics."""
     command = [sys.executable, *QUICKSTART, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = [line for line in done.stdout.splitlines() if "│" in line]

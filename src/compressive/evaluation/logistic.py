@@ -35,7 +35,7 @@ from compressive.evaluation.newton import BLOCK_VALUES, Minimum, cross_entropy, 
 PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
 
 # Number of neighboring penalties to solve together. On a GPU a single one may wait for kernel
-# launches. On a CPU three cost three times as much as one, and start farther from the solution.
+# launches. On a CPU three take three times as long as one and start farther from the solution.
 _TOGETHER = {"cpu": 1, "cuda": 3}
 _SWEEP_TOLERANCE = 1e-6  # of the fits among which the penalty is chosen
 _ABSENT = -1e30  # bias of a class without examples; its limit -inf would give NaN

@@ -59,7 +59,9 @@ def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> 
             return _published(one, network)
     if name:
         raise ValueError(f"the weights are not those of timm's {name}: {cause}")
-    raise ValueError(f"the weights fit none of {', '.join(RESNETS)}; say which with --network NAME")
+    raise ValueError(
+        f"the weights match none of {', '.join(RESNETS)}; name their network with --network NAME"
+    )
 
 
 def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
@@ -95,14 +97,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises errors of pickle and of the content
             raise ValueError(
-                f"{path} holds more than weights, or is damaged ({type(error).__name__}); save "
-                "the network's state_dict alone"
+                f"{path} contains more than weights, or is damaged ({type(error).__name__}); save "
+                "only the network's state_dict"
             ) from None
     for key in _INSIDE:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise ValueError(f"{path} holds no state_dict; save the network's state_dict alone")
+        raise ValueError(f"{path} contains no state_dict; save only the network's state_dict")
     for start in _BEFORE:
         if found and all(name.startswith(start) for name in found):
             found = {name.removeprefix(start): value for name, value in found.items()}

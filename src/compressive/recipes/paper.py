@@ -35,8 +35,8 @@ SECTION_3_2: dict[PaperRun, float] = {("c-byol", "r50", 1500): 76.0}
 _CONTRADICTIONS: dict[PaperRun, str] = {
     ("simclr", "r50", 300): " (69.0 in Tables 5 and 15)",
     ("c-simclr", "r50", 300): " (70.2 in Tables 5, 11, 13 and 15)",
-    ("simclr", "r50", 1000): " (70.6 in sec. A.5, 70.8 the released checkpoint)",
-    ("c-byol", "r50", 1000): " (75.8 the released checkpoint)",
+    ("simclr", "r50", 1000): " (70.6 in sec. A.5, 70.8 for the released checkpoint)",
+    ("c-byol", "r50", 1000): " (75.8 for the released checkpoint)",
 }
 _SWEEPS: dict[PaperRun, dict[str, tuple[int, dict[float, float]]]] = {  # table, {value: top-1}
     ("simclr", "r50", 300): {"views.crop_scale_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4})},
@@ -172,9 +172,9 @@ def _hardware(run: PaperRun) -> str:
     if network != "r50":
         return cores
     if "byol" in method:
-        return f"{cores}; BYOL's README has 1000 epochs in about 8 h on 512 TPU v3"
+        return f"{cores}; BYOL's README reports 1000 epochs in about 8 h on 512 TPU v3"
     hours = epochs * 6 // 100
-    return f"{cores}; by SimCLR's README, 6 h per 100 epochs on 32 TPU v3, about {hours} h"
+    return f"{cores}; about {hours} h on 32 TPU v3, from 6 h per 100 epochs in SimCLR's README"
 
 
 def _variants(run: PaperRun) -> tuple[Variant, ...]:

@@ -29,7 +29,7 @@ def view_settings(size: int, has_gpu: bool) -> SettingSources:
     # as long as the default one, which is too slow on a CPU.
     small = size <= (64 if has_gpu else 32)
     stem = "SimCLR's for CIFAR-10" if small else "ours: timm can load the encoder"
-    blur = "SimCLR's command for CIFAR-10 has none" if size <= 32 else "paper, Table 6"
+    blur = "SimCLR's command for CIFAR-10 has no blur" if size <= 32 else "paper, Table 6"
     return {
         "views.size": (size, "close to the size of the images"),
         "views.blur": (size > 32, blur),

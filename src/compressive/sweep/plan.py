@@ -132,7 +132,9 @@ def _parse_seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ValueError(f"--seeds must be whole numbers with commas, got {text!r}") from None
+        raise ValueError(
+            f"--seeds must be whole numbers separated by commas, got {text!r}"
+        ) from None
 
 
 def _short_name(name: str, axes: Iterable[str]) -> str:

@@ -101,7 +101,7 @@ class SweepFile:
             if out.is_dir() and any(
                 not path.name.endswith(files.PARTIAL) for path in out.iterdir()
             ):
-                raise ValueError(f"{out} is not empty and holds no sweep; choose another --out")
+                raise ValueError(f"{out} is not empty and contains no sweep; choose another --out")
             out.mkdir(parents=True, exist_ok=True)
             return
         try:
@@ -115,7 +115,7 @@ class SweepFile:
             if before.get(name, False) != value:
                 raise ValueError(
                     f"{out} holds a sweep with {name} {before.get(name, False)!r}, not {value!r}; "
-                    "give the same to resume it, or choose another --out"
+                    "give the same value to resume it, or choose another --out"
                 )
 
     @property

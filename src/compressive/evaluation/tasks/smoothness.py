@@ -108,7 +108,7 @@ def _record_local(
 ) -> None:
     dataset = f"{context.splits.name} {split}"
     if not len(local.value):
-        context.skip(f"smoothness, {name}: it changes none of the images of {dataset}")
+        context.skip(f"smoothness, {name}: it changes no image of {dataset}")
         return
     edges, density, beyond = histogram(local.value)
     shape = {"edges": edges.tolist(), "density": density.tolist(), "share_beyond": beyond}
