@@ -184,7 +184,7 @@ def test_evaluation_uses_the_antialiasing_of_training(tmp_path: Path, antialias:
 
 
 def test_custom_method_is_not_rebuilt_from_the_config(tmp_path: Path) -> None:
-    """It may have another kappa or other heads. The encoder still opens."""
+    """A custom method may have another kappa or other heads. The encoder still opens."""
 
     def own(config: Config) -> Any:
         method: Any = build(config)
