@@ -76,7 +76,7 @@ def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
         if key in state and state[key].shape != value.shape:
             return f"{key} has another shape"
     others = [key for key in state if key not in wanted and not key.startswith(classifiers)]
-    return f"{others[0]} is unknown" if others else ""
+    return f"{others[0]} does not exist in that network" if others else ""
 
 
 def _sized(name: str, size: int) -> dict[str, Any]:
