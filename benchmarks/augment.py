@@ -1,11 +1,12 @@
-"""Random views in batch, the paper's t: 512 of 224 pixels from 256-pixel uint8, 1024 of 32 pixels.
+"""Time the paper's random views: 512 of 224 pixels from 256-pixel uint8, and 1024 of 32 pixels.
 
     python benchmarks/augment.py --device cuda --rounds 50          # H200
     python benchmarks/augment.py --scale 16                         # CPU, a sixteenth of the views
 
-Prints one JSON line: median milliseconds and views per second of ours, eager and compiled, beside
-kornia with the same settings where it is installed, and a copy of the output, the least possible.
-`draw` is the share of the random parameters, eager; `float16` has the products in half precision.
+Prints one JSON line with the median milliseconds and views per second of our eager and compiled
+views, of kornia with the same settings if it is installed, and of a copy of the output as a lower
+bound. `draw` is the time for the random parameters alone, eager. `float16` computes products in
+half precision.
 """
 
 import argparse
@@ -29,7 +30,7 @@ CASES = {"512 views of 224 px from 256 px": (512, 256, 224), "1024 of 32 px": (1
 
 
 def kornia(view: View, images: torch.Tensor, size: int) -> Callable[[], object]:
-    """The same settings in kornia's operators, random for each image."""
+    """Return kornia's operators with the same settings, random for each image."""
     from kornia import augmentation as K  # pyright: ignore
 
     taps = blur_taps(size)
@@ -38,7 +39,7 @@ def kornia(view: View, images: torch.Tensor, size: int) -> Callable[[], object]:
         K.RandomHorizontalFlip(view.flip),
         K.ColorJitter(
             view.brightness, view.contrast, view.saturation, view.hue, p=view.jitter
-        ),  # one order for the whole batch: kornia has none per image
+        ),  # kornia draws one order of the color changes for the whole batch
         K.RandomGrayscale(p=view.gray),
         K.RandomGaussianBlur((taps, taps), (view.sigma_min, view.sigma_max), p=view.blur),
         K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
@@ -49,7 +50,7 @@ def kornia(view: View, images: torch.Tensor, size: int) -> Callable[[], object]:
 def entrants(
     n: int, source: int, size: int, device: str, dtype: torch.dtype
 ) -> dict[str, Callable[[], object]]:
-    """Who is timed, by name."""
+    """Return the functions to time, by name."""
     view = View()
     images = torch.randint(0, 256, (n, 3, source, source), dtype=torch.uint8, device=device)
     keys = image_keys(torch.arange(n, device=device), seed=0)
@@ -71,7 +72,7 @@ def entrants(
 
 
 def main() -> None:
-    """Parse, race, print."""
+    """Time all cases and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=5)
@@ -79,7 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     if arguments.device == "cuda":
-        torch.set_float32_matmul_precision("high")  # tf32: 2**-11, as exact as float16's weights
+        torch.set_float32_matmul_precision("high")  # tf32 rounds to 2**-11, like float16
     dtype = torch.bfloat16 if arguments.device == "cuda" else torch.float32
     results = {}
     for name, (n, source, size) in CASES.items():

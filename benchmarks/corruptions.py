@@ -1,12 +1,13 @@
-"""The corruptions of ImageNet-C, all 15 at all 5 severities, over images of 32 or 224 pixels.
+"""Time the 15 corruptions of ImageNet-C at all 5 severities on images of 32 or 224 pixels.
 
     python benchmarks/corruptions.py --device cuda                              # H200: CIFAR-10
     python benchmarks/corruptions.py --device cuda --size 224 --images 1024 --batch 256
     python benchmarks/corruptions.py --images 200 --one-by-one 20               # CPU
 
-Prints one JSON line: seconds of the whole grid, images per second, milliseconds of each type over
-its five severities, and the most memory held. --one-by-one adds the usual way, NumPy and SciPy on
-the host image after image, for some types, in microseconds an image, with ours and the ratio.
+Prints one JSON line with the seconds of the whole grid, images per second, milliseconds of each
+type over its five severities, and peak memory. --one-by-one adds the usual implementation of some
+types, NumPy and SciPy on one image at a time, in microseconds per image, with our time and the
+ratio.
 """
 
 import argparse
@@ -29,18 +30,25 @@ from timing import environment
 from compressive.corruptions.corrupt import corrupt, default_table
 from compressive.corruptions.parameters import NAMES, TABLES
 
-FROST = ((900, 600), (560, 315), (560, 315), (527, 350), (660, 495), (485, 323))  # the real sizes
+FROST = (
+    (900, 600),
+    (560, 315),
+    (560, 315),
+    (527, 350),
+    (660, 495),
+    (485, 323),
+)  # sizes of the published photographs
 
 
 def pictures(count: int, size: int, device: str) -> torch.Tensor:
-    """Smooth random images: JPEG and blur meet something like photographs."""
+    """Return smooth random images, so that JPEG and blur process something like photographs."""
     coarse = torch.rand(count, 3, size // 4, size // 4, device=device)
     smooth = torch.nn.functional.interpolate(coarse, (size, size), mode="bilinear")
     return (255 * smooth).to(torch.uint8)
 
 
 def grid(images: torch.Tensor, batch: int, frost: list[torch.Tensor]) -> dict[str, float]:
-    """Seconds of each type over five severities and all images."""
+    """Return the seconds of each type over five severities and all images."""
     index = torch.arange(len(images), device=images.device)
     seconds = {}
     for name in NAMES:
@@ -55,13 +63,13 @@ def grid(images: torch.Tensor, batch: int, frost: list[torch.Tensor]) -> dict[st
 
 
 def wait(images: torch.Tensor) -> None:
-    """Until the device has nothing left to do."""
+    """Wait until the device has finished all work."""
     if images.is_cuda:
         torch.cuda.synchronize()
 
 
 def one_by_one(size: int) -> dict[str, Callable[[NDArray[np.uint8], int], object]]:
-    """The usual way for some types: an image, channels last, and a severity."""
+    """Return usual implementations of some types, for one channels-last image and a severity."""
     from scipy.ndimage import gaussian_filter, zoom
 
     table, draw = TABLES[default_table(size)], np.random.default_rng(0)
@@ -112,7 +120,7 @@ def one_by_one(size: int) -> dict[str, Callable[[NDArray[np.uint8], int], object
 def compared(
     images: torch.Tensor, count: int, ours: dict[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Microseconds an image, the usual way and ours, over the five severities."""
+    """Return microseconds per image over the five severities, of the usual way and of ours."""
     host = images[:count].permute(0, 2, 3, 1).contiguous().cpu().numpy()
     found = {}
     for name, function in one_by_one(images.shape[-1]).items():
@@ -128,7 +136,7 @@ def compared(
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--images", type=int, default=10000)
@@ -140,7 +148,9 @@ def main() -> None:
     images = pictures(arguments.images, arguments.size, arguments.device)
     make = partial(torch.randint, 0, 256, dtype=torch.uint8, device=arguments.device)
     frost = [make((3, h, w)) for w, h in FROST]
-    grid(images[: min(arguments.batch, 64)], arguments.batch, frost)  # the first calls load kernels
+    grid(
+        images[: min(arguments.batch, 64)], arguments.batch, frost
+    )  # warm-up: the first calls load kernels
     if arguments.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = grid(images, arguments.batch, frost)

@@ -1,17 +1,17 @@
-"""How often a verdict is wrong for two methods, or two networks, that do not differ.
+"""Measure how often a verdict is wrong for two methods, or two networks, that do not differ.
 
     python benchmarks/false_positives.py --trials 2000
 
-Simulates comparisons without a difference, judges them with the code of `compressive compare`, and
-prints one JSON object. Each rate has its Monte-Carlo standard error; both are in percent.
+Simulates comparisons without a difference, evaluates them with the code of `compressive compare`,
+and prints one JSON object. Each rate has its Monte-Carlo standard error; both are in percent.
 
-- Seeds: metrics of runs that differ in their seed only. Deviations of a seed are random mixtures
+- Seeds: metrics of runs that differ only in their seed. Deviations of a seed are random mixtures
   of those in our result files (docs/results/2026-11-15-cifar10, six methods with three seeds each),
   so that they have the variances of each metric and the correlations between metrics.
-- Images: hits of two networks that are right with the same probability in each image.
-  Two seeds of one method differ by their deviation in top-1 on top of that.
-- Draws: the two networks have the same accuracy on average over draws of few labels, whose
-  deviation, of the difference, is from the same files.
+- Images: hits of two networks that are right with the same probability on each image.
+  Two seeds of one method also differ by the deviation of seeds in top-1.
+- Draws: the two networks have the same mean accuracy over draws of few labels. The standard
+  deviation of the difference over draws is from the same files.
 """
 
 import argparse
@@ -42,9 +42,9 @@ FEW = "few labels 1%/cifar/top-1"
 
 
 def seeds_of_methods() -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Metrics that all methods have, their means, and deviations of seeds (methods x 3, metrics).
+    """Return the metrics of all methods, their means, and seed deviations (methods x 3, metrics).
 
-    A deviation from the mean of three seeds is too small by sqrt(2 / 3), which is undone.
+    A deviation from the mean of three seeds is too small by sqrt(2 / 3), which is corrected.
     """
     runs = [[read(RUNS / f"{name}-seed{seed}/evaluation") for seed in range(3)] for name in METHODS]
     tables = [[{r.key: r.value for r in run.records} for run in group] for group in runs]
@@ -55,7 +55,7 @@ def seeds_of_methods() -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def deviation_of_draws() -> float:
-    """Standard deviation over draws of labels of the difference of two seeds of one method."""
+    """Return the standard deviation over draws of the difference of two seeds of one method."""
     found = []
     for name in METHODS:
         runs = [read(RUNS / f"{name}-seed{seed}/evaluation") for seed in range(3)]
@@ -65,7 +65,7 @@ def deviation_of_draws() -> float:
 
 
 def run_of(values: dict[str, float], per_image: dict[str, np.ndarray], **protocol: Any) -> Results:
-    """The results of a run in memory."""
+    """Return the results of a simulated run."""
     results = Results("simulated", values=per_image)
     for key, value in values.items():
         task, _, rest = key.partition("/")
@@ -80,7 +80,7 @@ def run_of(values: dict[str, float], per_image: dict[str, np.ndarray], **protoco
 
 
 def judged(random: np.random.Generator, count: int, shifted: int = 0) -> list[Difference]:
-    """All metrics of two methods with `count` seeds each; the second differs in some of them."""
+    """Compare two methods with `count` seeds each; the second differs in `shifted` metrics."""
     keys, means, apart = SEEDS
     mix = random.normal(size=(2, count, len(apart))) / math.sqrt(len(apart))
     values = means + mix @ apart
@@ -95,7 +95,7 @@ def judged(random: np.random.Generator, count: int, shifted: int = 0) -> list[Di
 
 
 def by_seeds(random: np.random.Generator, count: int) -> dict[str, float]:
-    """Wrong claims about methods: by metric and in any metric, without and with the adjustment."""
+    """Return wrong claims per metric and in any metric, without and with the adjustment."""
     found = judged(random, count)
     alone = [each.low is not None and not each.low <= 0 <= (each.high or 0) for each in found]
     return {
@@ -111,7 +111,7 @@ def by_seeds(random: np.random.Generator, count: int) -> dict[str, float]:
 
 
 def with_real_differences(random: np.random.Generator) -> dict[str, float]:
-    """Half of the metrics differ by five deviations: the share of verdicts on the other half."""
+    """Return the fraction of wrong verdicts if half of the metrics differ by five deviations."""
     found = judged(random, 3, shifted=len(SEEDS[0]) // 2)
     wrong = [each.verdict in METHOD_VERDICTS for each in found]
     return {
@@ -122,14 +122,14 @@ def with_real_differences(random: np.random.Generator) -> dict[str, float]:
 
 
 def hits(random: np.random.Generator, images: int, share: float, shift: float = 0) -> np.ndarray:
-    """Hits of two networks with the same chance in each image, which most images decide."""
+    """Return hits of two networks with the same chance on each image, near 0 or 1 for most."""
     a = share * 1.5
     chance = random.beta(a, 1.5 - a, size=images)
     return random.random((2, images)) < np.clip(chance + np.array([[0], [shift]]), 0, 1)
 
 
 def by_images(random: np.random.Generator, images: int, share: float) -> dict[str, float]:
-    """One run each, equal networks: a metric; and single runs of one method, whose seeds differ."""
+    """Compare one run each: two equal networks, and two seeds of one method."""
     name = "linear/set/top-1"
     seed_deviation = float(SEEDS[2][:, SEEDS[0].index("linear/cifar/top-1")].std())
     shift = math.sqrt(2) * seed_deviation * random.normal()
@@ -152,7 +152,7 @@ def by_images(random: np.random.Generator, images: int, share: float) -> dict[st
 
 
 def by_draws(random: np.random.Generator, images: int) -> dict[str, float]:
-    """One run each with three draws of few labels, equal on average over all draws."""
+    """Compare one run each with three draws of few labels, equal on average over all draws."""
     name, said = "few/set/top-1", {}
     moved = DRAWS * random.normal(size=3)
     each = np.stack([hits(random, images, 0.8, move) for move in moved], 1).astype(float)
@@ -178,7 +178,7 @@ def by_draws(random: np.random.Generator, images: int) -> dict[str, float]:
 
 
 def by_intervals(random: np.random.Generator) -> dict[str, float]:
-    """Intervals of one network that do not hold the truth."""
+    """Return which confidence intervals of one network do not contain the true value."""
     said = {}
     for n in (30, 200, 10_000):
         share = random.uniform(0.5, 1)
@@ -194,7 +194,7 @@ def by_intervals(random: np.random.Generator) -> dict[str, float]:
 
 
 def rates(trial: Callable[[], dict[str, float]], trials: int) -> dict[str, list[float]]:
-    """Mean and standard error of each outcome, in percent."""
+    """Return mean and standard error of each outcome, in percent."""
     found = [trial() for _ in range(trials)]
     each = {name: np.array([one[name] for one in found]) for name in found[0]}
     return {
@@ -207,7 +207,7 @@ SEEDS, DRAWS = seeds_of_methods(), deviation_of_draws()
 
 
 def main() -> None:
-    """Print one JSON object."""
+    """Run all simulations and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)

@@ -19,7 +19,7 @@ TRUST, MOMENTUM, DECAY, LR = 0.001, 0.9, 1e-6, 4.8  # C-SimCLR, 300 epochs, batc
 
 
 def shapes() -> list[tuple[int, ...]]:
-    """ResNet-50, a projection head 2048-4096-256 and a linear classifier, as torch shapes them."""
+    """Return the shapes of ResNet-50, a projection head 2048-4096-256 and a linear classifier."""
     convs: list[tuple[int, ...]] = [(64, 3, 7, 7)]
     wide = 64
     for stage, blocks in enumerate((3, 4, 6, 3)):
@@ -35,7 +35,7 @@ def shapes() -> list[tuple[int, ...]]:
 
 
 def make_parameters(device: str) -> list[Tensor]:
-    """Random weights with random gradients, convolutions in channels_last."""
+    """Return random weights with random gradients, convolutions in channels_last."""
     generator = torch.Generator(device).manual_seed(0)
     params = []
     for shape in shapes():
@@ -49,7 +49,7 @@ def make_parameters(device: str) -> list[Tensor]:
 
 @torch.no_grad()
 def loop_step(params: list[Tensor], momenta: list[Tensor]) -> None:
-    """LARS as one would write it first: tensor by tensor, though without waiting for the device."""
+    """Apply a simple LARS step, tensor by tensor, without synchronizing with the device."""
     for p, v in zip(params, momenta, strict=True):
         assert p.grad is not None
         if p.ndim <= 1:
@@ -63,11 +63,11 @@ def loop_step(params: list[Tensor], momenta: list[Tensor]) -> None:
 
 
 def kernels(step: Callable[[], object], device: str) -> int | None:
-    """Kernels and copies that one step puts on the GPU."""
+    """Return the number of kernels and copies that one step launches on the GPU."""
     if device != "cuda":
         return None
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=kinds, acc_events=True) as trace:  # without it torch 2.11 warns
+    with profile(activities=kinds, acc_events=True) as trace:  # torch 2.11 warns without acc_events
         step()
         torch.cuda.synchronize()
     on_device = [event.name for event in trace.events() or [] if "CUDA" in str(event.device_type)]
@@ -75,7 +75,7 @@ def kernels(step: Callable[[], object], device: str) -> int | None:
 
 
 def main() -> None:
-    """Print one JSON line."""
+    """Time both implementations and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=50)

@@ -1,10 +1,10 @@
-"""Ten million draws each: does the angle of a vMF sample have the exact law?
+"""Test with ten million draws each whether the angle of a vMF sample has the exact distribution.
 
     python benchmarks/law.py --device cuda
 
-Kolmogorov-Smirnov at n in {2, 3, 16, 256, 2048} and kappa in {0, 0.1, 10, 1024, 16384, 1e6},
-fixed and learned kappa, against the integral in tests/exact.py. Prints one JSON line; the verdict
-is the smallest p value times the number of tests (Bonferroni).
+Runs Kolmogorov-Smirnov tests at n in {2, 3, 16, 256, 2048} and kappa in {0, 0.1, 10, 1024, 16384,
+1e6}, with fixed and learned kappa, against the integral in tests/exact.py. Prints one JSON line.
+The verdict is the smallest p value times the number of tests (Bonferroni).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from compressive import VonMisesFisher
 
 
 def angles(p: VonMisesFisher, draws: int) -> torch.Tensor:
-    """Angles to the mean in float64, in chunks that fit."""
+    """Return angles to the mean in float64, computed in chunks that fit into memory."""
     chunk = 2**28 // max(p.dim, 512)
     found = []
     for start in range(0, draws, chunk):
@@ -35,7 +35,7 @@ def angles(p: VonMisesFisher, draws: int) -> torch.Tensor:
 
 
 def ks(law: CosineLaw, theta: torch.Tensor) -> float:
-    """p value of the Kolmogorov-Smirnov test; the law's panels, evaluated where the angles are."""
+    """Return the p value of the Kolmogorov-Smirnov test, computed on the device of the angles."""
     edges, below = (torch.as_tensor(x, device=theta.device) for x in (law.edges, law.below))
     theta = theta.clamp(edges[0], edges[-1])
     panel = (torch.searchsorted(edges, theta, right=True) - 1).clamp(0, len(edges) - 2)
@@ -54,7 +54,7 @@ def ks(law: CosineLaw, theta: torch.Tensor) -> float:
 
 
 def main() -> None:
-    """Parse, draw, test, print."""
+    """Run all tests and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--draws", type=int, default=10**7)

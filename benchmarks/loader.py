@@ -1,13 +1,14 @@
-"""Images from JPEG files to batches on the device: ours streamed, ours resident, and the usual way.
+"""Time loading of JPEG files into device batches: streaming, resident, and torch's DataLoader.
 
     python benchmarks/loader.py --workers 16                        # H200
     python benchmarks/loader.py --images 256 --rounds 1             # 2 CPU cores
 
 Prints one JSON line, in images per second. Files are 500 x 375 at quality 90, made of noise with
-the spectrum of photographs. `streaming` and `usual` are timed in turn; `usual` is torch's
-DataLoader with as many processes, Pillow and torchvision's two random crops to 224 pixels, which
-ours leaves to the device (benchmarks/augment.py has their price). Both deliver uint8. `decoder` is
-one thread that does nothing else, and `decode` is Resident's start: files to device memory.
+the spectrum of photographs. `streaming` and `usual` are timed in turn. `usual` is torch's
+DataLoader with as many processes, Pillow, and torchvision's two random crops to 224 pixels. Our
+loaders leave these crops to the device (benchmarks/augment.py measures their time). Both deliver
+uint8. `decoder` is one thread that only decodes. `decode` is the construction of Resident, which
+decodes all files into device memory.
 """
 
 import argparse
@@ -38,7 +39,7 @@ HEIGHT, WIDTH = 375, 500
 
 
 def noise(side: int, slope: float, rng: np.random.Generator) -> np.ndarray:
-    """A square of mean 0 and deviation 1 whose amplitudes fall with the frequency."""
+    """Return square noise of mean 0 and deviation 1 whose amplitude decreases with frequency."""
     down = np.fft.fftfreq(side)[:, None] * side
     across = np.fft.rfftfreq(side)[None] * side
     spectrum = rng.normal(size=(side, across.size, 2)) @ [1, 1j]
@@ -47,9 +48,9 @@ def noise(side: int, slope: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def write_photos(folder: str, count: int) -> float:
-    """Fill the folder with pieces of one large picture; their mean size in kilobytes."""
+    """Write crops of one large image to the folder; return the mean file size in kilobytes."""
     rng = np.random.default_rng(0)
-    # Light as in photographs, one over the frequency; color smoother.
+    # Brightness has a spectrum of 1 / frequency, as in photographs; color is smoother.
     light, *tints = (noise(2048, slope, rng) for slope in (1.0, 1.5, 1.5, 1.5))
     planes = [128 + 34 * light + 20 * tint for tint in tints]
     large = np.stack(planes, -1).clip(0, 255).astype(np.uint8)
@@ -82,7 +83,7 @@ class Crops(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def plan(count: int, batch: int, times: int) -> Iterator[BatchIndices]:
-    """Each image `times` times, in another order each time."""
+    """Yield each image `times` times, in a new order each time."""
     generator = torch.Generator().manual_seed(0)
     for epoch in range(times):
         for index in torch.randperm(count, generator=generator).split(batch):
@@ -90,7 +91,7 @@ def plan(count: int, batch: int, times: int) -> Iterator[BatchIndices]:
 
 
 def rate(images: int, device: str, act: Callable[[], object]) -> float:
-    """Images per second of an act that goes through so many."""
+    """Return images per second of `act`, which processes `images` images."""
     begin = time.perf_counter()
     act()
     if device == "cuda":
@@ -99,22 +100,22 @@ def rate(images: int, device: str, act: Callable[[], object]) -> float:
 
 
 def exhaust(batches: Iterable[object]) -> None:
-    """Ask for all of them, and keep none."""
+    """Iterate over all batches."""
     for _ in batches:
         pass
 
 
 def usual(loader: DataLoader[tuple[torch.Tensor, torch.Tensor]], device: str) -> None:
-    """One pass, copied to the device from pinned memory."""
+    """Copy all batches of one pass to the device."""
     for crops in loader:
         for crop in crops:
             crop.to(device, non_blocking=True)
 
 
 def race(source: Source, arguments: argparse.Namespace) -> dict[str, float]:
-    """Images per second of streaming and of the usual way, in turn."""
+    """Return images per second of streaming and of the usual way, timed in turn."""
     device, times, workers = arguments.device, arguments.times, arguments.workers
-    # Batches of 64, for all of them lie in shared memory, which is often small.
+    # Batches of 64 images, because all prefetched ones are in shared memory, which is often small.
     dataset, pinned = Crops(source, times), device == "cuda"
     loader = DataLoader(
         dataset, 64, num_workers=workers, pin_memory=pinned, persistent_workers=True
@@ -134,7 +135,7 @@ def race(source: Source, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def hold(source: Source, arguments: argparse.Namespace) -> dict[str, float]:
-    """Images per second of one thread's decoder, of Resident's start and of its batches."""
+    """Return images per second of decoding in one thread, of building Resident, of its batches."""
     device, count, held = arguments.device, len(source), list[Resident]()
 
     def start() -> None:
@@ -153,12 +154,12 @@ def hold(source: Source, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    """Write files, measure, print."""
+    """Write files, measure all loaders and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--images", type=int, default=2048)
-    parser.add_argument("--times", type=int, default=2, help="how often each, in a pass")
+    parser.add_argument("--times", type=int, default=2, help="repetitions of each image in a pass")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)

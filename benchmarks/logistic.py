@@ -1,13 +1,13 @@
-"""The whole grid of l2 penalties, ours beside scikit-learn's L-BFGS, on rectified features.
+"""Compare the whole grid of l2 penalties with scikit-learn's L-BFGS, on rectified features.
 
     python benchmarks/logistic.py --device cuda --every 9           # H200: 10,000 x 2,048, 100
     python benchmarks/logistic.py --count 3000 --feat 512 --classes 20 --every 4 --threads 2  # CPU
 
-Prints one JSON line: seconds of both, their ratio, and how far scikit-learn's loss is above ours
-at each penalty it ran (below 0: ours is worse). With --every n scikit-learn runs only every n-th
-penalty of the grid, and its time is scaled up to all. It gets float64 and as many
-threads. Where its iterations or tolerance end before the minimum, as with small penalties, the
-ratio flatters it: the excess of its loss says where.
+Prints one JSON line: seconds of both, their ratio, and the relative excess of scikit-learn's loss
+over ours at each penalty it ran (below 0: ours is worse). With --every n scikit-learn runs only
+every n-th penalty of the grid, and its time is scaled up to all. It gets float64 and as many
+threads. If it stops before the minimum because of its iterations or tolerance, as with small
+penalties, the ratio favors it; its excess loss shows where.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from compressive.evaluation.logistic import PENALTIES, Fits, fit
 
 
 def features(count: int, feat: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Rectified mixtures of 64 class-dependent sources, at scales from a tenth to ten."""
+    """Return rectified mixtures of 64 class-dependent sources, at scales from 0.1 to 10."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(classes, (count,), generator=generator)
     means = torch.randn(classes, 64, generator=generator)
@@ -39,7 +39,7 @@ def features(count: int, feat: int, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def ours(feats: Tensor, labels: Tensor, classes: int) -> tuple[float, Fits]:
-    """Seconds, with what it found; once before on a part, to load libraries."""
+    """Return seconds and fits of our solver, after a warm-up that loads libraries."""
     fit(feats[: 4 * classes], labels[: 4 * classes], classes=classes, penalties=PENALTIES[-2:])
     if feats.is_cuda:
         torch.cuda.synchronize()
@@ -52,13 +52,13 @@ def ours(feats: Tensor, labels: Tensor, classes: int) -> tuple[float, Fits]:
 def theirs(
     feats: Tensor, labels: Tensor, penalty: float, tolerance: float, iterations: int
 ) -> tuple[float, float, int]:
-    """Seconds, loss and iterations of scikit-learn at one penalty."""
+    """Return seconds, loss and iterations of scikit-learn at one penalty."""
     from sklearn.linear_model import LogisticRegression
 
     x, y = feats.double().cpu(), labels.cpu()
     model = LogisticRegression(C=1 / penalty, tol=tolerance, max_iter=iterations)
     start = time.perf_counter()
-    with warnings.catch_warnings(action="ignore"):  # that it did not converge
+    with warnings.catch_warnings(action="ignore"):  # ignores that it did not converge
         model.fit(x.numpy(), y.numpy())
     elapsed = time.perf_counter() - start
     weight, bias = torch.from_numpy(model.coef_.T), torch.from_numpy(model.intercept_)
@@ -67,17 +67,19 @@ def theirs(
 
 
 def main() -> None:
-    """Parse, run both, print."""
+    """Run both solvers and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--feat", type=int, default=2048)
     parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--every", type=int, default=1, help="penalties from one run to the next")
+    parser.add_argument(
+        "--every", type=int, default=1, help="run scikit-learn at every n-th penalty"
+    )
     parser.add_argument("--tolerance", type=float, default=1e-8, help="scikit-learn's tol")
     parser.add_argument("--iterations", type=int, default=1000, help="scikit-learn's max_iter")
-    parser.add_argument("--together", type=int, help="penalties that ours solves at a time")
-    parser.add_argument("--threads", type=int, help="of both, where given")
+    parser.add_argument("--together", type=int, help="penalties that our solver solves at a time")
+    parser.add_argument("--threads", type=int, help="number of threads of both solvers")
     asked = parser.parse_args()
     if asked.threads:
         from threadpoolctl import threadpool_limits

@@ -1,9 +1,9 @@
-"""What compression costs: csimclr_loss over simclr_loss, forward and backward, one run.
+"""Time csimclr_loss against simclr_loss, forward and backward.
 
     python benchmarks/objective.py --device cuda
 
-Prints one JSON line. Also the memory of the largest batch beyond its inputs, and the streamed
-logits beside the kept ones.
+Prints one JSON line. It also has the memory of the largest batch beyond its inputs, and the times
+with streamed and with stored logits.
 """
 
 import argparse
@@ -28,12 +28,12 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def step(loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Callable:
-    """Forward and backward to the projections."""
+    """Return a function that runs forward and backward to the projections."""
     return lambda: torch.autograd.grad(loss(x, y), (x, y))
 
 
 def streamed(function: Callable) -> Callable:
-    """The same with no logits kept."""
+    """Return the same function without stored logits."""
 
     def run() -> object:
         keep, info_nce._KEEP = info_nce._KEEP, 0
@@ -45,13 +45,13 @@ def streamed(function: Callable) -> Callable:
 
 
 def projections(batch: int, dim: int, device: str) -> list[torch.Tensor]:
-    """Two views that agree as trained ones do."""
+    """Return projections of two views that agree as in a trained network."""
     x, noise = torch.randn(2, batch, dim, device=device)
     return [x.requires_grad_(), (x.detach() + noise).requires_grad_()]
 
 
 def peak_gib(batch: int, dim: int) -> float:
-    """Memory of one csimclr_loss and its backward beyond the inputs, in GiB (CUDA)."""
+    """Return the memory in GiB of one csimclr_loss and its backward beyond the inputs (CUDA)."""
     x, y = projections(batch, dim, "cuda")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -62,7 +62,7 @@ def peak_gib(batch: int, dim: int) -> float:
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=50)

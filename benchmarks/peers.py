@@ -1,16 +1,16 @@
-"""Pretraining beside lightly: the same images, network, batch and schedule on one machine.
+"""Compare pretraining with lightly: same images, network, batch and schedule on one machine.
 
     python benchmarks/peers.py cifar --data /cifar --epochs 10       # ResNet-18, 32 px, batch 512
     python benchmarks/peers.py photos --steps 30                      # ResNet-50, 224 px, from JPEG
-    python benchmarks/peers.py cifar --data builtin --small --epochs 1   # anywhere: does it run?
+    python benchmarks/peers.py cifar --data builtin --small --epochs 1   # a test on any machine
 
-Prints one JSON line. Each contestant runs in its own process, one after the other. Ours is what
-`pretrain` does, logging and online probe included, without and with
-train.activation_checkpointing. Theirs is lightly's transform, projection head, loss and data
-loader in the loop of its documentation, with our network, in bfloat16 and channels last, once as
-they write it and once with the network compiled. Seconds are of an epoch after the first, memory
-is the most that tensors held, and accuracy is kNN on test images (k = 20) by one function for all.
-lightly must be installed; for 224 pixels it reads the files that we read.
+Prints one JSON line. Each contestant runs in a separate process, one after the other. `ours` is
+`pretrain` including logging and online probe, without and with train.activation_checkpointing.
+`lightly` is lightly's transform, projection head, loss and data loader in the training loop of its
+documentation, with our network, in bfloat16 and channels last, with and without compilation of the
+network. Seconds are those of an epoch after the first. Memory is the peak of allocated tensors.
+Accuracy is kNN on test images (k = 20), computed by the same function for all. lightly must be
+installed. For 224 pixels both read the same files.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Step = Callable[[], object]
 
 
 def settings(what: str, data: str, small: bool) -> Config:
-    """SimCLR as our recipes have it; `small` is for a machine without a GPU."""
+    """Return the settings of our SimCLR recipe; `small` is for a machine without a GPU."""
     recipe = "simclr/cifar10-r18-200" if what == "cifar" else "simclr/imagenet-r50-300"
     changes = [f"data.source={data}", "train.tensorboard=false", "train.save_every=1000"]
     changes += ["probe.every_epochs=10000", "train.epochs=200"]
@@ -63,13 +63,13 @@ def settings(what: str, data: str, small: bool) -> Config:
 
 
 def ours(config: Config, folder: Path) -> tuple[Step, nn.Module, int]:
-    """A step as `train` makes it, the encoder, and how many images there are."""
+    """Return a training step of `train`, the encoder, and the number of images."""
     run = begun(config, folder)
     return stepper(run), run.method.encoder, run.count
 
 
 class Pictures(torch.utils.data.Dataset[tuple[tuple[Tensor, Tensor], int]]):
-    """Decoded images in memory, as torchvision's CIFAR10 holds them."""
+    """Decoded images in memory, as in torchvision's CIFAR10."""
 
     def __init__(self, images: Any, transform: Callable[[Any], Any]) -> None:
         self.images, self.transform = images, transform
@@ -84,7 +84,7 @@ class Pictures(torch.utils.data.Dataset[tuple[tuple[Tensor, Tensor], int]]):
 
 
 def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step, nn.Module, int]:
-    """The loop of lightly's documentation: a step, the encoder, and how many images there are."""
+    """Return a step of the loop in lightly's documentation, the encoder, the number of images."""
     from lightly.data import LightlyDataset  # pyright: ignore
     from lightly.loss import NTXentLoss  # pyright: ignore
     from lightly.models.modules import SimCLRProjectionHead  # pyright: ignore
@@ -95,7 +95,7 @@ def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step,
     if config.data.cache_on_device == "no":
         data: Any = LightlyDataset(config.data.source, transform=transform)
         count = len(data)
-        # One long epoch: their workers start anew at the end of each.
+        # Use one long epoch, because the workers restart at the end of each epoch.
         data = torch.utils.data.ConcatDataset([data] * max(1, 100 * batch // count))
     else:
         source = open_source(config.data.source, "train")
@@ -150,7 +150,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def neighbors(encoder: nn.Module, config: Config, device: torch.device) -> float | None:
-    """kNN on test images, by the encoder's features of whole images."""
+    """Return the kNN accuracy on test images, with features of whole images."""
     found = []
     for split in ("train", "test"):
         try:
@@ -172,7 +172,7 @@ def neighbors(encoder: nn.Module, config: Config, device: torch.device) -> float
 
 
 def worker(asked: argparse.Namespace, born: float) -> dict[str, Any]:
-    """One contestant, from the start of its process."""
+    """Run one contestant in this process and return its measurements."""
     device = pick_device("auto")
     config = settings(asked.what, asked.data, asked.small)
     with tempfile.TemporaryDirectory() as folder:
@@ -210,16 +210,18 @@ def worker(asked: argparse.Namespace, born: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run all, or be one of them."""
+    """Run all contestants in separate processes, or one of them in this process."""
     born = time.time()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("cifar", "photos"))
-    parser.add_argument("--data", default="builtin", help="of cifar; photos are made here")
+    parser.add_argument(
+        "--data", default="builtin", help="data source of cifar; photos are generated"
+    )
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=0, help="of an epoch; 0: all images")
+    parser.add_argument("--steps", type=int, default=0, help="steps per epoch; 0: all images")
     parser.add_argument("--small", action="store_true", help="a tiny network and few images")
     parser.add_argument(
-        "--only", default=";".join(CONTESTANTS), help="some of them, with semicolons"
+        "--only", default=";".join(CONTESTANTS), help="contestants to run, separated by semicolons"
     )
     parser.add_argument("--worker", choices=CONTESTANTS)
     asked = parser.parse_args()

@@ -1,12 +1,12 @@
-"""How far the seed of the linear probe moves its scores, by learning rate and by what is chosen.
+"""Measure how much the scores of the linear probe vary with its seed, by learning rate.
 
     python benchmarks/probe_seed.py ../shared/data/cifar10 --threads 2 --cache /tmp/crops.pt
 
-Takes features of random crops of some training images from the package's encoder once, which is
-most of the time and is kept in --cache. Then trains the probe with several seeds. A seed draws the
-order of the images, which crop of an image is seen in which epoch, and in a second part also the
-images that are held out. Prints one JSON line: for each learning rate, and for the rate that is
-chosen, mean and standard deviation over seeds of top-1 and ECE on test images, in points.
+Extracts features of random crops of some training images with the packaged encoder. This takes most
+of the time and is cached in --cache. Then trains the probe with several seeds. A seed draws the
+order of the images and which crop of an image is used in which epoch; in a second part it also
+draws the held-out images. Prints one JSON line: for each learning rate, and for the chosen rate,
+mean and standard deviation over seeds of top-1 and ECE on test images, in percentage points.
 """
 
 import argparse
@@ -42,7 +42,7 @@ ENCODER = "cifar10-c-simclr-r18"
 
 
 def features(data: str, images: int, crops: int, cache: Path) -> None:
-    """Write features of train and test (a half as many) and of crops of train, after each crop."""
+    """Write features of train, test (half as many) and crops of train; save after each crop."""
     cpu = torch.device("cpu")
     model, splits = open_model(ENCODER, cpu), open_splits(data, seed=0, most=images)
     splits = splits._replace(test=subset(splits.test, torch.arange(images // 2)))
@@ -73,7 +73,7 @@ def features(data: str, images: int, crops: int, cache: Path) -> None:
 def trained(
     of: dict[str, Tensor], seed: int, epochs: int, split: int | None = None
 ) -> tuple[Heads, Tensor]:
-    """The heads of all rates with a seed, as `linear.run` trains them, and the held-out rows."""
+    """Train the heads of all rates with a seed, as in `linear.run`; return them and held rows."""
     labels, crops, classes = of["labels"], of["crops"], int(of["labels"].max()) + 1
     fit, held = stratified(labels, 0.1, seed=seed if split is None else split)
     batch = 1024 if len(fit) >= 20_000 else min(256, len(fit))
@@ -98,7 +98,7 @@ def trained(
 
 
 def scores(of: dict[str, Tensor], seed: int, epochs: int, split: int | None) -> dict[str, Any]:
-    """Top-1 and ECE on test of each rate and of what is chosen, by name."""
+    """Return top-1 and ECE on test for each rate and for each chosen rate, by name."""
     heads, held = trained(of, seed, epochs, split)
     truth, there = of["test_labels"], (of["train"][held], of["labels"][held])
     test = [
@@ -115,7 +115,7 @@ def scores(of: dict[str, Tensor], seed: int, epochs: int, split: int | None) -> 
 
 
 def summary(each: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation over seeds."""
+    """Return mean and standard deviation over seeds."""
     found = {}
     for name in each[0]:
         top_1, error = zip(*(one[name] for one in each), strict=True)
@@ -127,11 +127,13 @@ def summary(each: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Print one JSON line."""
+    """Measure and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
-    parser.add_argument("--images", type=int, default=4000, help="of train; half of test")
-    parser.add_argument("--crops", type=int, default=2, help="of each training image")
+    parser.add_argument(
+        "--images", type=int, default=4000, help="number of training images; test has half as many"
+    )
+    parser.add_argument("--crops", type=int, default=2, help="crops of each training image")
     parser.add_argument("--epochs", type=int, default=18)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)

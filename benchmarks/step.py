@@ -1,13 +1,13 @@
-"""Whole training steps beside the bare network, and from the start to the first step.
+"""Time whole training steps against the bare network, and the start up to the first step.
 
     python benchmarks/step.py cifar      # ResNet-18, 32 pixels, 512 images; the four methods
     python benchmarks/step.py imagenet   # ResNet-50, 224 pixels, 256 images; resident, and files
-    python benchmarks/step.py start      # seconds to the first step, caches of the compiler empty
+    python benchmarks/step.py start      # seconds to the first step, empty compiler caches
 
 Prints one JSON line. `network` is the compiled backbone alone, forward and backward, over the same
-number of views in bfloat16; `network_graph` the same as a CUDA graph. A step is what `pretrain`
-does: batch, views, forward, backward, optimizer, target, readings. Each figure is the median over
-rounds of the mean of some steps, wall clock, the contestants in turn.
+number of views in bfloat16. `network_graph` is the same as a CUDA graph. A step is that of
+`pretrain`: batch, views, forward, backward, optimizer, target, metrics. Each time is the median
+over rounds of the mean wall-clock time of some steps; contestants are timed in turn.
 """
 
 import argparse
@@ -38,14 +38,14 @@ METHODS = ("simclr", "c-simclr", "byol", "c-byol")
 
 
 def begun(config: Config, folder: Path) -> Run:
-    """A run before its first step."""
+    """Return a run that is ready for its first step."""
     run = Run(config, folder, Display(quiet=True), resume=False)
     run.restore()
     return run
 
 
 def stepper(run: Run) -> Callable[[], None]:
-    """One step of a run after the other, as `train` makes them, its looks included."""
+    """Return a function that makes the next step of a run as `train` does, including logging."""
     batches = run.batches()
 
     def step() -> None:
@@ -57,7 +57,7 @@ def stepper(run: Run) -> Callable[[], None]:
 
 
 def bare(config: Config, device: torch.device, mode: str) -> Callable[[], None]:
-    """The backbone alone on the views of a batch."""
+    """Return a function that runs the backbone alone on the views of a batch."""
     network = networks.build(config.network, config.views.size).to(device)
     network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     compiled = torch.compile(network, dynamic=False, mode=mode)
@@ -76,7 +76,7 @@ def bare(config: Config, device: torch.device, mode: str) -> Callable[[], None]:
 def race(
     contestants: dict[str, Callable[[], None]], *, rounds: int, steps: int
 ) -> dict[str, float]:
-    """Milliseconds of a step, in turn; the first ones compile and are not counted."""
+    """Return milliseconds per step, timed in turn; the first steps compile and do not count."""
     for step in contestants.values():
         for _ in range(12):
             step()
@@ -93,7 +93,7 @@ def race(
 
 
 def cifar(folder: Path, rounds: int) -> dict[str, object]:
-    """The four methods at CIFAR-10's size, in two races: what is compared runs in turn."""
+    """Time the four methods at the size of CIFAR-10; compared methods are timed in turn."""
     device = torch.device("cuda", 0)
 
     def method(name: str) -> Callable[[], None]:
@@ -127,7 +127,7 @@ def cifar(folder: Path, rounds: int) -> dict[str, object]:
 
 
 def imagenet(folder: Path, rounds: int) -> dict[str, object]:
-    """ResNet-50 at 224 pixels, from device memory and from files."""
+    """Time ResNet-50 at 224 pixels, from device memory and from files."""
     device = torch.device("cuda", 0)
     photos = folder / "photos"
     photos.mkdir()
@@ -156,7 +156,7 @@ def imagenet(folder: Path, rounds: int) -> dict[str, object]:
 
 
 def start(folder: Path) -> dict[str, object]:
-    """Seconds from the start of Python to the end of the first step."""
+    """Return the seconds from the start of Python to the end of the first step."""
     photos = folder / "photos"
     photos.mkdir()
     write_photos(str(photos), 512)
@@ -181,7 +181,7 @@ def start(folder: Path) -> dict[str, object]:
 
 
 def first(arguments: list[str]) -> None:
-    """Make one step and print the time of day."""
+    """Make one step and print the current time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("source")
     parser.add_argument("--recipe")
@@ -195,7 +195,7 @@ def first(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the chosen benchmark and print one JSON line."""
     if sys.argv[1:2] == ["first"]:
         return first(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__)

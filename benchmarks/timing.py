@@ -1,4 +1,4 @@
-"""Timing, and the hardware and versions that every figure goes with."""
+"""Timing functions, and the hardware and versions that every result reports."""
 
 import platform
 import statistics
@@ -11,7 +11,7 @@ import torch
 
 
 def cpu_name() -> str:
-    """The processor's own name for itself."""
+    """Return the model name of the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":")[1].strip()
@@ -19,7 +19,7 @@ def cpu_name() -> str:
 
 
 def environment(device: str, *packages: str) -> dict[str, str | int]:
-    """Where and with what a figure was measured."""
+    """Return the hardware and the versions of a measurement."""
     found: dict[str, str | int] = {
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
@@ -36,10 +36,11 @@ def environment(device: str, *packages: str) -> dict[str, str | int]:
 
 
 def race(functions: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each function, called in turn so that all meet the same weather.
+    """Return the median milliseconds of each function, called in turn.
 
-    A shared machine can change its speed twofold within a minute; ratios between functions timed
-    one after the other would mean little. On the GPU the time is between events on the stream.
+    The speed of a shared machine can change by a factor of two within a minute. Ratios between
+    functions timed one after the other would then be meaningless. On the GPU the time is between
+    events on the stream.
     """
     for function in functions.values():
         for _ in range(3):
@@ -67,7 +68,7 @@ def _timed(function: Callable[[], object], device: str) -> Callable[[], float]:
 
 
 def captured(function: Callable[[], object]) -> Callable[[], object]:
-    """The function as a CUDA graph: its replay is what the device itself needs."""
+    """Return the replay of the function as a CUDA graph, which has no launch overhead."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

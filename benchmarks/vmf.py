@@ -1,9 +1,9 @@
-"""Sample and log density of 4096 vMFs on the sphere of R^256: us and the alternatives, one run.
+"""Time sampling and log density of 4096 vMFs on the sphere of R^256, against alternatives.
 
-    uv run --group bench python benchmarks/vmf.py                   # CPU, beside TFP and others
+    uv run --group bench python benchmarks/vmf.py                   # CPU, with TFP and others
     python benchmarks/vmf.py --device cuda                          # H200
 
-Prints one JSON line. `randn` draws normals of the same shape: no sampler can need less.
+Prints one JSON line. `randn` draws normals of the same shape, a lower bound for any sampler.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from compressive import VonMisesFisher
 
 
 def ours(mu: torch.Tensor, kappa: float | torch.Tensor) -> Callable[[], object]:
-    """Construct, draw, evaluate, as a training step does."""
+    """Return a function that constructs, draws and evaluates, as in a training step."""
 
     def run() -> torch.Tensor:
         p = VonMisesFisher(mu, kappa, validate_args=False)
@@ -33,7 +33,7 @@ def ours(mu: torch.Tensor, kappa: float | torch.Tensor) -> Callable[[], object]:
 
 
 def scipy(mu: torch.Tensor, kappa: float) -> Callable[[], object]:
-    """One mean direction for all draws: scipy has no batches."""
+    """Return scipy's sampler with one mean direction for all draws: scipy has no batches."""
     from scipy import stats
 
     p = stats.vonmises_fisher(mu[0].double().numpy(), kappa)  # pyright: ignore
@@ -41,7 +41,7 @@ def scipy(mu: torch.Tensor, kappa: float) -> Callable[[], object]:
 
 
 def power_spherical(mu: torch.Tensor, kappa: float) -> Callable[[], object]:
-    """Another distribution, offered as the fast substitute."""
+    """Return the power spherical distribution, proposed as a fast substitute."""
     from power_spherical import PowerSpherical  # pyright: ignore
 
     scale = torch.full((len(mu),), kappa)
@@ -54,7 +54,7 @@ def power_spherical(mu: torch.Tensor, kappa: float) -> Callable[[], object]:
 
 
 def tensorflow_probability(mu: torch.Tensor, kappa: float) -> Callable[[], object]:
-    """Graph mode; rejection in a while loop."""
+    """Return TensorFlow Probability's vMF in graph mode, which uses rejection in a while loop."""
     import tensorflow as tf  # pyright: ignore
     import tensorflow_probability as tfp  # pyright: ignore
 
@@ -77,7 +77,7 @@ OTHERS = {  # by the name of the package
 
 
 def entrants(mu: torch.Tensor, kappa: float, device: str) -> dict[str, Callable[[], object]]:
-    """Who is timed, by name."""
+    """Return the functions to time, by name."""
     learned = torch.full((len(mu),), kappa, device=device)
     found: dict[str, Callable[[], object]] = {
         "randn": lambda: torch.randn_like(mu),
@@ -94,16 +94,16 @@ def entrants(mu: torch.Tensor, kappa: float, device: str) -> dict[str, Callable[
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--dim", type=int, default=256)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    # Inductor's own generator on the CPU is ten times slower than torch's.
+    # Inductor's generator on the CPU is ten times slower than torch's.
     torch._inductor.config.fallback_random = arguments.device == "cpu"  # pyright: ignore
     torch.manual_seed(0)
     mu = F.normalize(torch.randn(arguments.batch, arguments.dim, device=arguments.device), dim=-1)

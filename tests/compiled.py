@@ -23,7 +23,7 @@ def learned(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
 
 
 def small(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
-    """Sample with a fixed kappa for which no polynomial fits."""
+    """Sample with a fixed kappa for which no short polynomial is accurate."""
     return VonMisesFisher(F.normalize(r[:, :3], dim=-1), 0.5).rsample().square()[:, 0].sum()
 
 
@@ -52,7 +52,7 @@ def results(function: Callable[..., torch.Tensor], *further: float) -> list[torc
 
 
 def main(backends: dict[str, str]) -> None:
-    """Compare each compiled function to the eager one; `backends` has the backend of each."""
+    """Compare each compiled function to the eager one; `backends` maps names to backends."""
     # By default, Inductor draws its own random numbers.
     torch._inductor.config.fallback_random = True  # pyright: ignore
     for name, backend in backends.items():

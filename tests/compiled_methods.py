@@ -18,7 +18,7 @@ def _encoder() -> nn.Module:
 
 
 def tiny(name: str, *changes: str) -> Any:
-    """Return a method around one convolution: fast, and equal for methods of the same parts."""
+    """Return a method around one convolution, which is fast to compile."""
     torch.manual_seed(0)
     method: Any = build(override(TINY, f"method={name}", *changes))
     method.encoder = _encoder()
@@ -28,7 +28,7 @@ def tiny(name: str, *changes: str) -> Any:
 
 
 def results(step: Any, method: nn.Module, beta: Tensor) -> list[Tensor]:
-    """Return everything a step returns and all gradients in one tensor, from fixed noise."""
+    """Return all outputs and gradients of a step in one tensor, with fixed noise."""
     x, y = torch.randn(2, 8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     method.zero_grad()
     torch.manual_seed(2)
@@ -50,7 +50,7 @@ def main(names: list[str]) -> None:
         torch._dynamo.reset()
         method = tiny(*name.split())
         compiled = torch.compile(method, fullgraph=True, dynamic=False, backend="aot_eager")
-        for beta in (torch.tensor(1.0), torch.tensor(0.25)):  # one graph serves both
+        for beta in (torch.tensor(1.0), torch.tensor(0.25)):  # one graph is used for both
             both = [results(step, method, beta) for step in (compiled, method)]
             for graph, eager in zip(*both, strict=True):
                 # Sums of bfloat16 gradients are rounded at different points: up to 1 %.

@@ -1,4 +1,4 @@
-"""Fixtures and golden files for all tests. A missing golden file fails; it does not skip."""
+"""Fixtures and golden files for all tests. A missing golden file fails a test, never skips it."""
 
 import json
 import os
@@ -44,7 +44,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 
 
-# nohup, or a shell that starts the tests in the background, makes child processes ignore these.
+# Restore the default handlers: nohup, or a shell that starts the tests in the background, makes
+# child processes ignore these signals.
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
@@ -54,7 +55,7 @@ for _number, _usual in (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the quick start: it takes minutes and would otherwise end last."""
+    """Run the quick start first: it takes minutes and would otherwise finish last."""
     items.sort(key=lambda item: "quickstart" not in item.name)
 
 
@@ -65,9 +66,9 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _keep_mkldnn() -> Iterator[None]:
-    """Undo what torch does on a processor without bfloat16 products: it disables oneDNN for good.
+    """Enable oneDNN again, which torch disables on a processor without bfloat16 products.
 
-    Later runs in the process would differ in the last bits from those in other processes.
+    Otherwise later runs in the process would differ in the last bits from those in other processes.
     """
     yield
     torch._C._set_mkldnn_enabled(True)

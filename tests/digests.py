@@ -1,7 +1,7 @@
-"""Digests of everything the library computes, to show that a change leaves all values alone.
+"""Digests of everything the library computes, to verify that a change alters no value.
 
     python tests/digests.py --write before.json               # with the old code
-    python tests/digests.py --write before.json --quickstart  # minutes; joins the same file
+    python tests/digests.py --write before.json --quickstart  # takes minutes; adds to the file
     python tests/digests.py --check before.json               # with the new code
     python tests/digests.py --check before.json --quickstart
 
@@ -10,8 +10,8 @@ It trains all methods and many variants for 20 steps on the CPU and evaluates so
 metrics, figures and values per image must be bitwise equal. This holds only on one machine with
 one set of versions; the file records them all.
 
-Names do not matter: tensors are hashed without their names and in any order, and figures are found
-by `RENAMED`. Names of the library occur only in the first block.
+Names do not matter: tensors are hashed without their names and in any order, and renamed metrics
+are mapped by `RENAMED`. Names of the library occur only in the first block.
 """
 
 import argparse
@@ -162,7 +162,7 @@ TOGETHER = {
     "two processes, c-moco-v3": ("method=c-moco-v3", "train.steps=5"),
     "two processes, accumulated": ("method=c-byol", "train.grad_accum_steps=2", "train.steps=5"),
 }
-# Long enough to learn a little: figures of random features would show nothing.
+# Long enough to learn a little: metrics of random features would not show differences.
 LONG: dict[str, tuple[str, ...]] = {
     "judged": (
         *("method=c-simclr", "bottleneck.beta=0.1", "train.steps=60", "train.batch_size=64"),
@@ -222,7 +222,7 @@ def tensor_hash(tensor: Tensor) -> str:
 
 
 def digest_of(hashes: Mapping[str, str]) -> str:
-    """Combine digests regardless of names and order."""
+    """Return a combined digest that does not depend on names and order."""
     return short_hash(*(each.encode() for each in sorted(hashes.values())))
 
 
@@ -334,7 +334,7 @@ class Runs:
         if path.is_dir():
             return path
         if name in TOGETHER:
-            # Fork from a process with everything imported: imports take longer than training.
+            # Fork from a process that has imported everything: imports take longer than training.
             modules = [each.__module__ for each in (pretrain, evaluate)]
             multiprocessing.set_forkserver_preload(["torch.distributed", *modules])
             arguments = (str(self.folder),)
@@ -358,7 +358,7 @@ class Runs:
 
 
 def records_of(folder: Path) -> Json:
-    """Return every figure of an evaluation: numbers as text, and digests of their values."""
+    """Return every metric of an evaluation: numbers as text, and digests of their values."""
     values = load_file(folder / VALUES)
     found: Json = {}
     for record in json.loads((folder / RESULTS).read_text())["records"]:
@@ -374,7 +374,7 @@ def records_of(folder: Path) -> Json:
 
 
 def digests_of_evaluation(folder: Path) -> Json:
-    """Return figures, and images and the map if there are any."""
+    """Return metrics, and the images and the map if there are any."""
     found: Json = {"records": records_of(folder)}
     if (folder / GALLERY).is_file():
         found["parts"] = {"gallery": tensors_of(load_file(folder / GALLERY))}
@@ -400,7 +400,7 @@ def corrupted_pixels(side: int) -> Json:
 
 
 def quickstart(folder: Path) -> Json:
-    """Run the command with its default seed and return the table, both runs and their figures."""
+    """Run the command with its default seed and return the table, both runs and their metrics."""
     command = [sys.executable, *QUICKSTART, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = [line for line in done.stdout.splitlines() if "│" in line]

@@ -1,4 +1,4 @@
-"""The exact distribution of w = mu.z, independent of the package, for tests of samples."""
+"""The exact distribution of w = mu.z, computed without the package, for tests of samples."""
 
 import numpy as np
 from scipy import special, stats

@@ -1,4 +1,4 @@
-"""Files that are called images: unusual ones that can be read, and damaged ones that cannot."""
+"""Image files for tests: unusual ones that can be read, and damaged ones that cannot."""
 
 import base64
 import gzip
@@ -25,12 +25,12 @@ _ARITHMETIC = (
 
 
 class Kind(NamedTuple):
-    """The content of a file, and what a reader must make of it."""
+    """The content of a file, and the expected result of reading it."""
 
     suffix: str
     data: bytes
-    reason: str | None = None  # a part of it; None for a readable file
-    pixels: np.ndarray | None = None  # of a readable file whose colors PIL clips
+    reason: str | None = None  # part of the error message; None for a readable file
+    pixels: np.ndarray | None = None  # for a readable file whose colors PIL clips
 
 
 def picture(height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
@@ -72,7 +72,7 @@ def interlaced(pixels: np.ndarray) -> bytes:
 
 
 def with_chunk(extra: bytes) -> bytes:
-    """Return a PNG with another chunk after the first."""
+    """Return a PNG with an additional chunk after the first."""
     whole = encoded("PNG")
     return whole[:33] + extra + whole[33:]
 
@@ -102,7 +102,7 @@ def without_huffman_tables() -> bytes:
 
 
 def corrupted_scan() -> bytes:
-    """Return a JPEG with a run of other bytes in the middle of its pixels."""
+    """Return a JPEG with overwritten bytes in the middle of its pixel data."""
     data = bytearray(encoded("JPEG", picture(64, 64), quality=95))
     middle = (data.index(b"\xff\xda") + len(data)) // 2
     data[middle : middle + 40] = bytes(range(1, 41))
@@ -120,7 +120,7 @@ def turned(turn: int) -> Image.Exif:
 
 
 def tiff_with(tag: int, kind: int, count: int, value: int) -> bytes:
-    """Return a TIFF with another value in an entry of its directory."""
+    """Return a TIFF with a changed value in an entry of its directory."""
     data = bytearray(encoded("TIFF"))
     (at,) = struct.unpack_from("<I", data, 4)
     (entries,) = struct.unpack_from("<H", data, at)
@@ -346,7 +346,7 @@ def _others() -> dict[str, Kind]:
 
 
 def _no_images() -> dict[str, Kind]:
-    """Return damaged files, and files that are no images."""
+    """Return damaged files, and files that are not images."""
     found: dict[str, Kind] = {}
     for kind, suffix in (("JPEG", ".jpg"), ("PNG", ".png"), ("WEBP", ".webp"), ("GIF", ".gif")):
         whole = encoded(kind, picture(64, 64))
@@ -411,12 +411,12 @@ def _no_images() -> dict[str, Kind]:
 
 
 def kinds() -> dict[str, Kind]:
-    """Return all kinds of files by their name."""
+    """Return all kinds of files by name."""
     return _modes() | _jpegs() | _others() | _no_images()
 
 
 def flipped(count: int) -> dict[str, Kind]:
-    """Return files with one flipped bit each, at `count` places of three formats."""
+    """Return files of three formats with one flipped bit each, at `count` positions."""
     found: dict[str, Kind] = {}
     for kind in ("JPEG", "PNG", "WEBP"):
         whole, draw = encoded(kind, picture(64, 64)), random.Random(0)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from compressive.evaluation.datasets.shifts import Shift
 
-# Sorted, as many as in ImageNet, and not simply 0 to 999.
+# 1000 sorted wnids, as in ImageNet, whose numbers are not 0 to 999.
 WNIDS = [f"n{1440764 + 7 * i:08d}" for i in range(1000)]
 
 

@@ -1,4 +1,4 @@
-"""Training commands in processes of their own, which tests kill, stop and signal."""
+"""Training commands in separate processes, which tests kill, stop and signal."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tiny import CHANGES, sorted_photos
 
-# Bitwise equal runs need one precision; a checkpoint every 0.3 s leaves some steps to repeat.
+# Bitwise equal runs need one precision. With a checkpoint every 0.3 s a resumed run repeats some
+# steps.
 SETTINGS = (*CHANGES, "train.precision=float32", "train.save_every=0.005")
 
 
@@ -36,7 +37,7 @@ def ranks(process: int) -> dict[int, int]:
     """Return the ids of the training processes that a process has started, by rank."""
     found: dict[int, int] = {}
     for task in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):  # it may end at any time
+        with suppress(OSError):  # the process may exit at any time
             for child in map(int, task.read_text().split()):
                 found |= ranks(child)
                 for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
@@ -53,7 +54,7 @@ def last_step(run: Path) -> int:
 
 
 def wait_for_step(run: Path, step: int, job: subprocess.Popen[str], seconds: float = 120) -> None:
-    """Wait until a run has logged a step; fail if its process ends before that."""
+    """Wait until a run has logged a step; fail if its process exits before that."""
     until = time.monotonic() + seconds
     while last_step(run) < step:
         assert job.poll() is None, f"ended with {job.returncode} at step {last_step(run)}"

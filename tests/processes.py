@@ -1,7 +1,6 @@
-"""Several processes for a test, forked from one that has imported torch and compressive.
+"""Start several processes for a test, forked from one that has imported torch and compressive.
 
-`torch.multiprocessing.spawn` would import them again in each process, which takes seconds of a
-core.
+`torch.multiprocessing.spawn` would import them again in each process, which takes seconds.
 """
 
 import multiprocessing
@@ -23,9 +22,9 @@ def together(worker: Callable[..., None], arguments: tuple[Any, ...], processes:
 
 
 def printed(code: str, *words: str, name: str = "script") -> str:
-    """Return what a program prints in a process without shape checks, which cannot be traced.
+    """Return the output of a program in a process without shape checks, which cannot be traced.
 
-    Equivalent to `python -W error -c code words`, without the seconds of its imports.
+    This is equivalent to `python -W error -c code words` without its seconds of imports.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "printed"
@@ -35,7 +34,7 @@ def printed(code: str, *words: str, name: str = "script") -> str:
 
 def _run(_: int, code: str, words: tuple[str, ...], name: str, path: str) -> None:
     warnings.simplefilter("error")
-    # a warning of torch 2.11 about itself when tracing
+    # torch 2.11 warns about its own code when tracing
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
     sys.argv = [name, *words]
     with open(path, "w") as file, redirect_stdout(file):

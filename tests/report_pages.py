@@ -1,4 +1,4 @@
-"""Report pages, and run folders to report on."""
+"""A parser for report pages, and run folders to report on."""
 
 import json
 import re
@@ -23,7 +23,7 @@ NEEDS = {"src", "href", "srcset", "action", "data", "poster", "xlink:href"}
 
 
 class Page(HTMLParser):
-    """What a browser would find: sections, links, exact numbers, text, unclosed elements."""
+    """A parsed report page: sections, links, exact numbers and text; all elements are closed."""
 
     VOID = frozenset(("meta", "img", "br", "link", "input", "hr"))
 
@@ -125,7 +125,7 @@ def gallery(seed: int) -> dict[str, np.ndarray]:
 
 
 def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
-    """Write a complete run, as `train` and `evaluate` leave it."""
+    """Write a complete run with the files of `train` and `evaluate`."""
     (folder / "evaluation").mkdir(parents=True)
     settings = {
         "method": "c-simclr",

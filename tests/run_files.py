@@ -1,4 +1,4 @@
-"""Contents of run folder files, as far as reports, `watch` and sweeps read them."""
+"""Contents of files in a run folder that reports, `watch` and sweeps read."""
 
 import json
 from collections.abc import Iterable, Mapping

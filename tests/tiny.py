@@ -45,9 +45,9 @@ def tiny(*changes: str) -> Config:
 
 @functools.cache
 def sorted_photos() -> Path:
-    """Return 40 images in 5 class folders shared by all tests.
+    """Return 40 images in 5 class folders, which all tests share.
 
-    The built-in dataset takes a second.
+    Generating the built-in dataset would take a second.
     """
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
@@ -59,7 +59,7 @@ def sorted_photos() -> Path:
 
 
 def words(config: Config) -> list[str]:
-    """Return arguments that give this config on the command line with any recipe."""
+    """Return command-line arguments that set this config, whatever the recipe."""
     settings = flat(config)
     settings.pop("recipe")
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -135,7 +135,7 @@ def noise(height: int, width: int, seed: int = 0) -> Image.Image:
 
 
 def photos(folder: Path, count: int, side: int = 24) -> Path:
-    """Write images to a flat, unlabeled folder."""
+    """Write images of different widths to a flat, unlabeled folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for i in range(count):
         noise(side, side + i, seed=i).save(folder / f"{i:03d}.png")

@@ -32,7 +32,7 @@ def shard(path: Path, words: Sequence[str | None], folder: Path) -> None:
 
 
 class Mean(nn.Module):
-    """Features that can be computed by hand: mean colors of the normalized image."""
+    """A network whose features are the mean colors of the normalized image."""
 
     one: Tensor
 
@@ -64,7 +64,7 @@ LEVELS = 25 * np.arange(10, dtype=np.uint8)
 
 
 class Level(nn.Module):
-    """Use the gray level of an image, 0 to 255, as its only feature."""
+    """A network whose only feature is the gray level of the image, 0 to 255."""
 
     one: Tensor
 

@@ -73,7 +73,7 @@ def test_single_runs_are_compared_by_paired_images(tmp_path: Path) -> None:
     half = (np.quantile(naive, 0.975) - np.quantile(naive, 0.025)) / 2
     assert found.low == pytest.approx(float(np.quantile(naive, 0.025)), abs=0.1 * half)
     assert found.high == pytest.approx(float(np.quantile(naive, 0.975)), abs=0.1 * half)
-    # One seed each: nothing is said about the methods.
+    # One seed each allows no verdict about the methods.
     assert (found.over, found.verdict) == ("images", "networks differ")
 
 
@@ -227,7 +227,7 @@ def test_seeds_on_different_images_get_no_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("n", "verdict"), [(19, "too few images"), (20, "networks differ")])
 def test_fewer_than_20_images_get_no_verdict(tmp_path: Path, n: int, verdict: str) -> None:
-    """For 3 of 6 images in favor, a bootstrap gives [17, 83] but a sign test only p = 1/4."""
+    """If 3 of 6 images improve, a bootstrap gives [17, 83] but a sign test only p = 1/4."""
     a, b = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
     runs = [
         write_run(tmp_path / str(i), value, tiny(f"bottleneck.beta={i}"))
@@ -448,7 +448,7 @@ def test_different_protocols_get_no_verdict(tmp_path: Path, name: str) -> None:
 
 
 def test_results_without_learned_from_can_be_compared(tmp_path: Path) -> None:
-    """Older results lack `learned_from`; nothing shows that they differ."""
+    """Older results lack `learned_from`, which alone does not make them different."""
     runs = [
         write_run(tmp_path / str(i), hits(0.3 + i / 4), tiny(f"bottleneck.beta={i}"))
         for i in (0, 1)

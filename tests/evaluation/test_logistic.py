@@ -141,7 +141,7 @@ def test_weights_stay_in_the_span_of_the_examples() -> None:
 
 
 def test_fit_without_principal_axes_reaches_the_same_loss() -> None:
-    """Principal axes are not computed when that costs more than the steps it saves."""
+    """Principal axes are not computed when that takes longer than the steps it saves."""
     feats, labels = rectified(30, 100, 2)
     spaces = [logistic._Space.of(feats, False, work) for work in (10_000, 1)]
     losses = []

@@ -39,7 +39,7 @@ def test_proportion_has_the_wilson_interval() -> None:
 
 @pytest.mark.parametrize("metric", ["nll", "top-1", "mean per class"])
 def test_other_means_have_the_bootstrap_interval(metric: str) -> None:
-    """Also an accuracy, if it is a mean over severities."""
+    """An accuracy that is a mean over severities also has the bootstrap interval."""
     values = torch.arange(40).double() % 4 / 3
     record = Results("a", seed=3).add("corruption", "set", metric, values, protocol={})
     low, high = bootstrap_interval(values, seed=3)
@@ -47,7 +47,7 @@ def test_other_means_have_the_bootstrap_interval(metric: str) -> None:
 
 
 def test_few_label_interval_includes_variance_of_draws() -> None:
-    """42.9 [40.2, 45.5] was printed for draws of 45.0, 37.2 and 46.6."""
+    """Draws of 45.0, 37.2 and 46.6 were once printed as 42.9 [40.2, 45.5]."""
     hits = [torch.arange(1335) % 1000 < 10 * p for p in (45.0, 37.2, 46.6)]
     draws, n = [float(hit.double().mean()) for hit in hits], len(hits[0])
     mean = torch.stack(hits).double().mean(0)
@@ -57,7 +57,9 @@ def test_few_label_interval_includes_variance_of_draws() -> None:
     freedom = sum(variances) ** 2 / (variances[0] ** 2 / (n - 1) + variances[1] ** 2 / 2)
     reach = stats.t.ppf(0.975, freedom) * sum(variances) ** 0.5
     expected = record.value - reach, record.value + reach
-    assert (record.low, record.high) == pytest.approx(expected, abs=1e-3)  # a hit and a miss more
+    assert (record.low, record.high) == pytest.approx(
+        expected, abs=1e-3
+    )  # one more hit and one more miss
     assert record.low is not None
     assert record.low < min(draws)
     alone = add("few", "set", "top-1", hits[0].double(), protocol={}, draws=draws[:1])

@@ -241,7 +241,7 @@ def test_evaluating_another_dataset_keeps_earlier_records(
         ("kNN 20", "False"),
         ("geometry", "True"),
     }
-    assert results.about["data"] == "False"  # a report identifies the run's own images by this
+    assert results.about["data"] == "False"  # a report identifies the images of the run by this
     other = {**common, "out": tmp_path / "other"}
     results, _ = evaluate(str(run), tasks=("geometry",), data=str(data(True)), **other)
     assert results.about["data"] == "True"  # the only dataset so far
@@ -320,7 +320,7 @@ def test_output_notes_missing_test_split_and_unfinished_run(run: Path, tmp_path:
     done = CliRunner().invoke(app, [*given, "--device", "cpu"])
     assert warns_unfinished(done.output), done.output
     last = max((place / "checkpoints").iterdir())
-    shutil.copy(last, last.with_name("step_99999999_best.safetensors"))  # not our naming
+    shutil.copy(last, last.with_name("step_99999999_best.safetensors"))  # not the naming of a run
     done = CliRunner().invoke(app, [*given, "--device", "cpu"])
     assert warns_unfinished(done.output), done.output
 

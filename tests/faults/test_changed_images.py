@@ -1,4 +1,4 @@
-"""Images that were replaced, removed or added between stop and resume are noticed and named."""
+"""Images that were replaced, removed or added before a resume are reported by name."""
 
 import os
 import shutil
@@ -18,10 +18,10 @@ from compressive.train.loop import pretrain
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 20 images of which the color of 16 is known, and the run on them."""
+    """Return a folder with 20 images and a run on them, which stores the colors of 16."""
     folder = tmp_path_factory.mktemp("trained")
     photos(folder / "images", 20)
-    noise(24, 27).save(folder / "images" / "003.png", format="BMP")  # any bytes are an image
+    noise(24, 27).save(folder / "images" / "003.png", format="BMP")  # any pixel bytes are valid
     pretrain(config(folder / "images"), folder / "run", display=silent())
     return folder
 
@@ -31,7 +31,7 @@ def config(place: Path):
 
 
 def copied(trained: Path, to: Path) -> tuple[Path, Path]:
-    """Copy images with their times, and the run."""
+    """Copy images with their modification times, and the run."""
     shutil.copytree(trained, to, dirs_exist_ok=True)
     return to / "images", to / "run"
 
@@ -43,7 +43,7 @@ def resume(images: Path, run: Path) -> list[str]:
 
 
 def replace(path: Path, *, keep_size: bool = False, keep_time: bool = False) -> None:
-    """Write another image to a file; to keep the size, change one byte."""
+    """Replace an image file; if `keep_size`, change only one byte."""
     state, content = path.stat(), bytearray(path.read_bytes())
     if keep_size:
         content[len(content) // 2] ^= 1
@@ -86,10 +86,10 @@ def test_removed_and_added_images_are_counted_and_named(
 
 
 @pytest.mark.slow
-def test_removed_image_is_reported_instead_of_settings_that_follow_from_the_count(
+def test_removed_images_are_reported_rather_than_derived_settings(
     tmp_path: Path,
 ) -> None:
-    """Without a recipe, settings follow from the number of images."""
+    """Without a recipe, some settings are derived from the number of images."""
     images, run = photos(tmp_path / "images", 24), tmp_path / "run"
     small = [w for w in words(tiny("train.steps=1")) if w != "--set"]
     kept = ("views", "network", "train.steps", "train.device", "train.batch", "health", "optim")
@@ -106,7 +106,7 @@ def test_removed_image_is_reported_instead_of_settings_that_follow_from_the_coun
     assert "probe.neighbors" not in result.output
 
 
-def test_copied_images_with_other_times_go_on_with_a_note(trained: Path, tmp_path: Path) -> None:
+def test_run_on_images_with_other_times_resumes_with_a_note(trained: Path, tmp_path: Path) -> None:
     images, run = copied(trained, tmp_path)
     for path in images.iterdir():
         os.utime(path)
@@ -115,7 +115,7 @@ def test_copied_images_with_other_times_go_on_with_a_note(trained: Path, tmp_pat
     assert "modification times" not in "".join(resume(*copied(trained, tmp_path / "same")))
 
 
-def test_image_that_became_unreadable_or_was_repaired_does_not_end_a_run(
+def test_image_that_became_unreadable_or_was_repaired_does_not_stop_a_run(
     trained: Path, tmp_path: Path
 ) -> None:
     images, run = copied(trained, tmp_path)
@@ -127,17 +127,15 @@ def test_image_that_became_unreadable_or_was_repaired_does_not_end_a_run(
     resume(images, run)
 
 
-def test_run_on_files_that_were_packed_or_renamed_as_a_whole_goes_on(
-    trained: Path, tmp_path: Path
-) -> None:
-    """The number of images and their colors still count."""
+def test_run_resumes_if_all_files_were_renamed(trained: Path, tmp_path: Path) -> None:
+    """The number of images and their colors are still compared."""
     images, run = copied(trained, tmp_path)
     for path in list(images.iterdir()):
         path.rename(images / f"image-{path.name}")
     resume(images, run)
 
 
-def test_files_of_shards_and_of_sources_without_files_are_found(tmp_path: Path) -> None:
+def test_file_list_handles_shards_and_sources_without_files(tmp_path: Path) -> None:
     for name in ("a.tar", "b:c.tar", "d.png"):
         (tmp_path / name).write_bytes(name.encode())
     origins = [f"{tmp_path}/a.tar:{i}.jpg" for i in range(3)]

@@ -1,4 +1,4 @@
-"""The time of day jumps by a year while a run trains or is watched."""
+"""Training and `watch` work if the system clock jumps by a year."""
 
 import io
 import json
@@ -20,7 +20,7 @@ YEAR = 365 * 86400.0
 
 
 class Jumping:
-    """A time of day that jumps by a year whenever it is asked for."""
+    """A replacement for `time.time` that jumps at every call."""
 
     def __init__(self, jump: float) -> None:
         self.now, self.jump = time.time(), jump
@@ -35,7 +35,7 @@ class Jumping:
     ("jump", "save_every", "expected"),
     [(-YEAR, "1e-9", [0, 1, 2, 3, 4, 4]), (YEAR, "99", [0, 4])],
 )
-def test_rates_and_saves_do_not_depend_on_the_time_of_day(
+def test_throughput_and_checkpoints_do_not_depend_on_the_system_clock(
     jump: float,
     save_every: str,
     expected: list[int],
@@ -61,7 +61,7 @@ def test_rates_and_saves_do_not_depend_on_the_time_of_day(
     assert all(0.1 < rate < 1e5 for rate in rates)
 
 
-def test_the_last_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
+def test_latest_checkpoint_is_chosen_by_step_not_by_file_time(tmp_path: Path) -> None:
     now = time.time()
     for step in (9, 10, 100):
         path = checkpoint.save_step(tmp_path, step, {"step": step, "w": torch.zeros(2)})
@@ -75,7 +75,7 @@ def test_the_last_checkpoint_is_that_of_the_last_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump", [-YEAR, YEAR])
-def test_watch_counts_the_time_since_the_last_line_itself(
+def test_watch_measures_the_time_since_the_last_line_with_its_own_clock(
     jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"method": "byol", "train": {"batch_size": 8, "steps": 3}}

@@ -1,4 +1,4 @@
-"""A damaged cache of features is computed again with a note; it never changes a number."""
+"""A damaged feature cache is computed again with a note and never changes a result."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def make() -> Features:
 
 @pytest.mark.parametrize("place", [-1, -30, -50])
 def test_flipped_bit_in_feature_cache_is_computed_again(place: int, tmp_path: Path) -> None:
-    """In the feature vectors, the labels and the index."""
+    """Flip bits in the feature vectors, the labels and the index."""
     cached(tmp_path, KEY, make)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
@@ -62,7 +62,7 @@ def test_intact_feature_cache_is_used_without_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:.*computed again")
-def test_evaluation_with_a_damaged_cache_gives_the_same_numbers(tmp_path: Path) -> None:
+def test_evaluation_with_a_damaged_cache_gives_the_same_results(tmp_path: Path) -> None:
     run = tmp_path / "run"
     pretrain(tiny(), run, display=silent())
     words = ["evaluate", str(run), "--tasks", "knn,logistic", "--device", "cpu"]

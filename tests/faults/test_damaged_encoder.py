@@ -1,4 +1,4 @@
-"""A damaged file of weights is reported wherever it is read, and never used."""
+"""A damaged weights file is reported by every reader and never used."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flip_exponent_bit(path: Path) -> Path:
-    """Change the last float of a file by a factor of a power of two."""
+    """Multiply the last float of a file by a power of two."""
     content = bytearray(path.read_bytes())
     content[-1] ^= 2
     path.write_bytes(content)
@@ -62,7 +62,7 @@ def test_flipped_bit_in_encoder_is_reported(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "embed"])
-def test_commands_end_with_code_2_for_a_damaged_encoder(
+def test_commands_exit_with_code_2_for_a_damaged_encoder(
     command: str, run: Path, tmp_path: Path
 ) -> None:
     out = shutil.copytree(run, tmp_path / "run")
@@ -88,14 +88,16 @@ def test_changed_preprocessing_in_encoder_metadata_is_reported(run: Path, tmp_pa
         compressive.load(path)
 
 
-def test_encoder_of_this_format_without_checksum_is_damaged(run: Path, tmp_path: Path) -> None:
+def test_encoder_of_the_current_format_without_checksum_is_reported_as_damaged(
+    run: Path, tmp_path: Path
+) -> None:
     path = Path(shutil.copy(run / ENCODER, tmp_path))
     assert compressive.load(path).feature_dim == 96
     with pytest.raises(ValueError, match="is damaged"):
         compressive.load(rewrite_metadata(path, **{CHECKSUM_KEY: None}))
 
 
-def test_files_of_others_and_of_format_2_are_read_without_checksum(
+def test_third_party_and_format_2_files_are_read_without_checksum(
     run: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copy(run / ENCODER, tmp_path))
@@ -122,8 +124,8 @@ def test_flipped_bit_in_shipped_encoder_is_reported(
     assert str(path) in str(caught.value)
 
 
-def test_intact_encoder_computes_what_it_did(run: Path) -> None:
-    """Verification reads the weights and changes none."""
+def test_intact_encoder_gives_unchanged_features(run: Path) -> None:
+    """Verifying the checksum must not change weights."""
     stored, loaded = load_file(run / ENCODER), compressive.load(run).network.state_dict()
     assert stored.keys() == loaded.keys()
     assert all(torch.equal(stored[name], loaded[name]) for name in stored)

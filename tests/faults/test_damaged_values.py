@@ -1,4 +1,4 @@
-"""Values per image that were changed after their evaluation are never compared."""
+"""Per-image values that were changed after their evaluation are never compared."""
 
 import warnings
 from pathlib import Path
@@ -14,7 +14,7 @@ from compressive.evaluation.results import VALUES, Results, read
 
 
 def evaluated(folder: Path, shift: int = 0) -> Path:
-    """Write the results of an evaluation of 40 images; return the file of their values."""
+    """Write the results of an evaluation of 40 images; return the file of per-image values."""
     results = Results("runs/a")
     hits = (torch.arange(40) + shift) % 4 > 0
     results.add("linear", "set", "top-1", hits, protocol={}, images="x")
@@ -24,7 +24,7 @@ def evaluated(folder: Path, shift: int = 0) -> Path:
 
 
 def test_flipped_bits_in_the_values_are_reported(tmp_path: Path) -> None:
-    """In the length, the header and the values; one flipped bit changed an interval silently."""
+    """Flip bits in the length, the header and the values; one once changed an interval silently."""
     path = evaluated(tmp_path)
     whole, intact = path.read_bytes(), read(tmp_path).values
     for at in range(0, len(whole), 3):
@@ -55,8 +55,8 @@ def test_compare_refuses_damaged_values_in_one_line(tmp_path: Path) -> None:
     assert result.stderr == f"error: {expected}`compressive evaluate` again\n"
 
 
-def test_deleting_the_damaged_values_leaves_the_records(tmp_path: Path) -> None:
-    """So that `evaluate` can begin with them."""
+def test_records_can_be_read_after_deleting_the_damaged_values(tmp_path: Path) -> None:
+    """`evaluate` can then extend them."""
     evaluated(tmp_path).write_bytes(b"damaged")
     with pytest.raises(ValueError, match="is damaged"):
         read(tmp_path)
@@ -65,7 +65,7 @@ def test_deleting_the_damaged_values_leaves_the_records(tmp_path: Path) -> None:
 
 
 def test_values_without_checksum_are_used_with_a_note(tmp_path: Path) -> None:
-    """Earlier versions wrote none."""
+    """Earlier versions wrote no checksum."""
     path = evaluated(tmp_path)
     values = load_file(path)
     save_file(values, path)

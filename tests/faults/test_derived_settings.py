@@ -1,4 +1,4 @@
-"""Settings that are chosen for a folder follow those that were given, and never block them."""
+"""Settings that are derived for a folder depend on the given ones and never conflict with them."""
 
 from pathlib import Path
 
@@ -29,8 +29,8 @@ def test_an_automatic_stem_does_not_block_a_given_network(name: str, tmp_path: P
     networks.build(config.network, config.views.size)
 
 
-def test_every_given_setting_is_followed() -> None:
-    """On a GPU with 24 GiB, and without one."""
+def test_every_given_setting_is_kept() -> None:
+    """Check with a GPU of 24 GiB and without a GPU."""
     plain = auto_recipe(60_000, 300, memory=24.0).config
     large = auto_recipe(60_000, 300, memory=24.0, given={"network.name": "resnet152"}).config
     assert (plain.network.name, large.network.name) == ("resnet50", "resnet152")

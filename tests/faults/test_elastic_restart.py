@@ -1,4 +1,4 @@
-"""torchrun restarts a run whose processes are killed; it ends with the same weights."""
+"""A run whose processes are killed and restarted by torchrun reaches the same weights."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tiny import differences, journal, last
 
 KILLS = 10
 STEPS = 36
-EARLY = 5  # this kill comes as soon as the process has started
+EARLY = 5  # kill as soon as the process has started
 RESUMING = "resuming from step"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TORCHRUN += ["--max-restarts", str(KILLS), "-m", "compressive"]
@@ -22,7 +22,7 @@ TORCHRUN += ["--max-restarts", str(KILLS), "-m", "compressive"]
 @pytest.mark.stress
 @pytest.mark.distributed
 def test_a_run_survives_ten_kills_bitwise(tmp_path: Path) -> None:
-    """Kill each rank in turn, at other steps each time, once before it has imported torch."""
+    """Kill each rank in turn at different steps, and once before torch is imported."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [*TORCHRUN, *pretrain_words(tmp_path / "whole", f"train.steps={STEPS}")]
     subprocess.run(words, env=environment, check=True, timeout=300)

@@ -1,4 +1,4 @@
-"""A checkpoint of another run or method is never continued, and never ends in a traceback."""
+"""A checkpoint of another run or method is never resumed and never causes a traceback."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ FOUR = "train.steps=4"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two finished runs of equal shapes."""
+    """Return two finished runs whose tensors have equal shapes."""
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("a", 0), ("b", 1)):
         pretrain(tiny("method=simclr", FOUR, f"seed={seed}"), folder / name, display=silent())
@@ -39,7 +39,7 @@ def steps(run: Path) -> list[Path]:
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Write a checkpoint again with other entries."""
+    """Rewrite a checkpoint with other entries."""
     checkpoint.save(path, checkpoint.load(path) | changes)
 
 
@@ -51,10 +51,10 @@ def test_checkpoint_from_another_run_with_equal_shapes_is_skipped(
     with caplog.at_level(logging.WARNING):
         pretrain(tiny("method=simclr", FOUR), out, display=silent())
     assert caplog.messages[0].startswith(f"skipped: {steps(out)[-1]} is of another run; ")
-    assert differences(last(out), expected) == [], "training went on from its own checkpoint"
+    assert differences(last(out), expected) == [], "training did not resume from its own checkpoint"
 
 
-def test_run_with_only_foreign_checkpoints_is_refused_in_one_line(
+def test_run_with_only_foreign_checkpoints_gives_a_one_line_error(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = shutil.copytree(runs[0], tmp_path / "a")
@@ -69,7 +69,7 @@ def test_run_with_only_foreign_checkpoints_is_refused_in_one_line(
     )
 
 
-def test_id_of_a_run_is_random_and_the_same_in_all_its_files(runs: tuple[Path, Path]) -> None:
+def test_run_id_is_random_and_the_same_in_all_files_of_a_run(runs: tuple[Path, Path]) -> None:
     ids = []
     for run in runs:
         ids.append(json.loads((run / CONFIG).read_text())["about"]["run_id"])
@@ -80,9 +80,7 @@ def test_id_of_a_run_is_random_and_the_same_in_all_its_files(runs: tuple[Path, P
     assert ids[0] != ids[1]
 
 
-def test_run_that_was_started_without_an_id_is_resumed(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_run_without_an_id_is_resumed(runs: tuple[Path, Path], tmp_path: Path) -> None:
     out = shutil.copytree(runs[0], tmp_path / "a")
     config = json.loads((out / CONFIG).read_text())
     del config["about"]["run_id"]
@@ -98,7 +96,7 @@ def test_run_that_was_started_without_an_id_is_resumed(
 
 
 @pytest.mark.parametrize("damage", ["shape", "missing", "method", "custom", "optimizer"])
-def test_checkpoint_that_does_not_fit_ends_with_code_2_and_one_line(
+def test_mismatched_checkpoint_gives_a_one_line_error_and_exit_code_2(
     damage: str, runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = shutil.copytree(runs[0], tmp_path / "a")
@@ -137,10 +135,10 @@ def test_checkpoint_that_does_not_fit_ends_with_code_2_and_one_line(
         pytest.param("color_fingerprint", 7, marks=pytest.mark.slow),
     ],
 )
-def test_forged_list_of_images_is_one_line(
+def test_forged_image_list_gives_a_one_line_error(
     name: str, value: Any, runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """A list that is not compressed data ended in a traceback of zlib."""
+    """A list that is not compressed data once caused a traceback of zlib."""
     out = shutil.copytree(runs[0], tmp_path / "a")
     path = steps(out)[-1]
     rewrite(path, **{name: value})
@@ -149,12 +147,12 @@ def test_forged_list_of_images_is_one_line(
     one_before = f"{path} does not fit this run (", "; delete it to resume from the one before"
     is_other = str(caught.value).startswith(f"{out} holds a run on ")
     assert is_other or all(part in str(caught.value) for part in one_before)
-    if name == "image_files":  # also if the settings differ, which is found earlier
+    if name == "image_files":  # also if the settings differ, which is detected earlier
         with pytest.raises(ValueError, match="does not fit this run"):
             pretrain(tiny("method=simclr", "train.steps=5"), out, display=silent())
 
 
-def test_method_from_python_is_not_continued_by_the_packages_own(tmp_path: Path) -> None:
+def test_run_of_a_custom_method_is_not_resumed_with_a_packaged_method(tmp_path: Path) -> None:
     """Shapes may agree although the losses differ."""
 
     def custom(config: Config) -> Method:
@@ -165,7 +163,7 @@ def test_method_from_python_is_not_continued_by_the_packages_own(tmp_path: Path)
         pretrain(tiny(FOUR), tmp_path, display=silent())
 
 
-def test_evaluation_of_a_checkpoint_that_does_not_fit_leaves_the_heads_out(
+def test_evaluation_with_a_mismatched_checkpoint_skips_head_tasks(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out, cpu = shutil.copytree(runs[0], tmp_path / "a"), torch.device("cpu")
@@ -212,7 +210,7 @@ def test_two_processes_agree_on_the_id_and_resume_bitwise(tmp_path: Path) -> Non
 
 
 def test_folder_link_and_foreign_file_as_newest_checkpoint_are_skipped(tmp_path: Path) -> None:
-    """Each of them ended a resume, although an older checkpoint was valid."""
+    """Each of them once made resuming fail although an older checkpoint was valid."""
     valid = tmp_path / "step_00000001.safetensors"
     checkpoint.save(valid, {"step": 1})
     (tmp_path / "step_00000002.safetensors").mkdir()

@@ -1,4 +1,4 @@
-"""A full disk while results are written: one line, and the files from before stay as they were."""
+"""A full disk gives a one-line error and leaves earlier files unchanged."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fill_disk(patch: pytest.MonkeyPatch, name: str) -> None:
-    """Let the disk be full when files with this text in their path are written."""
+    """Simulate a full disk for files with `name` in their path."""
     sync = os.fsync
 
     def full(descriptor: int) -> None:
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def check_one_line(words: list[str], written: Path | str) -> None:
-    """Run a command; it must say that a file could not be written, and how to go on."""
+    """Check that a command reports in one line what could not be written and what to do."""
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2, result.output
     start = f"error: could not write {written}"

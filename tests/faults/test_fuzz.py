@@ -1,4 +1,4 @@
-"""Random command lines and settings end with a documented exit code and never with a traceback."""
+"""Random command lines and settings give a documented exit code and never a traceback."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from compressive.config import METHODS, Config, flat, from_dict, override, unuse
 from compressive.evaluation.tasks import TASKS
 from compressive.train.schedule import Schedule
 
-PROGRAM: Any = typer.main.get_command(app)  # a Group of click or of typer's copy
+PROGRAM: Any = typer.main.get_command(app)  # a Group of click, or of typer's copy of it
 EXIT_CODES = (0, 1, 2, 130)
 TEXTS = ("", " ", "-", "x", "Ü\udce9", "a\0b", "\x1b[31m", "../..", "a" * 300, "None", "true", "🦊")
 NUMBERS = ("-1", "0", "1", "2", "7", "0.5", "1e3", "1e400", "-0.0", "nan", "inf", "9" * 400, "0x10")
@@ -43,7 +43,7 @@ COUNTS = {"epochs", "steps", "seed", "size", "max_images", "jobs", "dim", "batch
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A finished run, images, and files and folders that are neither."""
+    """Return a finished run, images, and files and folders that are neither."""
     folder = tmp_path_factory.mktemp("fuzz")
     sets = [word for change in CHANGES for word in ("--set", change)]
     run = ["pretrain", str(sorted_photos()), *sets, "--out", str(folder / "run")]
@@ -97,7 +97,7 @@ def random_value(rng: random.Random, option: Any, places: list[str]) -> str:
 
 
 def random_change(rng: random.Random) -> str:
-    """A setting and a value that costs no time: sizes stay small."""
+    """Return a random setting with a value that keeps runs small."""
     name = rng.choice([*flat(Config()), "nothing", "train", "train.nothing", "", "="])
     values = [v for v in NUMBERS if v != "1e3"] + [*TEXTS, *METHODS]
     return name + rng.choice(["=", "=", "=", "", "=="]) + rng.choice(values)
@@ -110,7 +110,7 @@ def random_line(rng: random.Random, places: list[str]) -> list[str]:
     options = [p for p in command.params if p.param_type_name == "option"]
     for _ in range(len(arguments) + rng.choice([-1, 0, 0, 0, 0, 0, 0, 1])):
         words.append(rng.choice(places))
-    if name in VALID and rng.random() < 0.5:  # but for what follows
+    if name in VALID and rng.random() < 0.5:  # valid arguments; options may still be invalid
         words = [name, *(places[i] for i in VALID[name])]
     if name in ("pretrain", "sweep"):
         base = {change.partition("=")[0]: change for change in CHANGES}
@@ -118,7 +118,7 @@ def random_line(rng: random.Random, places: list[str]) -> list[str]:
             change = random_change(rng)
             base[change.partition("=")[0]] = change
         words += [word for change in base.values() for word in ("--set", change)]
-    if name in ("quickstart", "sweep"):  # they would start minutes of training
+    if name in ("quickstart", "sweep"):  # avoid minutes of training
         words += ["--out", places[1]]
     words += QUICK if name == "evaluate" else []
     for option in rng.sample(options, k=min(len(options), rng.choice([0, 1, 1, 2, 3]))):
@@ -154,7 +154,7 @@ def test_100_random_command_lines_end_with_a_documented_exit_code(
 
 
 def check(config: Config, schedule: Schedule) -> bool:
-    """Check that a config survives JSON and that its schedules are finite in every step."""
+    """Check that a config round-trips through JSON and that its schedules are finite."""
     assert from_dict(json.loads(json.dumps(asdict(config)))) == config
     unused_settings(config)
     for step in (0, schedule.total // 2, schedule.total):
@@ -179,4 +179,4 @@ def test_5000_random_settings_are_accepted_or_rejected_in_one_line() -> None:
         except ValueError as error:
             lines = str(error).splitlines()
         assert len(lines) == 1, changes
-    assert 300 < accepted < 4500  # both ways are tried
+    assert 300 < accepted < 4500  # both outcomes occur

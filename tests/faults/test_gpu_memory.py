@@ -1,4 +1,4 @@
-"""Another process takes the memory of the GPU while a run trains."""
+"""A run whose GPU memory is taken by another process gives a one-line error and resumes later."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import CHANGES, last, sorted_photos
 
-# Take all but 200 MB, say so, and keep it until stdin is closed.
+# Allocate all but 200 MB, print a line, and hold the memory until stdin is closed.
 HOG = """
 import sys, torch
 torch.cuda.init()
@@ -23,7 +23,7 @@ BATCH = ["train.device=cuda", "train.steps=20", "train.batch_size=4096", "views.
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_exhausted_gpu_memory_is_one_line_and_the_run_resumes(tmp_path: Path) -> None:
+def test_exhausted_gpu_memory_gives_a_one_line_error_and_the_run_resumes(tmp_path: Path) -> None:
     changes = [c for c in CHANGES if not c.startswith(("train.device", "train.steps"))]
     changes = [c for c in changes if not c.startswith(("train.batch", "views.size"))] + BATCH
     words = [sys.executable, "-m", "compressive", "pretrain", str(sorted_photos())]
@@ -41,7 +41,7 @@ def test_exhausted_gpu_memory_is_one_line_and_the_run_resumes(tmp_path: Path) ->
     assert line.startswith("error: not enough memory for ")
     assert "lower train.batch_size" in line
     assert "Traceback" not in run.stderr
-    time.sleep(1)  # until the driver has freed the memory
+    time.sleep(1)  # wait until the driver has freed the memory
     again = subprocess.run(words, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert last(tmp_path / "run")["step"] == 20

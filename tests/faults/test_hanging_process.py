@@ -1,4 +1,4 @@
-"""A process that hangs instead of ending: the others end in one line after a time limit."""
+"""If a process hangs, the others exit with a one-line error after a time limit."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from launched import free_port, pretrain_words, stop_all, wait_for_step
 from compressive import distributed
 from compressive.cli.terminal import one_line_errors
 
-# The program with a shorter limit.
+# The command line with a shorter time limit.
 PROGRAM = """
 import datetime, sys
 from compressive import distributed
@@ -39,7 +39,7 @@ def test_processes_wait_half_an_hour_for_each_other() -> None:
         "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
     ],
 )
-def test_errors_of_gloo_and_nccl_are_one_line(
+def test_errors_of_gloo_and_nccl_are_printed_as_one_line(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as left, one_line_errors():
@@ -59,7 +59,7 @@ def test_other_runtime_errors_keep_their_traceback() -> None:
 @pytest.mark.stress
 @pytest.mark.distributed
 @pytest.mark.parametrize("hanging", [0, 1])
-def test_a_hanging_process_ends_the_other_in_one_line(hanging: int, tmp_path: Path) -> None:
+def test_hanging_process_makes_the_other_exit_with_one_line(hanging: int, tmp_path: Path) -> None:
     words = [sys.executable, "-c", PROGRAM]
     words += pretrain_words(tmp_path / "run", "train.steps=100000")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -1,4 +1,4 @@
-"""Files that somebody wrote to do harm: deep JSON, huge numbers, false headers, odd names."""
+"""Malicious files are handled: deep JSON, huge numbers, false headers, odd names."""
 
 import io
 import json
@@ -74,7 +74,9 @@ def test_valid_parquet_metadata_names_the_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_parquet_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_changed_parquet_footer_raises_no_other_error_than_valueerror_or_oserror(
+    tmp_path: Path,
+) -> None:
     write_parquet(tmp_path / "x.parquet", b"{}")
     content = (tmp_path / "x.parquet").read_bytes()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -92,7 +94,7 @@ def test_a_changed_parquet_footer_is_an_error_of_one_line(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
+def test_deeply_nested_json_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(DEEP)
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         read_config(tmp_path)
@@ -105,7 +107,7 @@ def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [f'{{"step": {HUGE}}}', DEEP, '{"step": 1e999}'])
-def test_a_run_resumes_with_hostile_lines_in_its_metrics(line: str, tmp_path: Path) -> None:
+def test_run_with_hostile_lines_in_its_metrics_resumes(line: str, tmp_path: Path) -> None:
     pretrain(tiny("train.steps=1"), tmp_path, display=silent())
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(f"{line}\n")
@@ -117,12 +119,12 @@ def test_a_run_resumes_with_hostile_lines_in_its_metrics(line: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["train.steps", "views.size", "seed", "optim.lr"])
 @pytest.mark.parametrize("sign", ["", "-"])
-def test_a_setting_of_400_digits_is_one_line(name: str, sign: str) -> None:
+def test_setting_of_400_digits_gives_a_short_error(name: str, sign: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be .{{,60}}$"):
         override(Config(), f"{name}={sign}{HUGE}")
 
 
-def test_a_record_of_400_digits_is_damaged(tmp_path: Path) -> None:
+def test_record_of_400_digits_is_reported_as_invalid(tmp_path: Path) -> None:
     record: dict[str, Any] = dict.fromkeys(("run", "task", "dataset", "metric", "images"), "x")
     record |= {"of": "", "command": "", "low": None, "high": None, "n": 1, "protocol": {}}
     record |= {"seed": 0, "value": int(HUGE)}
@@ -150,9 +152,7 @@ def test_a_record_of_400_digits_is_damaged(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_hostile_metadata_of_an_encoder_are_one_line(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
+def test_hostile_encoder_metadata_is_reported(change: dict[str, Any], tmp_path: Path) -> None:
     path = weights.find("cifar10-c-simclr-r18")
     assert path is not None
     with safetensors.safe_open(path, "pt") as file:
@@ -165,7 +165,7 @@ def test_hostile_metadata_of_an_encoder_are_one_line(
 
 
 @pytest.mark.slow
-def test_no_file_name_reaches_the_terminal_unescaped(
+def test_file_names_are_escaped_on_the_terminal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     name = "x\x1b[2J\x1b]0;owned\x07\r\n\u202egpj." + os.fsdecode(b"\xff")
@@ -185,14 +185,14 @@ def test_no_file_name_reaches_the_terminal_unescaped(
     assert output.out.count("\n") == 2
 
 
-def test_ordinary_names_are_printed_as_they_are() -> None:
+def test_ordinary_names_are_printed_unchanged() -> None:
     for name in ("Bildschirmfoto 2026-11-17 um 9.30.jpg", "写真/犬 🐕\u200d🦺.png", "a[b]c"):
         assert printable(name) == name
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_permission_error_is_not_called_no_such_file(tmp_path: Path) -> None:
+def test_permission_error_is_not_reported_as_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "encoder.safetensors"
     path.write_bytes(b"")
     path.chmod(0)

@@ -1,4 +1,4 @@
-"""Every kind of image is either read as PIL reads it, or named with a reason; none ends a run."""
+"""Every kind of image is read as PIL reads it or reported with a reason; none stops a run."""
 
 import io
 from pathlib import Path
@@ -18,7 +18,7 @@ from compressive.train.loop import pretrain
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::UserWarning:PIL"),  # about damaged headers
+    pytest.mark.filterwarnings("ignore::UserWarning:PIL"),  # warnings about damaged headers
     pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning"),
 ]
 
@@ -50,7 +50,7 @@ def test_damaged_image_is_unreadable_with_a_reason(name: str) -> None:
 
 
 def readable(kind: Kind) -> bool:
-    """Return whether a file with a flipped bit is read."""
+    """Return whether a file with a flipped bit can be read."""
     try:
         image = decode(kind.data)
     except Unreadable:
@@ -61,15 +61,17 @@ def readable(kind: Kind) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
-def test_flipped_bits_end_no_process(kind: str) -> None:
-    """Only PNG has checksums, so that every flipped bit is found there."""
+def test_flipped_bits_do_not_crash_the_process(kind: str) -> None:
+    """Every flipped bit is detected only in PNG, which has checksums."""
     outcomes = [readable(file) for name, file in FLIPPED.items() if name.startswith(kind)]
     assert len(outcomes) == 20
     assert any(outcomes) == (kind != "png")
 
 
-def test_postscript_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PIL draws PostScript with Ghostscript, which would run the program in the file."""
+def test_postscript_does_not_start_ghostscript(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PIL renders PostScript with Ghostscript, which would run the program in the file."""
     (tmp_path / "gs").write_text(f"#!/bin/sh\necho 10 >> {tmp_path}/started\nexit 1\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -102,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], se
 
 
 def test_files_without_an_image_extension_are_counted_or_ignored(tmp_path: Path) -> None:
-    """Pictures in a format that is not read are counted; other files are ignored."""
+    """Images in an unsupported format are counted; other files are ignored."""
     names = "a.png", "b.tga", "c.ico", "d.pdf", "e.HEIC", "f.jp2", "g.svg", "h.txt", "png", "i"
     for name in names:
         (tmp_path / name).write_bytes(encoded("PNG"))
@@ -152,7 +154,7 @@ def test_embedding_of_every_kind_uses_and_names_them(
 def test_evaluation_on_every_kind_uses_and_names_them(
     folder: tuple[Path, set[str], set[str]], run: Path, tmp_path: Path
 ) -> None:
-    """Also if features come from a cache, which has no reasons."""
+    """Also check features from a cache, which does not store reasons."""
     place, good, bad = folder
     words = ["evaluate", str(run), "--data", str(place), "--tasks", "knn", "--device", "cpu"]
     for _ in range(2):

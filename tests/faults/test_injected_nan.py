@@ -1,4 +1,4 @@
-"""One NaN in a batch, a gradient, a weight or a moment is found, undone and never saved."""
+"""A NaN in a batch, gradient, weight or moment is detected, undone and never saved."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ CHANGES = (f"train.steps={STEPS}", "train.save_every=1e-9")  # a checkpoint at e
 
 
 def injecting(place: str, step: int, value: float = torch.nan) -> Builder:
-    """Return a builder of methods that injects a value once, at a step of the first attempt."""
+    """Return a method builder that injects `value` once, at `step` of the first attempt."""
 
     def built(config: Config) -> Method:
         method, calls = build(config), 0
@@ -60,7 +60,7 @@ def not_finite(state: Any) -> list[str]:
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Check every checkpoint that is written; return their steps."""
+    """Assert that every written checkpoint is finite; return the saved steps."""
     steps: list[int] = []
     write = checkpoint.save_step
 
@@ -86,12 +86,12 @@ def assert_recovered(out: Path, display: Written, saved: list[int], found: int) 
     ("place", "step"),
     [("batch", 1), ("batch", 3), ("gradient", 1), ("gradient", STEPS), ("weight", 3)],
 )
-def test_one_nan_is_found_and_undone(
+def test_single_nan_is_detected_and_undone(
     place: str, step: int, saved: list[int], tmp_path: Path
 ) -> None:
     display = Written()
     pretrain(tiny(*CHANGES), tmp_path, display=display, method=injecting(place, step))
-    # The loss shows a gradient one step later, and the weights after the last step.
+    # A bad gradient shows in the loss one step later, or in the weights after the last step.
     found = min(step + (place == "gradient"), STEPS)
     assert_recovered(tmp_path, display, saved, found)
     (resumed,) = [line for line in display.said if line.startswith("resuming from step")]
@@ -100,7 +100,7 @@ def test_one_nan_is_found_and_undone(
 
 @pytest.mark.slow
 def test_moment_that_overflows_is_not_saved(saved: list[int], tmp_path: Path) -> None:
-    """AdamW divides by it: weights stay finite, and this one would never change again."""
+    """AdamW divides by the moment: weights stay finite, but this one would never change again."""
     display, builder = Written(), injecting("gradient", 3, 1e30)
     pretrain(tiny("optim.name=adamw", *CHANGES), tmp_path, display=display, method=builder)
     assert_recovered(tmp_path, display, saved, STEPS)

@@ -1,4 +1,4 @@
-"""Parquet row groups are read whole, in memory that is bounded, or refused in one line."""
+"""Parquet row groups are read whole in bounded memory or refused with a one-line error."""
 
 import io
 import subprocess
@@ -16,9 +16,9 @@ from tiny import noise
 from compressive.data import shards
 from compressive.data.sources import open_source
 
-STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as Hugging Face has it
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as in files of Hugging Face
 
-# Reads images with 250 MiB beyond what the process has, then with 600.
+# Read images with 250 MiB, then 600 MiB, more than the process already uses.
 READ = """
 import resource, sys
 from pathlib import Path
@@ -60,8 +60,8 @@ def test_row_group_is_unpacked_in_parts(
 
 @pytest.mark.stress
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-def test_row_group_of_300_mb_takes_as_much_memory_or_is_refused() -> None:
-    """Its images were called unreadable if memory was short, and left out for good."""
+def test_row_group_of_300_mb_is_read_or_refused_if_memory_is_short() -> None:
+    """Its images were once reported as unreadable and skipped if memory was short."""
     pixels = np.random.default_rng(0).integers(0, 256, 600 * 600 * 3, dtype=np.uint8)
     cell = b"P6 600 600 255\n" + pixels.tobytes()
     with TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def test_row_group_of_300_mb_takes_as_much_memory_or_is_refused() -> None:
 
 @pytest.mark.stress
 def test_nested_row_group_of_more_than_2_gib_is_read(tmp_path: Path) -> None:
-    """Arrow cannot unpack it at once: all of its images were called unreadable."""
+    """Arrow cannot unpack it at once; all of its images were once reported as unreadable."""
     large, path = bytes(800 * 2**20), tmp_path / "x.parquet"
     rows = [[{"bytes": png(i) + large, "path": ""}] for i in range(3)]
     column = pa.chunked_array([pa.array(row, STRUCT) for row in rows])

@@ -1,4 +1,4 @@
-"""An evaluation that measures nothing says so, and leaves earlier results alone."""
+"""An evaluation that measures nothing reports it and keeps earlier results."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.slow
-def test_no_result_of_other_images_is_shown_if_nothing_was_measured(tmp_path: Path) -> None:
+def test_results_of_other_images_are_not_shown_if_nothing_was_measured(tmp_path: Path) -> None:
     run, unlabeled = tmp_path / "run", photos(tmp_path / "photos", 10)
     pretrain(tiny(), run, display=silent())
     evaluate(str(run), tasks=("knn",), device="cpu", display=silent())
@@ -29,10 +29,10 @@ def test_no_result_of_other_images_is_shown_if_nothing_was_measured(tmp_path: Pa
         "none (--data DATA)\n"
     )
     assert file.read_bytes() == before
-    # Without earlier results, no folder is left.
+    # Without earlier results, no folder is created.
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "new/folder")])
     assert result.exit_code == 2
     assert not (tmp_path / "new").exists()
-    # What can be measured is measured.
+    # Tasks that need no labels still run.
     result = CliRunner().invoke(app, [*words, "--tasks", "knn,geometry"])
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""A folder of images that is away for a while; processes that are."""
+"""Temporarily missing image folders, and processes of a run that are killed."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from compressive.train.loop import pretrain
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves_mount_point", [False, True])
-def test_no_image_is_bad_because_the_folder_was_away(
+def test_temporarily_missing_folder_makes_no_image_unreadable(
     leaves_mount_point: bool, tmp_path: Path
 ) -> None:
     folder, away = photos(tmp_path / "photos", 8), tmp_path / "away"
@@ -45,7 +45,7 @@ def test_no_image_is_bad_because_the_folder_was_away(
         assert torch.equal(image[:, :height, :width], whole)
 
 
-def test_a_folder_that_stays_away_ends_the_run_in_one_line(
+def test_permanently_missing_folder_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
@@ -64,7 +64,7 @@ def test_a_folder_that_stays_away_ends_the_run_in_one_line(
         pretrain(tiny(), tmp_path / "run", source=source, display=silent())
 
 
-def test_a_file_that_was_deleted_is_bad_at_once(
+def test_deleted_file_is_unreadable_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module.time, "sleep", None)
@@ -75,7 +75,7 @@ def test_a_file_that_was_deleted_is_bad_at_once(
 
 
 @pytest.mark.parametrize("line", ["pretrain builtin", "evaluate x", "embed x builtin"])
-def test_a_world_size_that_is_no_number_is_one_line(
+def test_non_numeric_world_size_gives_a_one_line_error(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "x")
@@ -89,7 +89,7 @@ def test_a_world_size_that_is_no_number_is_one_line(
 
 @pytest.mark.stress
 @pytest.mark.distributed
-def test_a_dead_process_ends_the_others_in_one_line(tmp_path: Path) -> None:
+def test_killed_process_makes_the_others_exit_with_one_line(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Paths that cannot be meant: URLs, homes of unknown users, files that may not be read."""
+"""Invalid paths are rejected: URLs, and home folders of unknown users."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def call(*words: object) -> Result:
 
 
 def error_of(result: Result) -> str:
-    """Return the only line of a rejected command."""
+    """Return the error message of a rejected command, which must be a single line."""
     assert result.exit_code == 2, result.output
     assert not result.stdout
     (line,) = result.stderr.splitlines()
@@ -79,7 +79,7 @@ def test_a_url_is_rejected_in_python(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_user_is_one_line(tmp_path: Path) -> None:
+def test_unknown_user_gives_a_one_line_error(tmp_path: Path) -> None:
     for line in ("pretrain ~nouser/x", "pretrain builtin --out ~nouser/x", "watch ~nouser/x"):
         assert error_of(call(*line.split())) == (
             "~nouser/x: ~nouser is not a user here; give the whole path"
@@ -89,7 +89,7 @@ def test_an_unknown_user_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_names_of_data_sets_are_no_urls() -> None:
+def test_dataset_names_are_not_taken_for_urls() -> None:
     """torchvision:NAME@/ROOT has a colon and a slash."""
     line = error_of(call("pretrain", "torchvision:NoSuchSet@/nowhere"))
     assert line.startswith("torchvision.datasets has no 'NoSuchSet'")

@@ -1,4 +1,4 @@
-"""The Slurm script with a real torchrun: the time limit, preemption, and what comes after."""
+"""The Slurm script with a real torchrun: time limit, preemption, and resuming afterwards."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ STEPS = 30
 
 
 def slurm(folder: Path, out: Path, *, machines: int = 1) -> subprocess.Popen[str]:
-    """Start two processes with the script in a folder that has stand-ins for Slurm's programs."""
+    """Start two processes with the script in a folder with fakes of Slurm's programs."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -31,7 +31,7 @@ def slurm(folder: Path, out: Path, *, machines: int = 1) -> subprocess.Popen[str
         "SLURM_JOB_NODELIST": "node1",
         "SLURM_NNODES": str(machines),
         "SLURM_GPUS_ON_NODE": str(2 // machines),
-        "SLURM_JOB_ID": str(os.getpid()),  # the port follows from it
+        "SLURM_JOB_ID": str(os.getpid()),  # determines the port
     }
     words = [SCRIPT, sorted_photos(), "c-simclr/quickstart", out]
     words += setting_words(f"train.steps={STEPS}")
@@ -43,7 +43,7 @@ def slurm(folder: Path, out: Path, *, machines: int = 1) -> subprocess.Popen[str
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that the script trained without an interruption."""
+    """Return a run that the script trained without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     job = slurm(folder, folder / "run")
     try:
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_interrupted_job_saves_and_the_next_one_finishes_it(
     number: signal.Signals, whole: Path, tmp_path: Path
 ) -> None:
-    """Before the time limit the script gets SIGUSR1; if Slurm preempts the job, SIGTERM."""
+    """Slurm sends SIGUSR1 before the time limit, and SIGTERM if it preempts the job."""
     out, log = tmp_path / "run", tmp_path / "log"
     job = slurm(tmp_path, out)
     try:
@@ -93,7 +93,7 @@ def test_interrupted_job_saves_and_the_next_one_finishes_it(
 @pytest.mark.stress
 @pytest.mark.distributed
 def test_killed_processes_of_two_machines_are_restarted(whole: Path, tmp_path: Path) -> None:
-    """Two torchruns stand for two machines; each loses its process once."""
+    """Two torchruns simulate two machines; the process of each is killed once."""
     out, log = tmp_path / "run", tmp_path / "log"
     job = slurm(tmp_path, out, machines=2)
     try:

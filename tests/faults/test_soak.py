@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 @pytest.mark.stress
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_threads_and_files_stay_constant_over_1000_steps() -> None:
-    """Allow 2 % more memory: the allocator's own variation over a run is 1 %."""
+    """Allow 2 % more memory, because the allocator itself varies by 1 % over a run."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, str(SCRIPT), "--steps", "1000"]
     run = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
@@ -26,4 +26,4 @@ def test_memory_threads_and_files_stay_constant_over_1000_steps() -> None:
         assert late <= early, name
     sizes = [size for name, size in found["files"].items() if name.startswith("checkpoints/")]
     assert len(sizes) == 2
-    assert max(sizes) - min(sizes) < 100  # the step has more digits in the later one
+    assert max(sizes) - min(sizes) < 100  # the step number has more digits in the later file

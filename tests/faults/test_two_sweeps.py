@@ -1,4 +1,4 @@
-"""Two sweeps that start in one folder at the same moment: one goes on, the other is rejected."""
+"""If two sweeps start in one folder at the same time, one runs and the other is rejected."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 from tiny import sorted_photos
 
 ROUNDS = 10
-# Waits for a folder in each line, starts a sweep there and prints its exit code. A run of the
-# sweep only sleeps.
+# Read a folder from each line, start a sweep there and print its exit code. A run of the sweep only
+# sleeps.
 PROGRAM = """
 import sys
 from compressive.cli.app import app
@@ -63,6 +63,6 @@ def test_one_of_two_sweeps_is_rejected_and_changes_nothing(tmp_path: Path) -> No
 
 
 def read_until(job: subprocess.Popen[str], start: str) -> str:
-    """Return the next line that starts like this."""
+    """Return the next line of the output that starts with `start`."""
     assert job.stdout is not None
     return next(line for line in job.stdout if line.startswith(start))

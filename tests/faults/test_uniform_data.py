@@ -1,4 +1,4 @@
-"""Copies of one image, and images of one class, are reported and give no misleading number."""
+"""Copies of one image, and images of one class, are reported and give no misleading results."""
 
 import io
 from pathlib import Path
@@ -45,8 +45,8 @@ def test_copies_of_one_image_are_reported(count: int, cached: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_different_images_are_not_called_copies(tmp_path: Path) -> None:
-    """Also if they have the same color on average, or differ only in their size."""
+def test_different_images_are_not_reported_as_copies(tmp_path: Path) -> None:
+    """Images with the same mean color are not copies either."""
     folder = photos(tmp_path / "photos", 8)
     assert not [line for line in said_in(folder, tmp_path / "a") if "identical" in line]
     for i in range(4):
@@ -57,7 +57,7 @@ def test_different_images_are_not_called_copies(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["c-simclr", "byol"])
 def test_training_on_copies_collapses_or_ends_with_the_note(method: str, tmp_path: Path) -> None:
-    """Augmentations make the copies differ, so that a run may stay healthy."""
+    """Augmentations make the copies differ, so that a run may finish."""
     folder, display = copies(tmp_path / "photos", 40), Written()
     changes = (f"method={method}", "train.steps=12", "health.max_restarts=1", *CHECKED)
     try:
@@ -68,7 +68,7 @@ def test_training_on_copies_collapses_or_ends_with_the_note(method: str, tmp_pat
 
 
 def one_class(folder: Path, kind: str) -> Path:
-    """Return 12 images with one label, stored in different ways."""
+    """Write 12 images with one label, stored as `kind`; return their path."""
     if kind == "folder":
         return photos(folder / "cat", 12).parent
     if kind == "split":
@@ -96,10 +96,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "split", "word", "id"])
-def test_evaluation_with_one_class_is_refused_in_one_line(
+def test_evaluation_with_one_class_gives_a_one_line_error(
     kind: str, run: Path, tmp_path: Path
 ) -> None:
-    """With the label 3 alone, a top-1 of 100 % was printed."""
+    """With the label 3 alone, a top-1 of 100 % was once printed."""
     place, out = one_class(tmp_path / "data", kind), tmp_path / "out"
     words = ["evaluate", str(run), "--data", str(place), "--tasks", "logistic"]
     result = CliRunner().invoke(app, [*words, "--device", "cpu", "--out", str(out)])
@@ -115,7 +115,7 @@ def test_evaluation_with_one_class_is_refused_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "word"])
-def test_training_with_one_class_says_so(kind: str, tmp_path: Path) -> None:
+def test_training_with_one_class_prints_a_note(kind: str, tmp_path: Path) -> None:
     """A folder with one class folder has no labels."""
     said = said_in(one_class(tmp_path / "data", kind), tmp_path / "a")
     note = "all labels are the same: accuracies during training say nothing"

@@ -1,4 +1,4 @@
-"""Images that cannot be read are named and skipped; the rest is used."""
+"""Images that cannot be read are reported by name and skipped; the others are used."""
 
 import io
 import os
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def train(folder: Path, out: Path, *changes: str) -> list[str]:
-    """Train one step; return what was said."""
+    """Train one step; return the displayed messages."""
     display = Written()
     settings = f"data.source={folder}", "train.steps=1", "train.batch_size=4", *changes
     pretrain(tiny(*settings), out, display=display)
     return display.said
 
 
-def test_the_headline_does_not_count_unreadable_images(tmp_path: Path) -> None:
+def test_first_line_does_not_count_unreadable_images(tmp_path: Path) -> None:
     for name in "ab":
         photos(tmp_path / f"photos/{name}", 5)
     (tmp_path / "photos/c").mkdir()
@@ -77,7 +77,7 @@ def test_self_referencing_link_is_skipped(tmp_path: Path) -> None:
 
 
 def black(kind: str, width: int, height: int, **options: Any) -> bytes:
-    """A file of a black image; its header alone can be changed to claim another size."""
+    """Return the file of a black image; tests change the size in its header."""
     file = io.BytesIO()
     Image.new("RGB", (width, height)).save(file, kind, **options)
     return file.getvalue()
@@ -87,7 +87,7 @@ def jpeg_bomb() -> bytes:
     content = bytearray(black("JPEG", 16, 16))
     at = content.index(b"\xff\xc0")
     content[at + 5 : at + 9] = struct.pack(">HH", 20_000, 20_000)
-    # As libjpeg allows: fill bytes before a marker, and bytes between two segments.
+    # libjpeg allows fill bytes before a marker, and bytes between two segments.
     return bytes(content[:2]) + b"garbage\xff\xff\xff" + bytes(content[3:])
 
 
@@ -127,7 +127,7 @@ def test_decompression_bomb_is_rejected_by_its_header(bomb: bytes, pixels: str) 
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG", "TIFF"])
-def test_the_pixel_limit_is_exact_and_a_setting(kind: str, tmp_path: Path) -> None:
+def test_pixel_limit_is_exact_and_can_be_set(kind: str, tmp_path: Path) -> None:
     content = black(kind, 30, 20)
     assert decode(content, 600).shape == (3, 20, 30)
     with pytest.raises(Unreadable, match=r"600 pixels, but data\.max_pixels is 599"):
@@ -139,8 +139,8 @@ def test_the_pixel_limit_is_exact_and_a_setting(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.stress
-def test_an_image_of_300_megapixels_is_read_if_it_is_allowed() -> None:
-    """PNG has its own limit in PIL."""
+def test_image_of_300_megapixels_is_read_if_allowed() -> None:
+    """PIL has a separate limit for PNG."""
     content = black("PNG", 20_000, 15_000, compress_level=1)
     before = Image.MAX_IMAGE_PIXELS
     try:

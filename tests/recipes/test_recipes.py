@@ -143,7 +143,7 @@ def test_all_paper_recipes_are_covered() -> None:
     assert {line.split()[0] for line in PAPER.strip().splitlines()} == set(IMAGENET)
 
 
-# What the official code does with the flags of its scripts; these two differ from the paper.
+# Values of the official code with the flags of its scripts; these two differ from the paper.
 @pytest.mark.parametrize(
     ("name", "theirs", "change"),
     [
@@ -245,7 +245,7 @@ METRICS = ("top1", "top5", "brier")
 def test_sweep_variants_match_the_papers_tables(
     name: str, setting: str, source: str, row: int, ours: str, scale: int
 ) -> None:
-    """Each column but the recipe's own is a variant with the paper's number."""
+    """Each column except the recipe's own is a variant with the paper's number."""
     recipe = recipes.get(f"{name}/imagenet-r50-300")
     columns = values(table(source)["rows"][row])
     assert flat(recipe.config)[setting] == float(ours) / scale
@@ -336,7 +336,7 @@ def test_unknown_name_error_suggests_the_nearest() -> None:
         recipes.get("zzz")
 
 
-def test_long_cifar_decay_lies_between_two_published_values() -> None:
+def test_long_cifar_decay_is_between_two_published_values() -> None:
     """lr times decay at batch 512 in dkobak/simclr-cifar10 is 0.06 and 0.12 times 5e-4."""
     config = recipes.get("simclr/cifar10-r18-1000").config
     product = optim.scaled_lr(config.optim.lr, config.train.batch_size) * config.optim.weight_decay
@@ -353,7 +353,7 @@ def test_only_compressed_methods_have_beta_variants() -> None:
 
 
 def test_compressed_recipes_differ_only_in_the_bottleneck() -> None:
-    """The two can be compared. C-BYOL's learning rate is the exception: the paper raises it."""
+    """Both must be comparable. C-BYOL's learning rate is the exception: the paper raises it."""
     for name in NAMES:
         method, _, rest = name.partition("/")
         if method.startswith("c-") and (plain := f"{method[2:]}/{rest}") in NAMES:

@@ -1,1 +1,1 @@
-"""Judging an encoder: everything that the paper measures."""
+"""Evaluation of an encoder with all measurements of the paper."""

@@ -32,7 +32,7 @@ from compressive.evaluation.results import Results
 from compressive.progress import Display
 from compressive.rundir.files import UNREADABLE
 
-VALIDATION_IMAGES = 10_000  # of train on ImageNet; a tenth of smaller data sets
+VALIDATION_IMAGES = 10_000  # held out of ImageNet's train; smaller data sets hold out 10 %
 
 Classifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
 
@@ -41,13 +41,13 @@ class TaskOptions(NamedTuple):
     """Options of single tasks."""
 
     out: Path | None = None  # folder of the gallery
-    epochs: int = 0  # of the linear evaluation; 0: by the size of the data set
-    benchmark_root: Path | None = None  # data sets of transfer and robustness
-    frost: Sequence[UInt8[Tensor, "3 h w"]] | None = None  # photographs of one corruption
+    epochs: int = 0  # of the linear evaluation; 0: chosen from the size of the data set
+    benchmark_root: Path | None = None  # folder of the data sets of transfer and robustness
+    frost: Sequence[UInt8[Tensor, "3 h w"]] | None = None  # photographs for the frost corruption
 
 
 class EvalContext:
-    """A frozen model and a data set with everything that tasks compute from both."""
+    """A frozen model, a data set, and the features and classifier that tasks share."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class EvalContext:
         self.crop = model.crop(share)
         self.classifier: Classifier | None = None  # of the linear evaluation
         self.head: dict[str, object] = {}  # protocol of that classifier
-        self.task = ""  # the current one
+        self.task = ""  # name of the current task
         self.unreadable: list[tuple[str, str]] = []  # origin, reason
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
@@ -106,7 +106,7 @@ class EvalContext:
         return self._features[split]
 
     def features_of(self, source: Source, crop: Crop, title: str) -> Features:
-        """Return the features of another data set; its images are not kept in memory."""
+        """Return the features of another data set without keeping its images in memory."""
         shrunk, side = self.model.shrink(source)
         with open_loader(shrunk, side=side, device=self.device) as loader:
             return self._cached_features(source, loader, crop, title)
@@ -136,7 +136,7 @@ class EvalContext:
 
     @cached_property
     def parts(self) -> tuple[Int[Tensor, " fit"], Int[Tensor, " held"]]:
-        """Rows of the train features to fit on, and rows to choose hyperparameters on.
+        """Rows of the train features for fitting, and rows for choosing hyperparameters.
 
         The second part is stratified and depends on the seed.
         """
@@ -169,7 +169,7 @@ class EvalContext:
         return normalize(colors(views), mean=mean, std=std)
 
     def protocol(self, **more: Any) -> dict[str, Any]:
-        """Return the protocol of a record on this data set, with further entries."""
+        """Return the protocol of a record on this data set, extended by `more`."""
         notes = {"notes": list(self.splits.notes)} if self.splits.notes else {}
         dtype = str(self.dtype).removeprefix("torch.")
         return {**self.preprocessing(), "precision": dtype, **notes, **more}
@@ -190,7 +190,7 @@ class EvalContext:
         return f"{self.images('train')} {self.images('test')} {self.seed}"
 
     def skip(self, text: str, place: str = "") -> None:
-        """List something as left out; `place` is the task and data set, default the current one."""
+        """Record `text` as skipped; `place` is task and data set (default: the current ones)."""
         if text not in self.results.skipped:
             self.results.skipped.append(text)
         self.results.skipped_in[text] = place or f"{self.task} on {self.splits.name}"
@@ -200,15 +200,15 @@ class EvalContext:
         self.display.progress(title, done, total)
 
     def close(self) -> None:
-        """End the threads of the loaders."""
+        """Stop the worker threads of the loaders."""
         for loader in self._loaders.values():
             loader.close()
 
 
 def _reason(source: Source, i: int) -> str:
-    """Return why an image cannot be read; the cache of features does not say."""
+    """Return why an image cannot be read; the feature cache does not store the reason."""
     try:
         source.image(i)
     except Unreadable as problem:
         return str(problem)
-    return "could be read only now"
+    return "could not be read before, but can be read now"

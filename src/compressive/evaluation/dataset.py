@@ -39,7 +39,7 @@ def open_splits(
     held_out: bool = False,
     max_pixels: int = Data().max_pixels,
 ) -> Splits:
-    """Open train and test; a fifth of the images, drawn by the seed, is test if there is none.
+    """Open train and test; without a test split, hold out a fifth of the images, drawn by the seed.
 
     Drop unlabeled images if a split is partly labeled. `most` bounds the images of each split,
     drawn by the seed. `held_out` replaces test by a fifth of train, so that settings can be tuned.
@@ -50,8 +50,8 @@ def open_splits(
     if test is None:
         train, test = _without_a_fifth(train, seed)
         notes.append(
-            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, is the test; "
-            "an encoder trained on them has seen it, without labels"
+            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, is the test "
+            "split; an encoder trained on this data has seen these images, without labels"
         )
     if held_out:
         train, test = _without_a_fifth(train, seed)
@@ -60,7 +60,7 @@ def open_splits(
         test = _labeled(test, "test", notes)
     if most:
         train, test = _subsample(train, most, seed), _subsample(test, most, seed + 1)
-        notes.append(f"at most {most:,} images of a split, drawn by seed {seed}")
+        notes.append(f"at most {most:,} images per split, drawn by seed {seed}")
     return Splits(name, train, test, tuple(notes), held_out)
 
 

@@ -36,7 +36,7 @@ class Features(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """A resized central square of an image, which is what evaluation passes to the encoder."""
+    """The input of the encoder in evaluation: a resized central square of an image."""
 
     size: int
     share: float  # side of the square, as a fraction of the shorter side of the image
@@ -98,7 +98,7 @@ def extract(
         found = Features(gather(found.feats), *numbers.unbind(1))
     if network_fingerprint(network) != before:
         raise RuntimeError("weights or statistics of the network changed while it was evaluated")
-    # Sort by index and drop repetitions: a loader replaces unreadable images by other ones.
+    # Sort by index and drop repetitions: a loader replaces unreadable images with other ones.
     place = torch.full((count,), -1, device=found.index.device)
     place[found.index] = torch.arange(len(found.index), device=place.device)
     return Features(*(part[place[place >= 0]] for part in found))
@@ -110,7 +110,7 @@ def cached(
     make: Callable[[], Features],
     device: torch.device | str = "cpu",
 ) -> Features:
-    """Return cached features for `key`; call `make` and cache its result if there are none."""
+    """Return cached features for `key`, computing them with `make` if absent."""
     content = json.dumps(key, sort_keys=True)
     name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     path = None if folder is None else folder / f"{name}.safetensors"
@@ -128,7 +128,7 @@ def cached(
 
 
 def _read_cache(path: Path, key: str) -> Features | None:
-    """Return the features in a file, or None, with a note if it is there but not intact."""
+    """Return the features in a file, or None; warn if the file exists but is damaged."""
     try:
         with safe_open(path, "pt") as file:
             stated = (file.metadata() or {}).get(CHECKSUM_KEY)
@@ -152,7 +152,7 @@ def network_fingerprint(network: nn.Module) -> str:
 
 
 def _own_batches(count: int, size: int) -> Iterator[BatchIndices]:
-    """Yield the images of this process; all have equally many, padded with the first image."""
+    """Yield the indices of this process; shares have equal length, padded with the first image."""
     share = -(-count // world_size())
     places = torch.arange(rank() * share, (rank() + 1) * share)
     for some in torch.where(places < count, places, 0).split(size):

@@ -37,9 +37,9 @@ class FrozenModel:
     antialias: bool = False
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
-    method: Method | None = None  # backbone and heads; only of a run
+    method: Method | None = None  # backbone and heads; only for a run
     why_no_method: str = ""  # the reason if the heads of a run cannot be used
-    config: Config | None = None  # only of a run
+    config: Config | None = None  # only for a run
 
     @property
     def feature_dim(self) -> int:
@@ -48,7 +48,7 @@ class FrozenModel:
 
     @property
     def max_pixels(self) -> int:
-        """Largest images that are read: the limit of the run, or the default."""
+        """Limit on the pixels of an image: that of the run, or the default."""
         return (Data() if self.config is None else self.config.data).max_pixels
 
     def crop(self, share: float | None = None) -> Crop:
@@ -73,9 +73,9 @@ class FrozenModel:
 def open_model(
     place: str, device: torch.device, *, network: str = "", size: int = 0
 ) -> FrozenModel:
-    """Open a run folder, a file of weights (ours, timm's or torchvision's format), or a name.
+    """Open a run folder, a file of weights (our format, timm's or torchvision's), or a named model.
 
-    A name is that of an encoder in the package, or else of a timm network.
+    A name is looked up among the encoders in the package, then among timm's networks.
     """
     path = files.local_path(place)
     if path.is_dir():
@@ -108,7 +108,7 @@ def _from_run(path: Path, device: torch.device) -> FrozenModel:
     method, why = _load_method(path, config, device)
     if method is not None:
         both = network_fingerprint(method.encoder), network_fingerprint(model.network)
-        if both[0] != both[1]:  # training stopped between writing both, or one was replaced
+        if both[0] != both[1]:  # training was killed between the two writes, or one was replaced
             method, why = None, _OTHER_WEIGHTS
     return replace(
         model, antialias=config.views.antialias, method=method, why_no_method=why, config=config
@@ -119,7 +119,7 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
     """Load the method of a run from its last checkpoint, or return why that is impossible."""
     try:
         found = checkpoint.latest(path / files.CHECKPOINTS, folder.read_run_id(path))
-    except ValueError:  # evaluate the encoder without its heads
+    except ValueError:  # the encoder can still be evaluated without its heads
         return None, "all checkpoints of the run are damaged or of other runs"
     if found is None:
         return None, ""
@@ -165,7 +165,7 @@ def _third_party(place: str, found: pretrained.Published, size: int) -> FrozenMo
 
 
 def mean_direction(method: Method) -> Callable[[Tensor], Tensor]:
-    """Return a function of normalized images to mu(x), the mean direction of e(z|x).
+    """Return a function that maps normalized images to mu(x), the mean direction of e(z|x).
 
     It is the projection in SimCLR, and the prediction if there is a predictor (MoCo v3, BYOL,
     SimSiam). Plain methods use the same point without the noise.

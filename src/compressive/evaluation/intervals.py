@@ -19,9 +19,9 @@ class TInterval(NamedTuple):
 
 
 def t_interval(estimate: float, *parts: Part) -> TInterval | None:
-    """Return Student's interval for a sum of independent variances, as Welch and Satterthwaite do.
+    """Return the Welch-Satterthwaite t interval for a sum of independent variances.
 
-    None if the variance is zero: equal values do not prove that there is no variance.
+    Return None if the variance is zero: equal values do not prove that there is no variance.
     """
     variance = sum(part for part, _ in parts)
     if not 0 < variance < math.inf:

@@ -7,8 +7,8 @@ vector w, which is w/2 and -w/2 here: its C is then 2 / l2.)
 Three things make it fast. Features are rotated to their principal axes, where the curvature is
 almost diagonal. Each penalty starts at an extrapolation of the solutions for stronger penalties.
 Newton's method needs two or three steps from there. L-BFGS, the method of the paper, has the same
-minimum: from the same starts it took up to 4 times as long, and if a few examples decide, its loss
-was still 5e-6 too high after 1,000 steps.
+minimum. From the same starts it took up to 4 times as long. If the solution depends on a few
+examples, its loss was still 5e-6 too high after 1,000 steps.
 """
 
 import math
@@ -31,13 +31,13 @@ from compressive.checks import (
 )
 from compressive.evaluation.newton import BLOCK_VALUES, Minimum, cross_entropy, minimize
 
-# The grid of the paper: 45 between 1e-6 and 1e5, evenly spaced in the logarithm.
+# The grid of the paper: 45 values between 1e-6 and 1e5, evenly spaced in the logarithm.
 PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
 
 # Number of neighboring penalties to solve together. On a GPU a single one may wait for kernel
-# launches. On a CPU three cost three times as much as one, and start farther from the solution.
+# launches. On a CPU three take three times as long as one and start farther from the solution.
 _TOGETHER = {"cpu": 1, "cuda": 3}
-_SWEEP_TOLERANCE = 1e-6  # of the fits to choose from
+_SWEEP_TOLERANCE = 1e-6  # of the fits among which the penalty is chosen
 _ABSENT = -1e30  # bias of a class without examples; its limit -inf would give NaN
 
 Labels = Int[Tensor, " count"]
@@ -45,12 +45,12 @@ ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Fits(NamedTuple):
-    """Classifiers of the given features, one per penalty; all in float64."""
+    """Linear classifiers, one per penalty; all in float64."""
 
     weight: Float[Tensor, "penalties feat classes"]
     bias: Float[Tensor, "penalties classes"]
     penalties: tuple[float, ...]
-    loss: Float[Tensor, " penalties"]  # the objective
+    loss: Float[Tensor, " penalties"]  # value of the objective
     gradient_norm: Float[Tensor, " penalties"]  # for centered features
     steps: Int[Tensor, " penalties"]  # of conjugate gradients
     converged: Bool[Tensor, " penalties"]
@@ -86,11 +86,11 @@ def fit(
 ) -> Fits:
     """Minimize the objective for every penalty, on the device of the features.
 
-    `tolerance` bounds the predicted gain of the last Newton step relative to the loss, which is
-    then 1e-8 above its minimum, or 2e-7 if a few examples decide. Float32 features are solved in
-    float32, which is accurate enough. `steps` bounds the steps of conjugate gradients per penalty
-    and `block_values` their memory (see `newton.minimize`). A class without examples gets weight 0
-    and a bias so low that it is never predicted.
+    `tolerance` bounds the predicted decrease of the last Newton step relative to the loss, which
+    is then 1e-8 above its minimum, or 2e-7 if the solution depends on a few examples. Float32
+    features are solved in float32, which is accurate enough. `steps` bounds the steps of conjugate
+    gradients per penalty and `block_values` their memory (see `newton.minimize`). A class without
+    examples gets weight 0 and a bias so low that it is never predicted.
     """
     _check_inputs(feats, labels, classes, penalties, steps)
     present, dense = labels.unique(return_inverse=True)
@@ -123,8 +123,8 @@ def select(
 ) -> Selection:
     """Fit on train, choose the penalty on validation, and fit on both with that penalty.
 
-    The penalty is not rescaled for the larger set. `metric` of logits and labels is better when
-    higher; the log-loss breaks ties, then the stronger penalty. The fits to choose from have a
+    The penalty is not rescaled for the larger set. `metric` takes logits and labels; higher is
+    better. The lower log-loss breaks ties, then the stronger penalty. The fits on train have a
     tolerance of 1e-6: on 3,600 images of CIFAR-10 this changed none of 45 scores and took half the
     time (CPU).
     """
@@ -179,7 +179,7 @@ def _check_inputs(
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Use full float32 precision in matrix products, which training may have reduced."""
+    """Use full float32 precision in matrix products; training may have reduced it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -198,7 +198,7 @@ class _Space(NamedTuple):
 
     @classmethod
     def of(cls, feats: Tensor, standardize: bool, work: int) -> "_Space":
-        """Rotate to principal axes if that is cheap compared to `work`, the logits of a step."""
+        """Rotate to principal axes if that is cheap compared to `work`, the logits per step."""
         x = feats.double()
         mean = x.mean(0)
         x = x - mean

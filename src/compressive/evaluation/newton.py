@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-BLOCK_VALUES = 2**26  # at most in the curvature within classes: 256 MB in float32
-_RELATIVE_RESIDUAL = 0.3  # of conjugate gradients; 0.1 takes half as long again in total
-_TRIALS = 12  # of a line search: bisection alone would narrow it by a factor of 4,000
+BLOCK_VALUES = 2**26  # limit for the curvature within classes: 256 MB in float32
+_RELATIVE_RESIDUAL = 0.3  # of conjugate gradients; 0.1 takes 1.5 times as long in total
+_TRIALS = 12  # of a line search: bisection alone narrows the interval by a factor of 4,000
 
-# Only public functions check shapes: checks in inner functions, which tests call very often, would
-# take longer than the work.
+# Only public functions check shapes: in inner functions, which tests call very often, the checks
+# would take longer than the computation.
 ClassIds = Tensor  # count
 PerProblem = Tensor  # problems
 Weights = Tensor  # problems, axes, classes
@@ -98,8 +98,8 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, " problems"], Float[Tensor, "count problems classes"]]:
     """Return the sum over examples and its gradient in the logits (probabilities minus one-hot).
 
-    Both are exact up to rounding even if the label has nearly all the probability: the rest is
-    summed over the other classes, not subtracted from 1. Small penalties depend on that rest.
+    Both are exact up to rounding even if the label has nearly all the probability: the remainder
+    is summed over the other classes, not subtracted from 1. Small penalties depend on it.
     """
     own = labels[:, None, None].expand(-1, z.shape[1], 1)
     top = z.amax(2, keepdim=True)
@@ -139,7 +139,7 @@ def _part(kept: Tensor, here: _Point) -> _Point:
 
 
 class _Blocks(NamedTuple):
-    """Preconditioner with the full curvature within each class, if a diagonal is not enough."""
+    """Preconditioner with the full curvature within each class, for when a diagonal is too slow."""
 
     scale: Weights  # scales the diagonal to ones
     factor: Tensor  # problems, classes, axes, axes: Cholesky factors
@@ -156,7 +156,7 @@ class _Blocks(NamedTuple):
         diagonal += ridge.mT
         scale = diagonal.clamp(min=torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
         found.mul_(scale[..., None]).mul_(scale[..., None, :])
-        # Rounding may make it indefinite.
+        # Keep it positive definite despite rounding.
         diagonal += 30 * torch.finfo(x.dtype).eps * x.shape[1] ** 0.5
         return cls(scale.mT, torch.linalg.cholesky(found))
 
@@ -183,7 +183,7 @@ def _newton(
     own = labels[:, None, None].expand(-1, here.z.shape[1], 1)
     sure = here.residual.abs()  # p, or 1 - p at the label
     curvature = length[:, None] * (sure * (1 - sure)).mean(0)[:, None] + here.ridge
-    # A class that is certain everywhere has no curvature and no gradient.
+    # A class with probability 0 or 1 everywhere has no curvature and no gradient.
     inverse = 1 / curvature.clamp(min=torch.finfo(sure.dtype).tiny ** 0.5)
     p = sure.scatter(2, own, 1 - sure.gather(2, own))
 
@@ -227,7 +227,7 @@ def _newton(
 
 
 def _search(x: Tensor, labels: ClassIds, here: _Point, ray: _Ray) -> tuple[_Point, Tensor]:
-    """Move along the rays until the slope is below 0.9 of the first one in absolute value.
+    """Move along the rays until the absolute slope is at most 0.9 times the initial one.
 
     The criterion is the slope, because losses differ by less than rounding near the minimum. The
     loss must not increase.
@@ -235,7 +235,7 @@ def _search(x: Tensor, labels: ClassIds, here: _Point, ray: _Ray) -> tuple[_Poin
     t = torch.ones_like(ray.slope)
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     slope_low, slope_high = ray.slope, ray.slope
-    rounding = 100 * torch.finfo(t.dtype).eps  # logits near 20 have rounding errors of their own
+    rounding = 100 * torch.finfo(t.dtype).eps  # allows for rounding of logits near 20
     z, residual, loss, good = here.z, here.residual, here.loss, ray.slope >= 0
     for _ in range(_TRIALS):
         z = torch.addcmul(here.z, t[:, None], ray.dz)

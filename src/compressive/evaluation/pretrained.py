@@ -54,12 +54,14 @@ def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> 
         cause = _misfit(wanted, state)
         if not cause:
             network = timm.create_model(one, num_classes=0, **options)
-            # Old files lack the number of steps, which evaluation does not read.
+            # Old files lack num_batches_tracked, which evaluation does not read.
             network.load_state_dict({k: state[k] for k in wanted if k in state}, strict=False)
             return _published(one, network)
     if name:
         raise ValueError(f"the weights are not those of timm's {name}: {cause}")
-    raise ValueError(f"the weights fit none of {', '.join(RESNETS)}; say which with --network NAME")
+    raise ValueError(
+        f"the weights match none of {', '.join(RESNETS)}; name their network with --network NAME"
+    )
 
 
 def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
@@ -70,11 +72,11 @@ def _misfit(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     classifiers = ("fc.", "head.", "classifier.", "last_linear.")
     for key, value in wanted.items():
         if key not in state and not key.endswith("num_batches_tracked"):
-            return f"{key} is not among them"
+            return f"{key} is missing"
         if key in state and state[key].shape != value.shape:
-            return f"{key} is of another shape"
+            return f"{key} has another shape"
     others = [key for key in state if key not in wanted and not key.startswith(classifiers)]
-    return f"{others[0]} is not one of its own" if others else ""
+    return f"{others[0]} does not exist in that network" if others else ""
 
 
 def _sized(name: str, size: int) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def _sized(name: str, size: int) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name; no code in the file is executed."""
-    path.open("rb").close()  # also the reason of a permission error
+    path.open("rb").close()  # raise permission errors with their own message
     if path.suffix == ".safetensors":
         found: Any = read_safetensors(path)[1]
     else:
@@ -95,14 +97,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises errors of pickle and of the content
             raise ValueError(
-                f"{path} holds more than weights, or is damaged ({type(error).__name__}); save "
-                "the network's state_dict alone"
+                f"{path} contains more than weights, or is damaged ({type(error).__name__}); save "
+                "only the network's state_dict"
             ) from None
     for key in _INSIDE:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise ValueError(f"{path} holds no state_dict; save the network's state_dict alone")
+        raise ValueError(f"{path} contains no state_dict; save only the network's state_dict")
     for start in _BEFORE:
         if found and all(name.startswith(start) for name in found):
             found = {name.removeprefix(start): value for name, value in found.items()}

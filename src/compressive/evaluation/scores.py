@@ -13,9 +13,9 @@ from compressive.metrics import Labels, Logits, confidence_bin, ece, hits
 
 
 def per_class_values(right: Bool[Tensor, " batch"], labels: Labels) -> Float[Tensor, " batch"]:
-    """Return values per image with the mean and the variance of the mean over classes.
+    """Return values per image whose mean and variance are those of the mean over classes.
 
-    Deviations from the mean of a rare class count more (the infinitesimal jackknife).
+    Deviations in rare classes have larger weights (infinitesimal jackknife).
     """
     hits, counts = right.double(), labels.bincount()
     present = (counts > 0).sum()
@@ -38,8 +38,8 @@ def add_scores(
 ) -> float:
     """Record accuracy and calibration of test logits; return the top-1 accuracy.
 
-    Images of a class that is not `seen` in training are wrong. They are left out of the NLL,
-    which would be infinite.
+    Images of classes that are not in `seen`, the training labels, count as wrong. They are left
+    out of the NLL, which would be infinite.
     """
     logits, labels = logits.double().cpu(), labels.cpu()
     right = hits(logits, labels)

@@ -65,16 +65,16 @@ def differences_table(
 
 
 def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> ComparisonText | None:
-    """Compare runs for a report if they are two experiments with comparable results, else None.
+    """Compare runs for a report; None if they are not two experiments with comparable results.
 
-    Leaves out single corruptions, which the report draws.
+    Leave out single corruptions, which the report plots.
     """
     there = [results_of(run, held_out=held_out) for run in runs]
     there = [place for place in there if (place / RESULTS).is_file()]
     try:
         groups = open_groups([str(place) for place in there])
         found = compare(*groups) if len(groups) == 2 else []
-    except (ValueError, OSError):  # the report itself says what cannot be read
+    except (ValueError, OSError):  # the report itself lists what cannot be read
         return None
     shown = [each for each in found if _key_parts(each)[0] != "corruption"]
     if not shown:
@@ -93,7 +93,7 @@ def differences_markdown(first: Experiment, second: Experiment, found: Sequence[
 
 
 def overall_verdict(found: Sequence[Difference]) -> str:
-    """Return what all metrics say together; of single runs, that they say nothing about methods."""
+    """Count better and worse metrics; for single runs, state that methods cannot be compared."""
     judged = [each for each in found if each.p is not None]
     count, of = Counter(each.verdict for each in judged), f"of {len(judged)} metrics"
     if any(each.over == "seeds" for each in judged):
@@ -142,7 +142,7 @@ def _metric_labels(keys: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _common_dataset(datasets: Iterable[str]) -> str:
-    """Return the dataset that all are of, as splits ("set test") or corruptions ("set-C fog")."""
+    """Return the dataset of all splits ("set test") and corruptions ("set-C fog"), or ""."""
     names = set(datasets)
     one = min(names, key=len)
     whole = all(name == one or name.startswith((f"{one} ", f"{one}-C")) for name in names)
@@ -152,7 +152,7 @@ def _common_dataset(datasets: Iterable[str]) -> str:
 def _format_difference(each: Difference) -> tuple[str, str, str]:
     """Return A, B and B - A: accuracies with one decimal as in the paper, others with three digits.
 
-    The interval of the others shows one digit of its width.
+    Intervals of the others are rounded to one significant digit of their width.
     """
     scale, places = 100, 1
     if is_plain := _key_parts(each)[2] not in PERCENT:
@@ -181,5 +181,5 @@ def _is_hidden(task: str, metric: str) -> bool:
 
 
 def _format_value(metric: str, value: float) -> str:
-    """Format times 100 with one decimal as in the paper, or with three digits."""
+    """Format a percentage with one decimal as in the paper, or another value with three digits."""
     return f"{100 * value:.1f}" if metric in PERCENT else f"{value:#.3g}".removesuffix(".")

@@ -16,9 +16,9 @@ def auto_recipe(
 ) -> Recipe:
     """Return a first recipe for `count` images with a median shorter side of `side` pixels.
 
-    `given` are settings that the user chose, by dotted name; the others follow from them.
+    `memory` is the GPU memory of all processes in GiB, or 0 without a GPU. `given` are settings
+    that the user chose, by dotted name; the others follow from them.
     """
-    # memory: GiB of GPU memory over all processes, or 0 without a GPU.
     if count < 2:
         raise ValueError(f"count must be 2 images or more, got {count}")
     if side < 1 or not 0 <= memory < math.inf:
@@ -40,10 +40,10 @@ def auto_recipe(
         "network.name": (network, f"ours, for {have}"),
         "train.batch_size": (_batch(count, network, size, stem, memory), f"ours, for {have}"),
         "train.epochs": (epochs, f"ours, for {have}"),
-        "optim.warmup_epochs": (warmup, "official code; at most a tenth of the run"),
-        "probe.neighbors": (min(20, max(1, count // 10)), "default; at most a tenth of the images"),
+        "optim.warmup_epochs": (warmup, "official code; at most 10 % of the run"),
+        "probe.neighbors": (min(20, max(1, count // 10)), "default; at most 10 % of the images"),
     }
-    loads = "which timm cannot load for its small stem" if stem else "which timm loads"
+    loads = "which timm cannot load because of its small stem" if stem else "which timm can load"
     return make_recipe(
         "folder",
         "c-simclr",
@@ -56,23 +56,26 @@ def auto_recipe(
 
 
 def _view_size(side: int, has_gpu: bool) -> int:
-    """Return a view size near that of the images; enlarging them would only cost time."""
+    """Return a view size close to that of the images; larger views would only take more time."""
     upto = {32: 40, 64: 80, 96: 112, 128: 192}
     size = next((size for size, most in upto.items() if side <= most), 224)
-    return size if has_gpu else min(size, 96)  # on a CPU 224 costs five times as much
+    return size if has_gpu else min(size, 96)  # on a CPU 224 takes five times as long
 
 
 def _batch(count: int, network: str, size: int, small_stem: bool, memory: float) -> int:
-    """Return a power of two that gives two steps per epoch or more, and is at most 512."""
-    # More gains nothing on CIFAR-10 (dkobak), and up to 512 SGD needs no LARS.
+    """Return a power of two, at most 512, that gives two steps per epoch or more."""
+    # Larger is no better on CIFAR-10 (dkobak), and up to 512 SGD suffices instead of LARS.
     most = min(512, _images_that_fit(network, size, small_stem, memory)) if memory > 0 else 128
     return 2 ** int(math.log2(max(2, min(most, count // 2))))
 
 
 def _images_that_fit(network: str, size: int, small_stem: bool, memory: float) -> int:
-    """Return how many images, with two views each, fit into the half that the data leave free."""
+    """Return how many images, with two views each, fit into half of the memory.
+
+    The other half is for the data.
+    """
     # 512 views of 224 pixels take 22 GB with ResNet-50 in bf16 (measured on an H200). ResNet-18 has
-    # 0.22 times its activations. The cifar stem has those of four times the side.
+    # 0.22 times its activations. The cifar stem has the activations of four times the side.
     area = (size * (4 if small_stem else 1) / 224) ** 2
     view = 22 / 512 * area * (0.22 if network == "resnet18" else 1)
     return int(memory / 2 / (2 * view))

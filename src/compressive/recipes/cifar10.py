@@ -7,22 +7,23 @@ from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_rec
 from compressive.recipes.small_batch import SMALL_BATCH, view_settings
 
 # lightly's values for CIFAR-10 at batch 512, except for the learning rate (our loss is 20 times
-# theirs; before batch norms that matters only in the first steps). 13 runs of 20 or 30 epochs, with
-# smaller learning rates of SGD, favored AdamW and a faster target: kNN 74.8 after 50 epochs.
+# theirs; for weights before batch norms this matters only in the first steps). 13 runs of 20 or 30
+# epochs with smaller learning rates of SGD favored AdamW and a faster target: kNN 74.8 after 50
+# epochs.
 _SMALL_BOOTSTRAP: SettingSources = {
     "decoder.kappa_d": (10.0, "paper, sec. A.6, 300 epochs: twice the weight 5"),
     "target.ema_decay": (0.99, "lightly's; paper, 300 epochs"),
-    "target.independent": (False, "ours, and lightly's: a copy gains a little"),
+    "target.independent": (False, "ours, and lightly's: starting as a copy is slightly better"),
     "optim.name": ("sgd", "lightly's"),
     "optim.lr": (0.24, "ours, tuned on held-out labels: 0.12 (lightly's), 0.24"),
     "optim.weight_decay": (5e-4, "lightly's"),
 }
 
-# With beta = 1 from the start, as in the paper, z became constant within 300 steps: 0.02 nats,
-# the loss of a decoder that knows only the mean direction. See docs/log.md.
+# With beta = 1 from the start, as in the paper, z became constant within 300 steps. It kept 0.02
+# nats, with the loss of a decoder that knows only the mean direction. See docs/log.md.
 _RISING: SettingSources = {
-    "bottleneck.schedule": ("linear", "ours: with beta=1 from the start z is constant"),
-    "bottleneck.warmup_epochs": (10.0, "ours: same as the learning rate"),
+    "bottleneck.schedule": ("linear", "ours: with beta=1 from the start z becomes constant"),
+    "bottleneck.warmup_epochs": (10.0, "ours: same as for the learning rate"),
 }
 
 _PRICE: dict[str, SettingSources] = {
@@ -54,8 +55,8 @@ _CIFAR_VARIANTS = {
         Variant(("bottleneck.kappa_b=10",), "the paper's temperature"),
         Variant(
             ("bottleneck.kappa_b=10", "bottleneck.beta=1"),
-            "the paper's temperature and beta: linear 89.5, SimCLR's there 87.8 (200 epochs, "
-            "decay 5e-4)",
+            "the paper's temperature and beta: linear 89.5, SimCLR at that temperature 87.8 "
+            "(200 epochs, weight decay 5e-4)",
         ),
         Variant(("bottleneck.beta=1",), "the paper's beta"),
         Variant(("views.policy=simclr", "views.strength=0.5"), "SimCLR's command for CIFAR-10"),
@@ -80,10 +81,10 @@ _CIFAR_VARIANTS = {
 }
 
 
-# Methods that the paper does not have. Neither recipe has been tuned or run for 200 epochs here.
+# Methods that are not in the paper. Neither recipe has been tuned or run for 200 epochs here.
 _DCL: SettingSources = {
-    "bottleneck.kappa_b": (10.0, "ours: of 5 and 10 the better on Tiny-ImageNet-100, held out"),
-    "optim.lr": (0.4, "ours, as SimCLR's: the losses differ only in the denominator"),
+    "bottleneck.kappa_b": (10.0, "ours: better than 5 on held-out labels of Tiny-ImageNet-100"),
+    "optim.lr": (0.4, "ours, same as SimCLR's: the losses differ only in the denominator"),
 }
 _VICREG: SettingSources = {
     "network.projection_dim": (2048, "solo-learn's VICReg for CIFAR-10"),
@@ -91,28 +92,28 @@ _VICREG: SettingSources = {
     "optim.name": ("lars", "Bardes et al. (2022), sec. 4.2"),
     "optim.lr": (0.3, "ours, not tuned"),
 }
-OTHER_METHODS = {  # settings, and results elsewhere
+OTHER_METHODS = {  # settings, and results published elsewhere
     "dcl": (_DCL, "linear 85.4 after 100 epochs, batch 256 (649459021, SimCLR 83.3)"),
     "vicreg": (_VICREG, "linear 90.1 after 300 epochs (eb_jepa)"),
 }
 
 
 def other_method(method: str, epochs: int) -> Recipe:
-    """Return the CIFAR-10 recipe of a method that the paper does not have."""
+    """Return the CIFAR-10 recipe of a method that is not in the paper."""
     sources, elsewhere = OTHER_METHODS[method]
     about = f"Ours: {method}, ResNet-18 with a CIFAR stem, CIFAR-10, {epochs} epochs."
-    expected = f"not in the paper and not run here; elsewhere: {elsewhere}"
+    expected = f"not in the paper and not run here; published elsewhere: {elsewhere}"
     return _recipe(method, epochs, sources, about=about, expected=expected)
 
 
 def _recipe(method: str, epochs: int, *own: SettingSources, **words: Any) -> Recipe:
-    """Return a recipe with its own settings over those that all CIFAR-10 recipes share."""
+    """Return a recipe with the settings that all CIFAR-10 recipes share, overridden by `own`."""
     shared: SettingSources = {
         "data.source": ("torchvision:CIFAR10", "ours; DATA on the command line replaces it"),
-        "views.crop_scale_min": (0.2, "SimSiam's and dkobak's for CIFAR-10; ahead from the start"),
+        "views.crop_scale_min": (0.2, "SimSiam's and dkobak's for CIFAR-10; better from the start"),
         "network.variant": ("official", "official code, row 23"),
-        "train.batch_size": (512, "SimCLR's command for CIFAR-10; more gains nothing (dkobak)"),
-        "train.epochs": (epochs, "its name"),
+        "train.batch_size": (512, "SimCLR's command for CIFAR-10; larger is no better (dkobak)"),
+        "train.epochs": (epochs, "recipe name"),
         "optim.warmup_epochs": (10.0, "official code"),
     }
     layers = SMALL_BATCH, view_settings(32, has_gpu=True), shared, *own
@@ -124,15 +125,15 @@ def cifar10(method: str, epochs: int) -> Recipe:
     """Return our recipe for CIFAR-10: 200 epochs of SimCLR take 5 minutes on an H200."""
     plain = method.removeprefix("c-")
     own = paper.LOSS[method] | _SMALL_BOOTSTRAP if plain == "byol" else {}
-    if plain == "simclr" and epochs == 200:  # 1.5 points ahead after 60 epochs, hardly after 200
-        why = "ours, tuned on held-out labels: level with 0.2, ahead in shorter runs"
+    if plain == "simclr" and epochs == 200:  # 1.5 points better after 60 epochs, hardly after 200
+        why = "ours, tuned on held-out labels: equal to 0.2, better in shorter runs"
         own = {"optim.lr": (0.4, why)}
     price = {} if method == plain else _RISING | _PRICE[method]
     variants = _CIFAR_VARIANTS[plain]
     if method == plain:  # has no beta
         variants = tuple(v for v in variants if not any(".beta=" in c for c in v.changes))
-    here = "here" if epochs == 200 else "not run here, but"
-    elsewhere = f"{plain} elsewhere: {_CIFAR_ELSEWHERE[plain, epochs]}"
+    here = "measured here:" if epochs == 200 else "not run here, but"
+    elsewhere = f"{plain} published elsewhere: {_CIFAR_ELSEWHERE[plain, epochs]}"
     return _recipe(
         *(method, epochs, own, price),
         about=f"Ours: ResNet-18 with a small stem, CIFAR-10, {epochs} epochs.",

@@ -1,4 +1,4 @@
-"""The paper's ImageNet runs; "row N" is a row of docs/notation.md, where paper and code differ."""
+"""The paper's ImageNet runs; "row N" is a difference of paper and code in docs/notation.md."""
 
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 
@@ -35,8 +35,8 @@ SECTION_3_2: dict[PaperRun, float] = {("c-byol", "r50", 1500): 76.0}
 _CONTRADICTIONS: dict[PaperRun, str] = {
     ("simclr", "r50", 300): " (69.0 in Tables 5 and 15)",
     ("c-simclr", "r50", 300): " (70.2 in Tables 5, 11, 13 and 15)",
-    ("simclr", "r50", 1000): " (70.6 in sec. A.5, 70.8 the released checkpoint)",
-    ("c-byol", "r50", 1000): " (75.8 the released checkpoint)",
+    ("simclr", "r50", 1000): " (70.6 in sec. A.5, 70.8 for the released checkpoint)",
+    ("c-byol", "r50", 1000): " (75.8 for the released checkpoint)",
 }
 _SWEEPS: dict[PaperRun, dict[str, tuple[int, dict[float, float]]]] = {  # table, {value: top-1}
     ("simclr", "r50", 300): {"views.crop_scale_min": (15, {0.16: 68.6, 0.25: 67.6, 0.5: 61.4})},
@@ -73,7 +73,7 @@ _COMPARED: dict[PaperRun, list[Variant]] = {  # comparisons that change more tha
 _ALWAYS: SettingSources = {
     "data.source": ("torchvision:ImageNet", "ours; DATA on the command line replaces it"),
     "data.split": ("train", "paper, sec. 3.1"),
-    "data.max_side": (0, "ours; the official code crops from the whole file"),
+    "data.max_side": (0, "ours; the official code crops from the full-size image"),
     "data.limit": (0, "paper, sec. 3.1"),
     "views.size": (224, "paper, sec. A.1"),
     "views.policy": ("byol", "paper, Table 6"),
@@ -81,7 +81,7 @@ _ALWAYS: SettingSources = {
     "views.blur": (True, "paper, Table 6; one sigma for each image, row 19"),
     "views.antialias": (False, "official code, row 22"),
     "network.stem": ("imagenet", "official code"),
-    "network.variant": ("official", "official code, row 23; but for the running variance, row 16"),
+    "network.variant": ("official", "official code, row 23, except the running variance, row 16"),
     "network.zero_init_last": (True, "official code, row 23"),
     "network.hidden_dim": (4096, "paper, sec. A.2"),
     "network.projection_dim": (256, "paper, sec. A.2"),
@@ -172,16 +172,16 @@ def _hardware(run: PaperRun) -> str:
     if network != "r50":
         return cores
     if "byol" in method:
-        return f"{cores}; BYOL's README has 1000 epochs in about 8 h on 512 TPU v3"
+        return f"{cores}; BYOL's README reports 1000 epochs in about 8 h on 512 TPU v3"
     hours = epochs * 6 // 100
-    return f"{cores}; by SimCLR's README, 6 h per 100 epochs on 32 TPU v3, about {hours} h"
+    return f"{cores}; about {hours} h on 32 TPU v3, from 6 h per 100 epochs in SimCLR's README"
 
 
 def _variants(run: PaperRun) -> tuple[Variant, ...]:
-    """Return other readings of the paper, then the rows of its ablations of this run."""
+    """Return other interpretations of the paper, then the rows of its ablations of this run."""
     method, _, epochs = run
     found = [
-        Variant(("network.variant=timm",), "timm computes the same features then, row 23"),
+        Variant(("network.variant=timm",), "timm then computes the same features, row 23"),
         Variant(("views.antialias=true",), "anti-aliased crops, row 22"),
         Variant(("train.precision=float32",), "no bf16, like the official code"),
     ]
@@ -191,8 +191,10 @@ def _variants(run: PaperRun) -> tuple[Variant, ...]:
         found.append(Variant(("decoder.same_view_negatives=false",), "the pseudo-code's, row 6"))
     if method.startswith("c-"):
         linear = ("bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
-        found.append(Variant(linear, "beta rises for 10 epochs, row 26"))
-        found.append(Variant(("bottleneck.schedule=cosine",), "beta rises all along, row 26"))
+        found.append(Variant(linear, "beta increases over 10 epochs, row 26"))
+        found.append(
+            Variant(("bottleneck.schedule=cosine",), "beta increases over the whole run, row 26")
+        )
     if method == "c-byol" and epochs > 300:
         found.append(Variant(("optim.lr=0.25",), "the official script's, row 13"))
     for setting, (table, tops) in _SWEEPS.get(run, {}).items():

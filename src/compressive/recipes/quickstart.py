@@ -1,12 +1,12 @@
-"""The quick start's recipes: built-in images on two CPU cores."""
+"""Recipes of the quick start: built-in images on two CPU cores."""
 
 from compressive.recipes.recipe import Recipe, SettingSources, make_recipe
 from compressive.recipes.small_batch import SMALL_BATCH
 
 
 def quickstart(method: str) -> Recipe:
-    """Return the recipe for the built-in images: ours, for minutes on two CPU cores."""
-    why = "ours, for minutes on two CPU cores"
+    """Return our recipe for the built-in images, which takes minutes on two CPU cores."""
+    why = "ours, to finish in minutes on two CPU cores"
     layer: SettingSources = {
         "data.source": ("builtin", why),
         "views.size": (32, "size of the images"),
@@ -15,10 +15,10 @@ def quickstart(method: str) -> Recipe:
         "network.name": ("test_resnet", "ours: 0.4 million weights, timm's smallest ResNet"),
         "network.hidden_dim": (512, why),
         "bottleneck.kappa_b": (10.0, "paper, sec. A.5"),
-        "bottleneck.beta": (1.0, "ours: the largest value that costs little accuracy"),
-        "bottleneck.schedule": ("adaptive", "ours: a constant beta of 0.1 costs 4 points"),
+        "bottleneck.beta": (1.0, "ours: the largest value with little loss of accuracy"),
+        "bottleneck.schedule": ("adaptive", "ours: a constant beta of 0.1 is 4 points worse"),
         "optim.name": ("adamw", "ours: faster than SGD in so few steps"),
-        "optim.lr": (0.064, "ours: the best of a few"),
+        "optim.lr": (0.064, "ours: the best of a few tried values"),
         "optim.weight_decay": (0.01, "default of torch"),
         "optim.warmup_epochs": (1.0, why),
         "train.batch_size": (32, "ours: more steps in the same time"),
@@ -29,7 +29,7 @@ def quickstart(method: str) -> Recipe:
         f"{method}/quickstart",
         method,
         *(SMALL_BATCH, layer),
-        about="Ours: the built-in images, to try everything.",
+        about="Ours: the built-in images, to try all commands.",
         expected="not in the paper; linear, five seeds: SimCLR 79.4, C-SimCLR 77.7, pixels 9.5",
         hardware="two CPU cores",
     )

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from compressive.config import Config, flat, from_dict, unused_settings
 
-# dotted setting -> its value and where that comes from
+# dotted setting -> its value and the origin of the value
 SettingSources = dict[str, tuple[Any, str]]
 
 
 class Variant(NamedTuple):
-    """Changes for `--set`: another reading of the paper, or one row of its ablations."""
+    """Changes for `--set`: another interpretation of the paper, or one row of its ablations."""
 
     changes: tuple[str, ...]
     what: str
@@ -32,7 +32,7 @@ class Recipe:
 
 def make_recipe(name: str, method: str, *layers: SettingSources, **words: Any) -> Recipe:
     """Combine layers over the defaults; later layers win. `words` are the other fields."""
-    values: SettingSources = {"recipe": (name, "its name"), "method": (method, "its name")}
+    values: SettingSources = {"recipe": (name, "recipe name"), "method": (method, "recipe name")}
     for layer in layers:
         values |= layer
     settings: dict[str, Any] = {}

@@ -24,7 +24,7 @@ class PlannedRun(NamedTuple):
 
     @property
     def changes(self) -> list[str]:
-        """What this run changes in the settings that all runs share."""
+        """Changes of this run to the settings that all runs share."""
         return [f"{name}={value}" for name, value in self.varied.items()] + [f"seed={self.seed}"]
 
 
@@ -63,8 +63,9 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return every combination of the values with every seed; seeds of one setting are adjacent.
 
-    vary: "section.name=value,value,..."; changes: "section.name=value", the same for all runs;
-    base: the settings to change without a recipe. Settings are checked before any run starts.
+    `vary` are texts "section.name=value,value,...". `changes` are texts "section.name=value" for
+    all runs. `base` are the settings to change if there is no recipe. Settings are validated before
+    any run starts.
     """
     base = recipes.get(recipe).config if recipe else base or Config()
     base = with_data(base, data, *changes)
@@ -104,7 +105,7 @@ def _varied_axes(
 def _require_distinct(
     runs: Sequence[PlannedRun], configs: Sequence[Config], axes: Iterable[str]
 ) -> None:
-    """Raise ValueError if two runs have one name, or differ in no setting that is read."""
+    """Raise ValueError if two runs have the same name, or differ only in unused settings."""
     read = []
     for config in configs:
         unused = unused_settings(config)
@@ -131,7 +132,9 @@ def _parse_seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ValueError(f"--seeds must be whole numbers with commas, got {text!r}") from None
+        raise ValueError(
+            f"--seeds must be whole numbers separated by commas, got {text!r}"
+        ) from None
 
 
 def _short_name(name: str, axes: Iterable[str]) -> str:

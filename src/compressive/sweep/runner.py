@@ -49,11 +49,11 @@ def sweep(
     display: Display | None = None,
     program: Sequence[str] = (sys.executable, "-m", "compressive"),
 ) -> SweepResult:
-    """Train and evaluate every planned run; a failed run does not end the others.
+    """Train and evaluate every planned run; a failed run does not stop the others.
 
     With `held_out` or the suite "none" no test image is read. Finished runs are skipped and others
-    resumed. Values and seeds may be added later; all else must stay the same. Ctrl-C stops the
-    runs, which save a checkpoint.
+    resumed. Values and seeds may be added later; everything else must stay the same. Ctrl-C stops
+    the runs, which save a checkpoint.
     """
     axes: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
     if at_once < 1:
@@ -67,7 +67,7 @@ def sweep(
         from compressive.train.auto_config import auto_config
 
         base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
-        # Raise an error now if the images cannot be opened.
+        # Fail now, before any run starts, if the images cannot be opened.
         open_source(data, with_data(base, data, *changes).data.split)
         runs = plan_runs(data, recipe=recipe, base=base, **axes)
     about = {"data": data, "recipe": recipe, "set": list(changes), "varied": list(runs[0].varied)}
@@ -101,7 +101,7 @@ class SweepFile:
             if out.is_dir() and any(
                 not path.name.endswith(files.PARTIAL) for path in out.iterdir()
             ):
-                raise ValueError(f"{out} is not empty and holds no sweep; choose another --out")
+                raise ValueError(f"{out} is not empty and contains no sweep; choose another --out")
             out.mkdir(parents=True, exist_ok=True)
             return
         try:
@@ -115,7 +115,7 @@ class SweepFile:
             if before.get(name, False) != value:
                 raise ValueError(
                     f"{out} holds a sweep with {name} {before.get(name, False)!r}, not {value!r}; "
-                    "give the same to resume it, or choose another --out"
+                    "give the same value to resume it, or choose another --out"
                 )
 
     @property
@@ -131,7 +131,7 @@ class SweepFile:
         return self.status.get(run.name) == "done" and last.is_file()
 
     def log(self, run: PlannedRun) -> Path:
-        """Return the file for the output of a run's commands; no run matches `logs`."""
+        """Return the file for the output of a run's commands; no run is named `logs`."""
         return self.out / "logs" / f"{run.name}.log"
 
     def evaluation(self, run: PlannedRun) -> Path:
@@ -159,7 +159,7 @@ class SweepFile:
 
 
 class _Processes:
-    """Start the commands of the runs, and stop them on request."""
+    """Processes of the runs, started in turn and stopped on request."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Processes:
             for process in self._running:
                 process.send_signal(signal.SIGINT if self.stopping < 3 else signal.SIGKILL)
         if self.stopping == 1:
-            self.display.say("stopping; running runs save a checkpoint, run the command to resume")
+            self.display.say("stopping; runs save a checkpoint; run the same command to resume")
 
     def _run(self, run: PlannedRun) -> None:
         if self.stopping:
@@ -227,8 +227,8 @@ class _Processes:
             with self._lock:
                 if self.stopping:
                     return _INTERRUPTED
-                # Its own process group: a terminal would also send Ctrl-C to it, and a run that
-                # gets it twice does not save.
+                # Use a new process group: otherwise the terminal would also send Ctrl-C to the
+                # process, and a run that receives it twice does not save.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
                 )

@@ -16,9 +16,9 @@ from compressive.rundir.reader import read_runs
 from compressive.sweep.plan import PlannedRun
 
 _LEGEND = (
-    "top-1 in %; held-out: on labels held out of the training split, for tuning; reducible "
-    "residual: nats beyond what the other view predicts; mean ± standard deviation over seeds; the "
-    "report has more metrics"
+    "top-1 in %; held-out: accuracy on labels held out of the training split, for tuning; "
+    "reducible residual: nats beyond what the other view predicts; mean ± standard deviation over "
+    "seeds; the report has more metrics"
 )
 # Columns that fit into 80 characters.
 _SHOWN = (
@@ -97,7 +97,7 @@ def sweep_table(title: str, rows: Sequence[SweepRow]) -> Table:
 
 
 def legend(rows: Sequence[SweepRow]) -> str:
-    """Explain the columns, and what single seeds do not show."""
+    """Explain the columns, and the limits of single seeds."""
     return f"{_LEGEND}; {ONE_SEED}" if any(row.done == 1 for row in rows) else _LEGEND
 
 

@@ -1,29 +1,29 @@
-"""Trained encoders that come with the package: which there are, and where."""
+"""Names and files of the trained encoders in the package."""
 
 from pathlib import Path
 
 WEIGHTS = Path(__file__).parent
 _SUFFIX = ".safetensors"
-# Checksums of files that do not state their own, which were written in format 2.
+# Checksums of files in format 2, which do not contain their own.
 _CHECKSUMS = {"cifar10-c-simclr-r18": "2083679262"}
 
 
 def names() -> tuple[str, ...]:
-    """What `compressive.load`, `evaluate` and `embed` take by name alone."""
+    """Return the names that `compressive.load`, `evaluate` and `embed` accept instead of a path."""
     return tuple(sorted(path.stem for path in WEIGHTS.glob(f"*{_SUFFIX}")))
 
 
 def find(name: str) -> Path | None:
-    """The file of the encoder with this name, if it comes with the package."""
+    """Return the file of a packaged encoder, or None if there is no such name."""
     return WEIGHTS / f"{name}{_SUFFIX}" if name in names() else None
 
 
 def known_checksum(path: Path) -> str | None:
-    """Return the checksum of a file of the package that does not state its own."""
+    """Return the checksum of a packaged file that does not contain its own, else None."""
     return _CHECKSUMS.get(path.stem) if path.resolve().parent == WEIGHTS.resolve() else None
 
 
 def hint() -> str:
-    """The end of a line that says what was not found: what there is; empty if there is nothing."""
+    """Return the end of an error message that lists the packaged encoders; "" if there are none."""
     known = ", ".join(names())
-    return f"; with the package come these by name: {known}" if known else ""
+    return f"; the package contains these encoders: {known}" if known else ""

@@ -153,8 +153,12 @@ def test_videos_report_pm0_frames_and_pm10() -> None:
     for frame, i in enumerate((200, 200, 817, 285)):  # a dog, a dog, a sports car, a cat
         logits[frame, i] = -1.0
     logits[:, 0] = 3.0  # tench is not a video class
-    by_anchor = video_answers([{dog}, {dog}, {dog}, {cat, car}])  # as in YTBB-Robust
-    by_frame = video_answers([{dog}, {dog}, {car}, {cat, car}])  # as in ImageNet-Vid-Robust
+    by_anchor = video_answers(
+        [{dog}, {dog}, {dog}, {cat, car}]
+    )  # neighbors have the labels of their anchor, as in YTBB-Robust
+    by_frame = video_answers(
+        [{dog}, {dog}, {car}, {cat, car}]
+    )  # neighbors have their own labels, as in ImageNet-Vid-Robust
     found = {score.metric: score.hits.tolist() for score in scores(logits, by_anchor)}
     assert found == {
         "pm0": [True, True],

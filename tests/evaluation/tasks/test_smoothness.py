@@ -206,7 +206,7 @@ def test_small_changes_are_not_lost_in_rounding() -> None:
 
 
 def test_unchanged_images_are_dropped_and_counted() -> None:
-    """Gray has no hue, flat no contrast, white cannot be brighter, even with resize rounding."""
+    """Gray has no hue, flat has no contrast, white cannot be brighter, despite resize rounding."""
     gray = random_images(1, 40)[:, :1].expand(1, 3, 40, 40)
     white, black = torch.full((2, 1, 3, 40, 40), 255, dtype=torch.uint8)
     flat = torch.tensor([200, 100, 37], dtype=torch.uint8)[None, :, None, None].expand_as(gray)
@@ -304,7 +304,7 @@ def test_keyed_samples_follow_the_vmf_distribution(dim: int, kappa: float) -> No
 
 
 def test_histogram_matches_numpy() -> None:
-    """Numpy normalizes the density over values within the bins, ours over all values."""
+    """Numpy normalizes the density over values within the bins; `histogram` uses all values."""
     rng = np.random.default_rng(0)
     values = rng.gamma(2, 0.1, 5000)
     edges, density, beyond = histogram(torch.from_numpy(values))

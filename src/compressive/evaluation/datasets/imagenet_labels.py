@@ -69,7 +69,7 @@ def imagenet_wnids(root: str | Path) -> tuple[str, ...]:
         if wnids:
             found.append(f"{len(wnids)} in {place}")
     raise FileNotFoundError(
-        f"{root} has not the {IMAGENET} class names of ImageNet: {', '.join(found) or 'found none'}"
+        f"{root} lacks the {IMAGENET} class names of ImageNet: {', '.join(found) or 'found none'}"
         "; it needs train/ or val/ with a folder n01440764, ... for each, or "
         "LOC_synset_mapping.txt, or torchvision's meta.bin"
     )
@@ -78,8 +78,8 @@ def imagenet_wnids(root: str | Path) -> tuple[str, ...]:
 def objectnet_ids(mappings: Path) -> dict[str, tuple[int, ...]]:
     """Return the ImageNet ids of each ObjectNet folder that has any: 113 folders, 125 ids.
 
-    The path is folder -> ObjectNet label -> ImageNet label texts -> their lines, from 0, in the
-    file of all 1000 -> PyTorch ids.
+    The mapping is folder -> ObjectNet label -> ImageNet label texts -> their line numbers (from 0)
+    in the file of all 1000 -> PyTorch ids.
     """
     folders = read_json(mappings / "folder_to_objectnet_label.json")
     texts = read_json(mappings / "objectnet_to_imagenet_1k.json")
@@ -92,7 +92,7 @@ def objectnet_ids(mappings: Path) -> dict[str, tuple[int, ...]]:
     for folder, label in folders.items():
         wanted = texts[label].split("; ") if label in texts else []
         if unknown := [text for text in wanted if text.strip() not in ids]:
-            raise ValueError(f"{file} has no line {unknown[0]!r}, which {label!r} stands for")
+            raise ValueError(f"{file} has no line {unknown[0]!r}, which {label!r} maps to")
         if wanted:
             found[folder] = tuple(sorted(ids[text.strip()] for text in wanted))
     return found

@@ -11,10 +11,10 @@ from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.data.decode import first_line
 
 SEVERITIES = (1, 2, 3, 4, 5)
-# Archives of ImageNet-C; some people unpack each into a folder of its name.
+# Archives of ImageNet-C, which some people unpack into folders of these names.
 ARCHIVES = ("", "blur/", "digital/", "noise/", "weather/", "extra/")
 
-# Preprocessing: as the test images of the encoder, or the whole shorter side.
+# "resize": the crop of the encoder's test images; "center": a square of the whole shorter side.
 CropKind = Literal["resize", "center"]
 
 

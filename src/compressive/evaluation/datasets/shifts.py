@@ -186,7 +186,9 @@ def _open_videos(name: str, base: Path, wnids: Sequence[str] | None) -> Shift:
         folder, videos, owner = base / "val", read_vid(base), "their own"
     frames = videos.frames()
     if not frames:
-        raise ValueError(f"annotations of {name} beside {folder} keep no anchor; download again")
+        raise ValueError(
+            f"the annotations of {name} for {folder} contain no usable anchor; download them again"
+        )
     there = {f"{p.name}/{file}" for p in folder.glob("*") if p.is_dir() for file in os.listdir(p)}
     if missing := [frame for frame in frames if frame not in there]:
         raise FileNotFoundError(
@@ -221,7 +223,7 @@ _OPENERS: Mapping[str, Callable[[str, Path, Sequence[str] | None], Shift]] = {
 def _ranks(
     name: str, base: Path, folders: Collection[str], classes: Sequence[str] | None
 ) -> dict[str, int]:
-    """Return the position of each class among the logits, which is not its folder's position."""
+    """Return the index of each class among the logits, which is not the index of its folder."""
     if classes is None:
         hint = "imagenet_wnids(folder of ImageNet)" if "tiny" not in name else "those of training"
         raise ValueError(f"{name} needs the wnids of the classes of the logits; give {hint}")
@@ -272,7 +274,7 @@ def _files(name: str, files: Sequence[str], border: int = 0) -> Source:
 
 
 def _with_count(name: str, source: Source, answers: GroundTruth, notes: tuple[str, ...]) -> Shift:
-    """Return the shift, with a note if images are missing or too many."""
+    """Return the shift, with a note if the number of images is not the published one."""
     whole = SHIFTS[name].images
     if whole and len(source) not in whole:
         notes += (f"{len(source)} images on disk, the published set has {whole[0]}",)

@@ -15,7 +15,7 @@ PaperMetric = Literal["top-1", "mean per class"]
 
 
 class Dataset(NamedTuple):
-    """Facts about a data set, and its layout on disk, from published.toml."""
+    """Sizes, metric and disk layout of a data set, from published.toml."""
 
     classes: int
     metric: PaperMetric
@@ -27,14 +27,14 @@ class Dataset(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Fit on train, choose on val, refit on both, and read test once."""
+    """Splits of a data set: fit on train, choose on val, refit on both, and read test once."""
 
     train: Source
     val: Source
     test: Source
     metric: PaperMetric
     notes: tuple[str, ...]  # for the protocol of every record
-    held: Int64[Tensor, " val"] | None  # which images of train are val, if we drew it
+    held: Int64[Tensor, " val"] | None  # indices of val in train, if val was drawn here
 
 
 DATASETS: dict[str, Dataset] = {
@@ -43,10 +43,10 @@ DATASETS: dict[str, Dataset] = {
 
 
 def open_transfer(name: str, root: str | Path, *, seed: int = 0) -> Split:
-    """Open a data set of the paper from the folder that has all of them.
+    """Open a data set of the paper from the folder of all data sets.
 
-    If its authors have no validation split, as many images as in BYOL are held out, in proportion
-    to the classes. Which ones BYOL used is unpublished.
+    If its authors publish no validation split, hold out as many images as BYOL, stratified by
+    class. BYOL's choice of images is unpublished.
     """
     if name not in DATASETS:
         raise ValueError(f"no transfer dataset {name!r}; there are {', '.join(DATASETS)}")

@@ -22,7 +22,7 @@ _PER_CLASS = 30  # training images per class of Caltech-101, as is usual
 
 
 class Found(NamedTuple):
-    """A data set as published; `val` is None if its authors have no validation split."""
+    """A data set as published; `val` is None if there is no published validation split."""
 
     train: Source
     val: Source | None
@@ -65,9 +65,9 @@ def _read_cifar(name: str, root: Path) -> Found:
 
 
 def _pet(root: Path) -> Found:
-    """Read Oxford Pets from a list of names and classes for each split.
+    """Read Oxford Pets from its lists of names and classes.
 
-    torchvision is not used: it would decode every image to get its class.
+    torchvision is not used because it would decode every image to get its class.
     """
     base, names = root / "oxford-iiit-pet", {}
 
@@ -95,7 +95,7 @@ def _flowers(root: Path) -> Found:
 
 
 def _cars(root: Path) -> Found:
-    """Read Stanford Cars; torchvision accepts the test labels in one place only."""
+    """Read Stanford Cars; unlike torchvision, accept the test labels in either of two folders."""
     base = root / "stanford_cars"
     devkit = base / "devkit"
     test = _first(folder / "cars_test_annos_withlabels.mat" for folder in (devkit, base))
@@ -137,7 +137,7 @@ def _caltech101(root: Path, seed: int) -> Found:
 
 
 def _sun397(root: Path) -> Found:
-    """Read the first of ten splits of SUN397; torchvision has none."""
+    """Read the first of the ten splits of SUN397; torchvision has no splits."""
     base = root / "SUN397"
     folders = (base / "Partitions", base, root / "Partitions")
     lists = _first(folder / "Training_01.txt" for folder in folders).parent
@@ -168,7 +168,7 @@ def _birdsnap(root: Path) -> Found:
 def _of_files(name: str, classes: Sequence[str], **parts: list[_LabeledFile]) -> Found:
     """Return the splits of lists of files, without missing files."""
     every = [path for rows in parts.values() for path, _ in rows]
-    # List whole folders: 50,000 single queries are slow on a network.
+    # List whole folders: 50,000 single queries are slow on a network drive.
     folders = filter(os.path.isdir, {os.path.dirname(path) for path in every})
     there = {f"{folder}/{file}" for folder in folders for file in os.listdir(folder)}
     sources = {}

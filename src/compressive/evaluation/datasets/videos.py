@@ -13,7 +13,7 @@ from compressive.evaluation.datasets.imagenet_labels import (
 
 WITHIN = 10  # frames on either side of an anchor
 
-# Marks in the reviews of YTBB-Robust of pairs that do not show the same object.
+# Review marks of YTBB-Robust for pairs that must not be compared.
 _DIFFERENT = {
     *("dissimilar", "problematic", "incorrect", "dont know", "deformation"),
     *("background-change", "occlusion-increased", "blur-increase", "bad-anchor"),
@@ -50,9 +50,9 @@ def read_vid(root: Path) -> Videos:
 def read_ytbb(root: Path) -> Videos:
     """Read YTBB-Robust: reviewed anchors and neighbors, which have the labels of their anchor.
 
-    An anchor is kept if it is good, neither bad nor unsure, and no review of a neighbor calls it
-    bad. A neighbor is kept if it is similar and no review objects. The labels of an anchor are
-    those of the annotation and the first one, in the CSV file.
+    An anchor is kept if it is marked good, neither bad nor unsure, and no review of a neighbor
+    marks it bad. A neighbor is kept if it is marked similar and has no mark in `_DIFFERENT`. The
+    labels of an anchor are those of its annotation and the original one in the CSV file.
     """
     classes = ytbb_classes()
     ids = {name: i for i, name in enumerate(classes.names)}
@@ -87,7 +87,7 @@ def _annotation(root: Path, name: str) -> Path:
 
 
 def _marks(path: Path) -> dict[tuple[str, ...], set[str]]:
-    """Return the review of each frame or pair of frames; the last one if there are two."""
+    """Return the review marks of each frame or pair of frames; the last review wins."""
     found = read_json(path)
     names: list[str] = found["labels"]
     return {
@@ -97,7 +97,7 @@ def _marks(path: Path) -> dict[tuple[str, ...], set[str]]:
 
 
 def _first_labels(path: Path) -> dict[str, int]:
-    """Return the label of the anchor in each folder. The CSV file has 22 and 23 swapped."""
+    """Return the label of each folder's anchor; labels 22 and 23 are swapped in the CSV file."""
     exchanged = {22: 23, 23: 22}
     with path.open(newline="", encoding="utf-8") as file:
         rows = [(f"{r['ytid']}_{r['time_ms']}", int(r["label"])) for r in csv.DictReader(file)]
@@ -112,5 +112,5 @@ def _distance(anchor: str, frame: str) -> int:
 
 
 def _frame(key: str) -> str:
-    """Return folder/file of a frame; some keys start with folders of the annotator."""
+    """Return folder/file of a frame; some keys start with other folders."""
     return "/".join(key.strip().split("/")[-2:])

@@ -12,7 +12,7 @@ SUITES = ("quick", "standard", "paper")
 
 
 class Task(NamedTuple):
-    """A task by its name on the command line; importing its module needs torch."""
+    """A task; `name` is its name on the command line. Importing its module needs torch."""
 
     name: str
     module: str

@@ -1,4 +1,4 @@
-"""Accuracy on corrupted test images, generated here, and the mean corruption error."""
+"""Accuracy on generated corrupted test images, and the mean corruption error."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,14 +18,14 @@ from compressive.metrics import hits
 
 
 class CorruptionError(NamedTuple):
-    """A mean over types of corruption, and the types out of 15 that are missing."""
+    """A mean over types of corruption, and the missing ones of the 15 types."""
 
     value: float
     left_out: tuple[str, ...]
 
 
 def run(context: EvalContext) -> None:
-    """Record accuracy for 15 types (and 4 more) in 5 severities each, and their mean.
+    """Record the accuracy for 15 types (and 4 extra ones) at 5 severities each, and its mean.
 
     The classifier is that of the linear evaluation, trained on clean images.
     """
@@ -52,8 +52,8 @@ def run(context: EvalContext) -> None:
 def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> CorruptionError:
     """Return the mCE (Hendrycks & Dietterich 2019) from accuracies by type and severity.
 
-    It is the mean over types of (mean error of the severities) / (the same of AlexNet), defined
-    for ImageNet-C only. Papers print it times 100. It is not comparable if types are left out.
+    It is the mean over types of (mean error over severities) / (the same for AlexNet), defined for
+    ImageNet-C only. Papers print it times 100. It is not comparable if types are left out.
     """
     kept = [name for name in ALEXNET_ERROR if name in accuracy]
     if not kept:

@@ -17,11 +17,11 @@ from compressive.evaluation.tasks.logistic import CLASSIFIER, select_penalty
 from compressive.metrics import hits
 
 _DRAWS = 3
-_DEFAULT_PENALTY = 1.0  # if too few images can be held out to choose it
+_DEFAULT_PENALTY = 1.0  # used if too few images can be held out to choose one
 
 
 class FewLabelFit(NamedTuple):
-    """A classifier of few images, its penalty, and how the penalty was chosen."""
+    """A classifier fitted on few images, its penalty, and how the penalty was chosen."""
 
     fits: logistic.Fits
     penalty: float
@@ -32,7 +32,7 @@ class FewLabelFit(NamedTuple):
 def run(context: EvalContext) -> None:
     """Record the mean accuracy of three draws for each fraction of the labels.
 
-    The lists of SimCLR for ImageNet replace the draws if they are in `options.benchmark_root`. A
+    SimCLR's lists for ImageNet replace the draws if they are in `options.benchmark_root`. A
     fraction with less than one image per class is skipped.
     """
     labels = context.features("train").labels
@@ -46,7 +46,7 @@ def run(context: EvalContext) -> None:
 
 def _record_share(context: EvalContext, share: float) -> None:
     train, test = context.features("train"), context.features("test")
-    # The lists name images of all of train, also those that --held-out evaluates on.
+    # The lists include images that --held-out evaluates on.
     lists = None if context.splits.held_out else context.options.benchmark_root
     file = None if lists is None else lists / f"{share * 100:.0f}percent.txt"
     right, top_5, sizes, fits = [], [], [], []
@@ -94,11 +94,12 @@ def _subsets(
 def fit_few(some: Features, classes: int) -> FewLabelFit:
     """Fit a classifier on few images; choose its penalty on every fifth image of each class.
 
-    Classes with one image are never held out, because nothing could be learned about them. If
-    half of the classes or more have one image, a default penalty is used. The criterion is the
-    log-loss: the accuracy of a hundred images is mostly chance, and many penalties tie. (CIFAR-10,
-    500 labels, six draws, two encoders: by accuracy l2 is 2e-5 to 316 and costs 1.5 points
-    against the best one, with a deviation of 1.3; by the log-loss 0.2 to 0.6, 0.8 points and 0.4.)
+    Classes with one image are never held out, because no image would be left to fit. If half of
+    the classes or more have one image, a default penalty is used. The criterion is the log-loss:
+    the accuracy of a hundred images is mostly chance, and many penalties tie. (CIFAR-10, 500
+    labels, six draws, two encoders. By accuracy, l2 is 2e-5 to 316 and 1.5 points worse than the
+    best one, with a standard deviation of 1.3. By the log-loss it is 0.2 to 0.6, 0.8 points worse,
+    with a standard deviation of 0.4.)
     """
     order = some.labels.argsort(stable=True)
     sizes = some.labels.bincount()

@@ -50,7 +50,7 @@ def write_gallery(
     train, test = context.features("train"), context.features("test")
     # Data sets are often sorted by class: evenly spaced images show many classes.
     chosen = evenly_spaced_indices(len(test.index), rows).to(context.device)
-    # By angle; the norms of the queries do not change the order.
+    # Cosine up to the norms of the queries, which do not change the order.
     norms = torch.linalg.vector_norm(train.feats, dim=1).clamp(min=1e-12)
     cosine = test.feats[chosen] @ train.feats.mT / norms
     near = cosine.topk(min(neighbors, len(train.feats))).indices
@@ -95,7 +95,7 @@ def _shown_views(
         keys = image_keys(
             torch.cat([batch.index, batch.index]),
             seed=context.seed,
-            epoch=2**32 - 3,  # no run reaches it; its first pair is that of the alignment
+            epoch=2**32 - 3,  # no run reaches it; the first pair is the one of the alignment
             view=number.repeat_interleave(len(batch.index)),
         )
         drawn = draw_pair(keys, pair, batch.height, batch.width)

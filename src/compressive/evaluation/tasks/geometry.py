@@ -21,7 +21,7 @@ _VIEWS_EPOCH = 2**32 - 3  # no run reaches it, so that the views are new
 
 
 def run(context: EvalContext, *, uniformity_images: int = 10_000) -> None:
-    """Record the geometry; uniformity is quadratic in its number of images."""
+    """Record the geometry; the time of uniformity is quadratic in `uniformity_images`."""
     name, test = context.splits.name, context.features("test")
     random = torch.Generator().manual_seed(context.seed)
     feats = test.feats[torch.randperm(len(test.feats), generator=random).to(context.device)]
@@ -60,7 +60,7 @@ def evaluation_views(context: EvalContext) -> tuple[View, View]:
 def augmented_pair(
     context: EvalContext, batch: Batch, views: tuple[View, View]
 ) -> tuple[Tensor, Tensor]:
-    """Return two new views of each image, those that the gallery shows first."""
+    """Return two new views of each image, the first pair in the gallery."""
     number = torch.arange(2, device=context.device).repeat_interleave(len(batch.index))
     index = torch.cat([batch.index, batch.index])
     keys = image_keys(index, seed=context.seed, epoch=_VIEWS_EPOCH, view=number)

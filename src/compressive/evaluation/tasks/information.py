@@ -1,6 +1,6 @@
-"""Information: the terms of the objectives on new pairs of views of test images.
+"""Information terms of the objectives, measured on new pairs of views of test images.
 
-The networks run in evaluation mode and do not change.
+The networks are in evaluation mode and do not change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from compressive.objectives import residual_terms
 from compressive.rng import image_keys
 from compressive.train.step import view_pair
 
-_VIEWS, _Z = 2**32 - 1, 2**32 - 2  # epochs that no run reaches: of new views and of their z
+_VIEWS, _Z = 2**32 - 1, 2**32 - 2  # epochs that no run reaches, for new views and for their z
 
 PerImage = Float[Tensor, " count"]
 
@@ -33,7 +33,7 @@ PerImage = Float[Tensor, " count"]
 class Information(NamedTuple):
     """Terms per image, in nats, averaged over both directions."""
 
-    index: Int[Tensor, " count"]  # places of the images
+    index: Int[Tensor, " count"]  # indices of the images
     positive_cosine: PerImage  # cosine of the projections of X and Y
     residual: PerImage | None  # I(X;Z|Y); compressed methods only
     reducible_residual: PerImage | None  # its part above the floor at equal means
@@ -44,14 +44,14 @@ class Information(NamedTuple):
 
 
 def run(context: EvalContext, *, batch_size: int = 256) -> None:
-    """Record the terms on test images; the images of a batch are each other's candidates."""
+    """Record the terms on test images; the candidates of an image are its batch."""
     method, config = context.model.method, context.model.config
     if method is None or config is None:
         why = context.model.why_no_method or "which needs the heads of a run"
         context.skip(f"information, {why}")
         return
-    places = context.features("test").index.cpu()  # readable images, so that batches are full
-    # Folders are sorted by class, and candidates of one class are harder to distinguish.
+    places = context.features("test").index.cpu()  # readable images only, so that batches are full
+    # Shuffle: data sets are sorted by class, and candidates of one class are harder to distinguish.
     random = torch.Generator().manual_seed(context.seed)
     places = places[torch.randperm(len(places), generator=random)]
     found = measure_information(
@@ -87,9 +87,10 @@ def measure_information(
     """Measure the terms on new views, averaged over `draws` pairs per image.
 
     The residual is its expectation over z in closed form. `predictive` uses one z per view, drawn
-    by the key of the image, or the mode if training uses it. It identifies an image among the
-    candidates of its batch and is comparable only at equal K. Contrastive methods therefore drop
-    and count batches of another length than the first, such as the last one.
+    with the key of the image, or the mode if training uses the mode. It measures how well an image
+    is identified among the K candidates of its batch and is comparable only at equal K. For
+    contrastive methods, batches of another length than the first, such as the last one, are
+    therefore dropped and counted.
     """
     if draws < 1:
         raise ValueError(f"draws must be 1 pair of views or more, got {draws}")
@@ -138,9 +139,9 @@ def _measure(
     draw: int,
     precision: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Measure the terms that the method has on one new pair of views.
+    """Measure the terms of the method on one new pair of views.
 
-    Rows are those of X, then those of Y. A term is the mean of both directions.
+    Rows of X come first, then rows of Y. A term is the mean of both directions.
     """
     twice = torch.cat([batch.index, batch.index])
     view = 2 * draw + (torch.arange(len(twice), device=twice.device) >= len(batch.index)).long()

@@ -1,4 +1,4 @@
-"""Linear evaluation of the paper: heads for all learning rates, trained in one pass over crops."""
+"""Linear evaluation as in the paper; heads for all learning rates are trained in one pass."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from compressive.metrics import nll, top_k_accuracy
 from compressive.rng import image_keys
 
 LEARNING_RATES = (0.4, 0.3, 0.2, 0.1, 0.05)  # of the paper, for batches of 256 images
-WIDER = (3.2, 1.6, 0.8, *LEARNING_RATES)  # small data sets have few steps
+WIDER = (3.2, 1.6, 0.8, *LEARNING_RATES)  # for small data sets, which have few steps
 _HEAD_VIEW = 2  # pretraining uses views 0 and 1: the head must not see the same crops again
 _TRAINING_VIEW = View(jitter=0.0, gray=0.0, blur=0.0)  # random crop and flip, as in the paper
 
@@ -44,12 +44,12 @@ class Heads(NamedTuple):
 def run(context: EvalContext) -> None:
     """Train a linear classifier on random crops and record its scores on test.
 
-    The learning rate is chosen on the held-out part of train. Test is read once. The paper's grid,
-    for 1000 classes, is chosen from by accuracy. Otherwise the log-loss chooses: many rates tie in
-    accuracy and differ in calibration (docs/results/2026-11-17-verdicts.md).
+    The learning rate is chosen on the held-out part of train. Test is read once. For 1000 classes
+    the grid is the paper's and the criterion is accuracy. Otherwise the criterion is the log-loss:
+    many rates tie in accuracy and differ in calibration (docs/results/2026-11-17-verdicts.md).
     """
     train, (fit, held) = context.features("train"), context.parts
-    # 40 as in the paper; on a CPU at most 100,000 crops are used.
+    # 40 epochs as in the paper; on a CPU at most 100,000 crops.
     most = 40 if context.device.type != "cpu" else max(1, min(40, 100_000 // len(fit)))
     epochs = context.options.epochs or most
     batch = 1024 if len(fit) >= 20_000 else min(256, len(fit))
@@ -105,8 +105,7 @@ def train_heads(
     """Train one head per learning rate on the same batches.
 
     SGD with Nesterov momentum 0.9 and no decay; the cosine schedule starts at the learning rate
-    and ends at zero. The losses are summed. No head has a gradient in another one, so that each
-    is trained as it would be alone.
+    and ends at zero. The heads share no parameters, so that each is trained as it would be alone.
     """
     heads = Heads(
         torch.zeros(len(learning_rates), feat, classes, device=device),

@@ -1,4 +1,4 @@
-"""Robustness: the linear classifier on shifted test sets from disk."""
+"""Robustness: accuracy of the linear classifier on test sets with a distribution shift."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _CIFAR10 = tuple(
 
 
 class Score(NamedTuple):
-    """One column of a results table: which items were right; their mean is the accuracy."""
+    """One column of a results table; the mean of `hits` is the accuracy."""
 
     metric: str
     protocol: str
@@ -46,7 +46,7 @@ def run(context: EvalContext) -> None:
     linear_classifier(context)
     for name in SHIFTS:
         if not has_classes_of(context, name):
-            context.skip(f"{name}, which needs a classifier of its own classes")
+            context.skip(f"{name}, which needs a classifier with the classes of that set")
             continue
         try:
             if name in CELLS:
@@ -69,7 +69,7 @@ def evaluate_shift(context: EvalContext, shift: Shift) -> None:
 def _evaluate_corruptions(
     context: EvalContext, name: str, root: Path, wnids: Sequence[str] | None
 ) -> None:
-    """Record every corruption of a data set from its files, and their mean."""
+    """Record the accuracy on every corruption of a published set, and its mean."""
     right: dict[str, Float[Tensor, "severities images"]] = {}
     protocol, images, count = {}, "", 0
     kinds, add = shifts.corruptions_at(name, root), context.results.add
@@ -117,11 +117,11 @@ def _logits_and_protocol(context: EvalContext, shift: Shift) -> tuple[Tensor, di
 
 
 def has_classes_of(context: EvalContext, name: str) -> bool:
-    """Return whether the classifier has the classes of a shifted set, judging by their names."""
+    """Return whether the classifier has the classes of a shifted set, from the class names."""
     classes = tuple(map(str.lower, context.splits.train.classes or ()))
     wnids = bool(classes) and all(_WNID.fullmatch(c) for c in classes)
     if name.startswith("cifar10-"):
-        return classes == _CIFAR10  # in this order: the labels in its files are numbers
+        return classes == _CIFAR10  # the order matters: labels in its files are numbers
     if name.startswith("cifar100-"):
         is_cifar = len(classes) == 100 and {"apple", "aquarium_fish", "worm"} <= set(classes)
         return is_cifar and list(classes) == sorted(classes)
@@ -131,7 +131,7 @@ def has_classes_of(context: EvalContext, name: str) -> bool:
 
 
 def _classifier_wnids(context: EvalContext, root: Path) -> Sequence[str] | None:
-    """Return the classes of the logits as wnids, from the names of the training folders."""
+    """Return the wnids of the logits from the training folders or `root`, or None if unknown."""
     classes = context.splits.train.classes or ()
     if classes and all(_WNID.fullmatch(name) for name in classes):
         return classes
@@ -175,7 +175,7 @@ def correct(
     right: Int[Tensor, "batch most"],
     allowed: Int[Tensor, " some"] | None = None,
 ) -> Bool[Tensor, " batch"]:
-    """Return whether the highest logit, of all or of the allowed classes, is any right class.
+    """Return whether the highest logit, of all or of the allowed classes, is a correct class.
 
     The first of equal logits counts. A row with NaN is wrong.
     """
@@ -190,11 +190,12 @@ def correct(
 def video_logits(
     logits: Float[Tensor, "batch ids"], owner: Int[Tensor, " ids"], classes: int
 ) -> Float[Tensor, "batch video_classes"]:
-    """Return the highest logit among the ImageNet ids that belong to each video class.
+    """Return the highest logit among the ImageNet ids of each video class.
 
-    It is -inf for a class without ids: 0 would win if all logits are negative.
+    It is -inf for a class without ids, because 0 would win if all other logits are negative.
     """
-    # Ids of no class go to an extra class that is dropped: a mask would synchronize with the host.
+    # Ids without a class go to an extra class that is dropped: a mask would synchronize with the
+    # host.
     target = torch.where(owner < 0, classes, owner).expand(len(logits), -1)
     empty = logits.new_full((len(logits), classes + 1), -torch.inf)
     return empty.scatter_reduce(1, target, logits, "amax")[:, :classes]

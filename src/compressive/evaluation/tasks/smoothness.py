@@ -1,4 +1,4 @@
-"""Smoothness: local Lipschitz estimates of e(z|x) under changes of color."""
+"""Smoothness: local Lipschitz estimates of e(z|x) under color changes."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,18 +23,18 @@ Place = Literal["mode", "sample", "mean"]
 PLACES = get_args(Place)
 
 PAPER_IMAGES = {"train": 10_000, "test": 50_000}
-# A smaller change in every pixel is rounding, not color: gray images under hue or saturation,
-# white images under brightness. One gray level of color under saturation is 8e-4 before resizing.
+# Smaller changes are rounding errors: gray images under hue or saturation, white images under
+# brightness. A color difference of one gray level under saturation is 8e-4 before resizing.
 _ROUNDING = 1e-5
 _Z_EPOCH, _VIEW = 2**32 - 1, 2**32 - 2  # no run reaches the epoch; no other module draws the view
 
 
 class Perturbation(NamedTuple):
-    """One change of color, as strong as the strongest in training."""
+    """One color change, as strong as the strongest in training."""
 
     name: str
     operator: Callable[[Images, Numbers], Images]
-    amount: float  # added to brightness and hue, multiplied to contrast and saturation
+    amount: float  # added to brightness and hue; factor of contrast and saturation
 
 
 PERTURBATIONS = (  # paper, table of augmentations: 0.4, 0.4, 0.2, 0.1
@@ -52,7 +52,7 @@ PERTURBATIONS = (  # paper, table of augmentations: 0.4, 0.4, 0.2, 0.1
 class LocalEstimates(NamedTuple):
     """Estimates for one perturbation, one per image that it changes, in float64 on the host."""
 
-    index: Int[Tensor, " count"]  # places of these images
+    index: Int[Tensor, " count"]  # indices of these images
     value: Float[Tensor, " count"]  # |log e(z|x) - log e(z|x')| / ||dx||, pixels in [0, 1]
     normalized: Float[Tensor, " count"]  # the same with ||dx|| of normalized images
     squared: Float[Tensor, " count"]  # KL[e(z|x) || e(z|x')] / ||dx||^2, pixels in [0, 1]
@@ -108,7 +108,7 @@ def _record_local(
 ) -> None:
     dataset = f"{context.splits.name} {split}"
     if not len(local.value):
-        context.skip(f"smoothness, {name}: it changes none of the images of {dataset}")
+        context.skip(f"smoothness, {name}: it changes no image of {dataset}")
         return
     edges, density, beyond = histogram(local.value)
     shape = {"edges": edges.tolist(), "density": density.tolist(), "share_beyond": beyond}
@@ -147,13 +147,13 @@ def measure_smoothness(
     precision: torch.dtype = torch.float32,
     antialias: bool = False,
 ) -> Smoothness:
-    """Measure how fast log e(z|x) changes with eight color changes of central crops (App. G).
+    """Measure how fast log e(z|x) changes under eight color changes of central crops (App. G).
 
     e(z|x) = vMF(mu(x), kappa); `direction` returns mu of normalized images. Both sides have the
     same kappa, so that |log e(z|x) - log e(z|x')| = kappa |z.(mu(x) - mu(x'))|. SimCLR has no
-    kappa and is measured with that of C-SimCLR, which compares directions; C-BYOL would use
-    16384. z is the `mode` mu(x), which gives kappa (1 - cos); a `sample` of e(z|x) for each image,
-    independent of its batch; or the `mean` A_n(kappa) mu(x), which gives the KL divergence.
+    kappa. It is measured with that of C-SimCLR, so that only directions are compared. C-BYOL would
+    use 16384. z is the `mode` mu(x), which gives kappa (1 - cos); a `sample` of e(z|x) for each
+    image, independent of its batch; or the `mean` A_n(kappa) mu(x), which gives the KL divergence.
     """
     check_positive(kappa=kappa)
     check_one_of(PLACES, z=z)
@@ -248,7 +248,7 @@ def _distances(
 def _local_estimates(
     index: Int[Tensor, " count"], readings: Float[Tensor, "5 count"]
 ) -> LocalEstimates:
-    kept = ~(readings[0] <= _ROUNDING)  # keeps NaN, so that it is noticed
+    kept = ~(readings[0] <= _ROUNDING)  # keeps NaN, so that it shows in the results
     _, pixels, normalized, change, kl = readings[:, kept]
     values = change / pixels, change / normalized, kl / pixels.square()
     return LocalEstimates(index[kept], *values, dropped=int((~kept).sum()))

@@ -1,4 +1,4 @@
-"""Exact t-SNE: a map of points in the plane that keeps neighbors close, for the gallery."""
+"""Exact t-SNE for the gallery: a map of points in the plane that keeps neighbors close."""
 
 import math
 
@@ -11,18 +11,19 @@ from compressive.checks import full_precision, validates_inputs
 PERPLEXITY, STEPS = 30.0, 750
 # Early steps with exaggerated attraction; with 100 steps some maps end 15 % worse.
 _EARLY, _EXAGGERATION = 250, 12.0
-_BISECTIONS = 60  # of each Gaussian's width: 17 digits, minus those that find its scale
+_BISECTIONS = 60  # of the width of each Gaussian: 17 digits, minus the steps to find its scale
 
 
 @validates_inputs
 def tsne(
     x: Float[Tensor, "count dim"], *, perplexity: float = PERPLEXITY, steps: int = STEPS
 ) -> Float[Tensor, "count 2"]:
-    """Map up to some thousand points; deterministic, because it starts from two main axes.
+    """Return a map of up to a few thousand points.
 
-    Work and memory are quadratic in the number of points. The perplexity is at most a third of
-    the points. The learning rate grows with their number as in Belkina et al. (Nature
-    Communications 10, 2019); momenta and gains are those of van der Maaten.
+    The map is deterministic because it starts from the two main axes. Time and memory are quadratic
+    in the number of points. The perplexity is at most a third of the points. The learning rate
+    grows with their number as in Belkina et al. (Nature Communications 10, 2019); momenta and gains
+    are those of van der Maaten.
     """
     if x.dim() != 2 or len(x) < 4 or x.shape[1] < 2:
         raise ValueError(f"a map needs 4 points in 2 dimensions or more, got {tuple(x.shape)}")
