@@ -17,16 +17,16 @@ _NOT_LEARNED = (
     *("train.save_every", "train.tensorboard"),
 )
 _TITLES = {  # name of a figure: title, axis label
-    "held-out probe": ("Probe, labels held out of train", "accuracy, %"),
-    "held-out kNN": ("Nearest neighbors, held-out labels", "neighbors' accuracy, %"),
+    "held-out probe": ("Linear probe, held-out labels", "accuracy, %"),
+    "held-out kNN": ("Nearest neighbors, held-out labels", "kNN accuracy, %"),
     "linear": ("Linear evaluation", "top-1, %"),
     "logistic": ("Logistic regression", "top-1, %"),
     "1 % labels": ("1 % of the labels", "top-1, %"),
     "kNN": ("Nearest neighbors", "top-1, %"),
     "corruptions": ("Corruptions, mean", "top-1, %"),
     "Brier": ("Brier score, lower is better", "Brier x 100"),
-    "reducible_residual": ("Information kept, its reducible part", "reducible residual (nats)"),
-    "predictive": ("Information that is shared", "predictive (nats)"),
+    "reducible_residual": ("Residual information, reducible part", "reducible residual (nats)"),
+    "predictive": ("Shared information", "predictive (nats)"),
 }
 
 
@@ -161,19 +161,21 @@ def _accuracy_over_residual(groups: Sequence[_Series], name: str) -> Drawing | N
 
 def _study_notes(groups: Sequence[_Series], values: Sequence[float], setting: str) -> list[str]:
     """Return explanations of the drawings."""
-    notes = [f"The values of {setting} stand in order, at equal distances."]
+    notes = [f"Values of {setting} are in order and equally spaced."]
     counts = [s.n for g in groups for v in g.runs for name in FIGURES if (s := g.spread(v, name))]
     seeds = sorted(set(counts))
     if max(seeds, default=0) > 1:
         span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-        notes.append(f"Points are means over seeds ({span} of a value), bars their deviation.")
+        notes.append(f"Points are means over {span} seeds per value; bars are standard deviations.")
     else:
-        notes.append("One run of each: small differences may be chance.")
+        notes.append("There is one run per value: small differences may be due to chance.")
     shown = [_final_figures(r) for group in groups for runs in group.runs.values() for r in runs]
     origins = groups[0].origins
     if left := sum(any(origins[n] not in one[n] for n in one) for one in shown):
         were = "run was" if left == 1 else "runs were"
-        notes.append(f"{left} {were} judged otherwise, and what cannot be compared is left out.")
+        notes.append(
+            f"{left} {were} measured differently; values that cannot be compared are left out."
+        )
     ends = [
         (end, minus(f"{value:g}"))
         for value in values
@@ -182,5 +184,5 @@ def _study_notes(groups: Sequence[_Series], values: Sequence[float], setting: st
     ]
     for end in dict.fromkeys(end for end, _ in ends):
         at = " and ".join(value for one, value in ends if one == end)
-        notes.append(f"A cross: {end}, at {at}.")
+        notes.append(f"A cross marks runs that {end}, at {at}.")
     return notes

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.metric_info import ACCURACIES, DESCRIPTIONS, HIGHER, LOWER, PERCENT
 from compressive.recipes import paper
+from compressive.report.labels import method_name
 from compressive.report.svg import minus
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import Record, finite_number
@@ -99,7 +100,7 @@ def _record_row(
     counts = {record.n for record in there if record.n}
     note = key[1] + (f", {counts.pop():,} images" if len(counts) == 1 else "")
     if len({record.image_set for record in there}) > 1:
-        note += "; not the same images, so not to be compared"
+        note += "; not the same images, so do not compare these values"
     cells = [number_cell(record) if record else None for record in records]
     which = key[0].removeprefix(family).strip()  # number of labels or neighbors
     name = f"{which}, {key[2]}" if which else key[2]
@@ -166,15 +167,17 @@ def _mean_note(record: Record, run: RunFolder) -> str:
     extra = [kind for kind in EXTRAS if f"{record.dataset} {kind}" in shown]
     without, more = (", ".join(kinds).replace("_", " ") for kinds in (left, extra))
     count = f"{len(NAMES) - len(left)} types \N{MULTIPLICATION SIGN} 5 severities"
-    words = f"The mean of {record.dataset} is of {count}" + (f", without {without}" if left else "")
-    return words + (f"; {more} are shown, but not in it" if extra else "")
+    words = f"The mean of {record.dataset} is over {count}" + (
+        f", without {without}" if left else ""
+    )
+    return words + (f"; {more} are shown but not included" if extra else "")
 
 
 def _classifier_note(record: Record) -> str:
     chosen = record.protocol.get("chosen")
     chosen = chosen.items() if isinstance(chosen, dict) else ()
     words = [f"{name.replace('_', ' ')}: {value}" for name, value in chosen]
-    return f"Judged by {', '.join([str(record.protocol.get('head', '?')), *words])}"
+    return f"The classifier is {', '.join([str(record.protocol.get('head', '?')), *words])}"
 
 
 def _severity_gaps(
@@ -206,7 +209,9 @@ def paper_rows(runs: Sequence[RunFolder]) -> list[ReportRow]:
             top1, _, top5, brier = paper.TABLE_1[method, network, epochs]
             cells = [NumberCell(f"{v:.1f}", v) for v in (top1, top5, brier)]
             size = f"{paper.NETWORKS[network][2]}, {epochs} epochs"
-            rows.append(ReportRow(f"{method} in the paper", f"ImageNet, {size}", cells))
+            rows.append(
+                ReportRow(f"{method_name(method)} in the paper", f"ImageNet, {size}", cells)
+            )
         for run, best in ours:
             records = [headline(run, metric) for metric in ("top-1", "top-5", "brier")]
             cells = [f and NumberCell(f"{100 * f.value:.1f}", f.value) for f in records]
