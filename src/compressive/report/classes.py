@@ -180,7 +180,7 @@ def _matrix(found: Sequence[Predictions], classes: Sequence[str]) -> ReportTable
         if not row.sum():
             continue
         shares = (row / row.sum()).tolist()
-        cells = [NumberCell(f"{100 * v:.0f}" if v >= 0.005 else "", v, "", v) for v in shares]
+        cells = [NumberCell(f"{100 * v:.0f}" if v >= 0.01 else "", v, "", v) for v in shares]
         rows.append(ReportRow(name, "", cells))
     return ReportTable("", rows, heads=list(classes))
 

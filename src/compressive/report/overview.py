@@ -27,7 +27,7 @@ _COLUMNS = (  # title; tasks in order of preference, with * for any ending; metr
     ("Residual information", ("information",), "reducible_residual"),
 )
 _UNITS = {
-    "top-1": "top-1, %",
+    "top-1": "top-1",
     "lipschitz": "Lipschitz estimate",
     "ece": "ECE \N{MULTIPLICATION SIGN} 100",
     "brier": "\N{MULTIPLICATION SIGN} 100",
@@ -138,9 +138,8 @@ def _column(
     unit = _UNITS[metric] + _direction(metric)
     if not key:
         return Column(title, unit, "", NOT_TESTED if verdicts else "")
-    task = key.partition("/")[0]
-    task = "" if task in (title, "corruptions", "smoothness", "information") else f"{task}, "
-    note = task + unit
+    task = key.partition("/")[0].replace("kNN ", "k = ").replace("few labels ", "")
+    note = unit if task in ("corruptions", "smoothness", "information") else f"{task}, {unit}"
     if verdicts is None:
         return Column(title, note, key)
     return Column(title, note, key, *_verdict(key, labels, tested, verdicts))
@@ -188,7 +187,10 @@ def _row(
     cells = []
     for column in columns:
         found = [r for run in mine for r in _own_records(run) if r.key == column.key]
-        cells.append(mean_cell(found) if found else None)
+        cell = mean_cell(found) if found else None
+        if cell is not None and len(found) < len(mine):
+            cell = cell._replace(note=f"{cell.note} {len(found)} of {len(mine)} seeds".strip())
+        cells.append(cell)
     return OverviewRow(number, ", ".join(notes), cells)
 
 
@@ -259,10 +261,9 @@ def _sentence(
         cell = None if place is None else rows[tested[0]].cells[place]
         if place is None or cell is None:
             return f"{names[0]} has no accuracy to report."
-        what = f"{columns[place].title} ({columns[place].note})".replace(
-            "\N{NO-BREAK SPACE}\N{UPWARDS ARROW}", ""
-        )
-        return f"{names[0]} has {cell.text} {cell.note} in {what}; nothing is compared with it."
+        task, metric = columns[place].key.partition("/")[0], columns[place].key.rpartition("/")[2]
+        value = f"{cell.text} {cell.note}".strip()
+        return f"{names[0]} reaches {value} ({task} {metric}); nothing is compared with it."
     if len(names) > 2:
         return (
             f"No verdict: a verdict is on two experiments, and this page has {len(names)}; "
@@ -287,7 +288,7 @@ def _sentence(
 
 def _seeds_sentence(names: Sequence[str], count: Counter[str], judged: int) -> str:
     first, second = names
-    of = f"of {judged} metrics, after correction for {judged} comparisons"
+    of = f"of {judged} metrics after correction for multiple comparisons"
     better, worse = count["better"], count["worse"]
     if not better and not worse:
         return f"No winner: neither {first} nor {second} is better in any {of}."

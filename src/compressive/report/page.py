@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compressive.config import flat
 from compressive.report import charts, gallery, tables
@@ -19,6 +20,9 @@ from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.reader import RunFolder, read_runs
 from compressive.rundir.records import ComparisonText
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def write_report(
@@ -33,19 +37,24 @@ def write_report(
     With `held_out` show results on held-out images even if there are others. `verdicts` comes from
     `evaluation.tables`. The page has no absolute paths, so that it can be shared.
     """
-    from jinja2 import Environment, StrictUndefined
-
     out = local_path(out)
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
     ensure_writable(out.parent)
     found = [shareable(run) for run in read_runs(runs, held_out=held_out)]
-    content = _page_content(found, shareable_text(verdicts))
-    source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    text = environment.from_string(source).render(content)
+    text = _template().render(_page_content(found, shareable_text(verdicts)))
     write_bytes(out, text.encode(errors="replace"))
     return out
+
+
+@cache
+def _template() -> "Template":
+    """Compile the template once, which takes longer than rendering it."""
+    from jinja2 import Environment, StrictUndefined
+
+    source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(source)
 
 
 def _page_content(runs: Sequence[RunFolder], verdicts: ComparisonText | None) -> dict[str, Any]:

@@ -125,9 +125,11 @@ def chart(
     parts = [*_axes_svg(frame, x, y, names)]
     if square:
         parts.append(f'<path class="grid" d="{_path([(0, 0), (1, 1)], frame)}"/>')
-    for after, line in zip(reversed(range(len(lines))), lines, strict=True):
+    styles = list(dict.fromkeys(line.style for line in lines))
+    for line in lines:
         inside = "".join(_line_elements(line, frame, ends))
-        wide = 1.8 + 1.4 * after / max(1, len(lines) - 1)  # visible below later lines
+        after = len(styles) - 1 - styles.index(line.style)
+        wide = 1.8 + 1.4 * after / max(1, len(styles) - 1)  # visible below later lines
         title = f"<title>{escape(line.name)}</title>"
         parts.append(f'<g {style(line.style)} style="--w:{wide:.2f}">{inside}{title}</g>')
     parts += _point_labels(lines, frame)
