@@ -9,13 +9,13 @@ import numpy as np
 
 from compressive.report.gallery import png
 from compressive.report.labels import Labels
-from compressive.report.overview import TOO_FEW
 from compressive.report.tables import NumberCell, ReportRow, ReportTable, finite_numbers
+from compressive.report.verdict import TOO_FEW
 from compressive.rundir.intervals import mean_part, t_interval, wilson_interval
 from compressive.rundir.predictions_file import PREDICTED_TASKS, Predictions
 from compressive.rundir.reader import RunFolder
 
-_FEW_IMAGES = 20  # of a class; as in `evaluation.compare`
+_FEW_OF_A_CLASS = 20  # of a class; as in `evaluation.compare`
 _MATRIX_CLASSES = 25  # with more, list the most frequent confusions instead
 _MOST_CONFUSIONS = 15
 _TILES = 12
@@ -112,7 +112,7 @@ def _accuracy(
             [float((one.predicted[one.label == c] == c).mean()) for one in each]
             for each in found.values()
         ]
-        few = n < _FEW_IMAGES
+        few = n < _FEW_OF_A_CLASS
         note = f"{n:,} image" + "s" * (n > 1) + f": {TOO_FEW}" * few
         cells = [_share_cell(values, n, with_interval=not few) for values in shares]
         rows.append(ReportRow(classes[c], note, cells))

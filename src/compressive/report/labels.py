@@ -16,7 +16,7 @@ _METHODS = {
     **{"dcl": "DCL", "vicreg": "VICReg"},
 }
 # As in `evaluation.compare`: runs that differ only in these are one experiment.
-_SAME = (FREE - {"data.source"}) | {"seed"}
+_IGNORED = (FREE - {"data.source"}) | {"seed"}
 # Settings that are shown if they differ between methods. Recipes of methods differ in others.
 _SHARED = (
     *("data.source", "data.limit", "network.name", "network.width", "views.size"),
@@ -28,7 +28,7 @@ _ABSOLUTE = re.compile(
 )
 
 
-class Experiment(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that differ only in their seed."""
 
     label: str
@@ -39,7 +39,7 @@ class Labels(NamedTuple):
     """Labels of runs, and the experiments that they belong to."""
 
     names: Sequence[str]  # one per run
-    experiments: Sequence[Experiment]
+    experiments: Sequence[RunGroup]
     of: Sequence[int]  # position of each run's experiment
 
 
@@ -54,13 +54,13 @@ def label_runs(runs: Sequence[RunFolder]) -> Labels:
     """Return labels that are unique, with the folder's name only if nothing else differs."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
-        kept = {name: value for name, value in run.settings.items() if name not in _SAME}
+        kept = {name: value for name, value in run.settings.items() if name not in _IGNORED}
         key = json.dumps(kept, sort_keys=True) if kept else run.name
         groups.setdefault(key, []).append(place)
     firsts = [runs[places[0]] for places in groups.values()]
     titles = _unique([_experiment_label(run, firsts) for run in firsts], [r.name for r in firsts])
     experiments = [
-        Experiment(title, places) for title, places in zip(titles, groups.values(), strict=True)
+        RunGroup(title, places) for title, places in zip(titles, groups.values(), strict=True)
     ]
     names, of = [""] * len(runs), [0] * len(runs)
     for number, (title, places) in enumerate(experiments):
@@ -102,7 +102,7 @@ def _differing(runs: Sequence[RunFolder]) -> list[str]:
     return [
         name
         for name in names
-        if name not in _SAME | {"method"}
+        if name not in _IGNORED | {"method"}
         and len({json.dumps(run.settings.get(name)) for run in runs if run.settings}) > 1
     ]
 

@@ -7,15 +7,16 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from compressive.metric_info import ACCURACIES, HIGHER, LOWER, ONE_SEED
+from compressive.metric_info import ACCURACIES, HIGHER, LOWER
 from compressive.report.labels import Labels, method_name
 from compressive.report.summary import failure
 from compressive.report.tables import NumberCell, number_cell
+from compressive.report.verdict import NOT_TESTED, TOO_FEW, verdict_sentence
 from compressive.rundir.intervals import mean_part, t_interval
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import ComparisonText, Record
 
-_COLUMNS = (  # title; tasks in order of preference, with * for any ending; metric
+_METRIC_COLUMNS = (  # title; tasks in order of preference, with * for any ending; metric
     ("Linear", ("linear", "logistic"), "top-1"),
     ("kNN", ("kNN 20", "kNN *"), "top-1"),
     ("Few labels", ("few labels 1%", "few labels *"), "top-1"),
@@ -34,8 +35,6 @@ _UNITS = {
     "predictive": "nats",
     "reducible_residual": "reducible, nats",
 }
-NOT_TESTED = "not tested"
-TOO_FEW = "too few images to tell"
 _VERDICTS = {  # those that name no experiment
     "networks differ": "these networks differ",
     "undecided": "undecided",
@@ -45,7 +44,7 @@ _VERDICTS = {  # those that name no experiment
 }
 
 
-class Column(NamedTuple):
+class MetricColumn(NamedTuple):
     """A metric of the table, and the verdict on it."""
 
     title: str
@@ -69,7 +68,7 @@ class Overview(NamedTuple):
     title: str
     facts: str
     sentence: str
-    columns: Sequence[Column]
+    columns: Sequence[MetricColumn]
     rows: Sequence[OverviewRow]
     note: str
 
@@ -79,19 +78,19 @@ def overview(
 ) -> Overview:
     """Return the top of the page; the table is empty if no run was evaluated."""
     tested = [n for n, e in enumerate(labels.experiments) if any(runs[i].records for i in e.runs)]
-    columns = [_column(spec, runs, labels, tested, verdicts) for spec in _COLUMNS]
+    columns = [_column(spec, runs, labels, tested, verdicts) for spec in _METRIC_COLUMNS]
     rows = [_row(number, runs, labels, columns) for number in range(len(labels.experiments))]
     return Overview(
         title=_title(runs, labels),
         facts=_facts(runs, labels, today),
-        sentence=_sentence(runs, labels, tested, columns, rows, verdicts),
+        sentence=_sentence(labels, tested, columns, rows, verdicts),
         columns=columns if tested else [],
         rows=rows if tested else [],
         note=_note(runs, labels, columns, verdicts),
     )
 
 
-def main_metric(run: RunFolder, columns: Sequence[Column]) -> str:
+def main_metric(run: RunFolder, columns: Sequence[MetricColumn]) -> str:
     """Return the metric of the first column for one run, so that all cards show the same one."""
     if not columns or not columns[0].key:
         return NOT_TESTED
@@ -131,18 +130,18 @@ def _column(
     labels: Labels,
     tested: Sequence[int],
     verdicts: ComparisonText | None,
-) -> Column:
+) -> MetricColumn:
     """Return a metric with the verdict on it."""
     title, tasks, metric = spec
     key = _most_common_key(runs, tasks, metric)
     unit = _UNITS[metric] + _direction(metric)
     if not key:
-        return Column(title, unit, "", NOT_TESTED if verdicts else "")
+        return MetricColumn(title, unit, "", NOT_TESTED if verdicts else "")
     task = key.partition("/")[0].replace("kNN ", "k = ").replace("few labels ", "")
     note = unit if task in ("corruptions", "smoothness", "information") else f"{task}, {unit}"
     if verdicts is None:
-        return Column(title, note, key)
-    return Column(title, note, key, *_verdict(key, labels, tested, verdicts))
+        return MetricColumn(title, note, key)
+    return MetricColumn(title, note, key, *_metric_verdict(key, labels, tested, verdicts))
 
 
 def _most_common_key(runs: Sequence[RunFolder], tasks: Sequence[str], metric: str) -> str:
@@ -162,7 +161,7 @@ def _direction(metric: str) -> str:
     )
 
 
-def _verdict(
+def _metric_verdict(
     key: str, labels: Labels, tested: Sequence[int], verdicts: ComparisonText
 ) -> tuple[str, int | None]:
     """Return the verdict on a metric in words, and the experiment that it supports."""
@@ -179,7 +178,7 @@ def _verdict(
 
 
 def _row(
-    number: int, runs: Sequence[RunFolder], labels: Labels, columns: Sequence[Column]
+    number: int, runs: Sequence[RunFolder], labels: Labels, columns: Sequence[MetricColumn]
 ) -> OverviewRow:
     mine = [runs[place] for place in labels.experiments[number].runs]
     notes = [f"{len(mine)} seeds"] if len(mine) > 1 else []
@@ -245,65 +244,29 @@ def _data_facts(run: RunFolder) -> str:
 
 
 def _sentence(
-    runs: Sequence[RunFolder],
     labels: Labels,
     tested: Sequence[int],
-    columns: Sequence[Column],
+    columns: Sequence[MetricColumn],
     rows: Sequence[OverviewRow],
     verdicts: ComparisonText | None,
 ) -> str:
-    """Return the verdict in one sentence; text in backticks is code."""
-    if not tested:
-        return f"The encoders are {NOT_TESTED} yet; `compressive evaluate RUN` tests one."
+    """Return the verdict in one sentence, or the main metric of a single experiment."""
     names = [labels.experiments[number].label for number in tested]
-    if len(names) == 1:
-        place = next((i for i, column in enumerate(columns) if column.key), None)
-        cell = None if place is None else rows[tested[0]].cells[place]
-        if place is None or cell is None:
-            return f"{names[0]} has no accuracy to report."
-        task, metric = columns[place].key.partition("/")[0], columns[place].key.rpartition("/")[2]
-        value = f"{cell.text} {cell.note}".strip()
-        return f"{names[0]} reaches {value} ({task} {metric}); nothing is compared with it."
-    if len(names) > 2:
-        return (
-            f"No verdict: a verdict is on two experiments, and this page has {len(names)}; "
-            "`compressive compare A B` compares two of them."
-        )
-    if verdicts is None:
-        return f"No verdict: {names[0]} and {names[1]} have no metric in common."
-    count = Counter(verdict for _, verdict in verdicts.verdicts.values())
-    judged = sum(
-        count[v] for v in ("better", "worse", "higher", "lower", "networks differ", "undecided")
-    )
-    if not judged:
-        why = (
-            f"there are {TOO_FEW}" if count["too few images"] else "they were measured differently"
-        )
-        return f"No verdict on {names[0]} and {names[1]}: {why}."
-    if verdicts.over != "seeds":
-        told = f"differ in {count['networks differ']} of {judged} metrics"
-        return f"These two networks, {names[0]} and {names[1]}, {told}; {ONE_SEED}."
-    return _seeds_sentence(names, count, judged)
-
-
-def _seeds_sentence(names: Sequence[str], count: Counter[str], judged: int) -> str:
-    first, second = names
-    of = f"of {judged} metrics after correction for multiple comparisons"
-    better, worse = count["better"], count["worse"]
-    if not better and not worse:
-        return f"No winner: neither {first} nor {second} is better in any {of}."
-    if not better or not worse:
-        winner, loser = (second, first) if better else (first, second)
-        return f"{winner} is better than {loser} in {better or worse} and worse in none {of}."
-    if worse > better:
-        first, second, better, worse = second, first, worse, better
-    return f"{second} is better than {first} in {better} and worse in {worse} {of}."
+    if len(names) != 1:
+        return verdict_sentence(names, verdicts)
+    pairs = zip(columns, rows[tested[0]].cells, strict=True)
+    for column, cell in pairs:
+        if cell is not None:
+            task, metric = column.key.partition("/")[0], column.key.rpartition("/")[2]
+            value = f"{cell.text} {cell.note}".strip()
+            return f"{names[0]} reaches {value} ({task} {metric}); nothing is compared with it."
+    return f"{names[0]} is {NOT_TESTED} on the metrics of this table; all others are below."
 
 
 def _note(
     runs: Sequence[RunFolder],
     labels: Labels,
-    columns: Sequence[Column],
+    columns: Sequence[MetricColumn],
     verdicts: ComparisonText | None,
 ) -> str:
     """Return what the intervals are taken over, and which columns cannot be compared."""
