@@ -12,6 +12,7 @@ from report_pages import Page, report, write_run
 from run_files import record, results_text
 
 from compressive.report import write_report
+from compressive.report.verdict import verdict_sentence
 from compressive.rundir.intervals import mean_part, t_interval
 from compressive.rundir.records import ComparisonText
 
@@ -67,16 +68,26 @@ def test_winner_is_marked_only_if_the_verdict_supports_it(
     marked = [row for row in rows if 'class="best"' in row]
     assert all(f"</i>{winner}<" in row for row in marked)
     assert sentence(page).startswith(f"{winner} is better" if winner else "No winner")
-    assert "of 1 metrics" in sentence(page)
+    assert (" in linear" in sentence(page)) == bool(winner)
 
 
 def test_single_runs_have_no_winner(tmp_path: Path) -> None:
     runs = experiment(tmp_path, "simclr", [0.7]) + experiment(tmp_path, "c-simclr", [0.9])
     page = page_of(tmp_path, runs, "images", top1="networks differ", ece="one number each")
     assert 'class="best"' not in summary(page)
-    assert "differ in 1 of 1 metrics" in sentence(page)
+    assert "differ in linear;" in sentence(page)
     assert "one seed" in sentence(page)
     assert "these networks differ" in summary(page)
+
+
+def test_sentence_starts_with_the_experiment_that_is_better_in_more_metrics() -> None:
+    main = {"linear": "worse", "kNN": "worse", "calibration": "better", "smoothness": "undecided"}
+    verdicts = ComparisonText("", "", [], "", "", {k: ("", v) for k, v in main.items()}, "seeds")
+    found = verdict_sentence(["SimCLR", "BYOL"], verdicts, main)
+    assert found.startswith(
+        "SimCLR is better than BYOL in linear and kNN, and worse in calibration"
+    )
+    assert "smoothness" not in found
 
 
 def test_verdicts_without_a_test_say_so(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def _accuracy(
     first = next(iter(found.values()))[0]
     counts = np.bincount(first.label[first.label >= 0], minlength=len(classes))
     rows = []
-    for c in np.flatnonzero(counts):
+    for c in np.flatnonzero(counts).tolist():
         n = int(counts[c])
         shares = [
             [float((one.predicted[one.label == c] == c).mean()) for one in each]
@@ -240,8 +240,7 @@ def _confident_errors(number: int, found: Predictions, labels: Labels) -> TileGr
 
 
 def _error_tile(found: Predictions, place: int) -> Tile:
-    at = found.error[place]
-    told = found.classes[found.predicted[at]]
+    at = int(found.error[place])
+    label, predicted = (found.classes[int(each[at])] for each in (found.label, found.predicted))
     percent = f"{100 * found.confidence[at]:.0f}\N{NO-BREAK SPACE}%"
-    name = found.classes[found.label[at]]
-    return Tile(png(found.error_image[place]), name, f"predicted {told}, {percent}")
+    return Tile(png(found.error_image[place]), label, f"predicted {predicted}, {percent}")

@@ -253,7 +253,9 @@ def _sentence(
     """Return the verdict in one sentence, or the main metric of a single experiment."""
     names = [labels.experiments[number].label for number in tested]
     if len(names) != 1:
-        return verdict_sentence(names, verdicts)
+        found = {} if verdicts is None else verdicts.verdicts
+        main = {_lower(c.title): found[c.key][1] for c in columns if c.key in found}
+        return verdict_sentence(names, verdicts, main)
     pairs = zip(columns, rows[tested[0]].cells, strict=True)
     for column, cell in pairs:
         if cell is not None:
@@ -261,6 +263,11 @@ def _sentence(
             value = f"{cell.text} {cell.note}".strip()
             return f"{names[0]} reaches {value} ({task} {metric}); nothing is compared with it."
     return f"{names[0]} is {NOT_TESTED} on the metrics of this table; all others are below."
+
+
+def _lower(title: str) -> str:
+    """Return a title as in a sentence; kNN and Brier keep their capital letters."""
+    return title if title.startswith(("kNN", "Brier")) else title.lower()
 
 
 def _note(

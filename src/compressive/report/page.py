@@ -87,7 +87,7 @@ def _page_content(runs: Sequence[RunFolder], verdicts: ComparisonText | None) ->
         "tables": tables.record_tables(runs),
         "terms": tables.metric_descriptions(runs),
         "reliability": charts.reliability_diagrams(runs, labels),
-        "heat": tables.corruption_tables(runs),
+        "heat": tables.corruption_tables(runs, [each.runs for each in labels.experiments]),
         "corruptions": tables.corruption_notes(runs),
         "smoothness": charts.smoothness_histograms(runs, labels),
         "studies": studies(runs),

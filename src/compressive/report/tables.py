@@ -118,12 +118,18 @@ def finite_numbers(values: object) -> list[float]:
     return [] if None in found else [value for value in found if value is not None]
 
 
-def corruption_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
-    """Return accuracy by type and severity for each run, then differences from the first run."""
+def corruption_tables(
+    runs: Sequence[RunFolder], groups: Sequence[Sequence[int]]
+) -> list[ReportTable]:
+    """Return accuracy by type and severity, then differences from the first run.
+
+    Of each group of runs, show the first one that has corruptions.
+    """
     grids: dict[str, dict[int, dict[str, list[float]]]] = {}
     by: dict[tuple[str, int], tuple[str, str]] = {}  # image set and classification head
-    for place, run in enumerate(runs):
-        for record in run.records:
+    for group in groups:
+        place = next((i for i in group if _has_corruptions(runs[i])), group[0])
+        for record in runs[place].records:
             cells = finite_numbers(record.protocol.get("by_severity"))
             if cells and record.metric == "top-1":
                 dataset, _, kind = record.dataset.rpartition(" ")
@@ -143,6 +149,10 @@ def corruption_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
             if gap:
                 tables.append(_corruption_table(title, place, gap, most, sign="+"))
     return tables
+
+
+def _has_corruptions(run: RunFolder) -> bool:
+    return any("by_severity" in record.protocol for record in run.records)
 
 
 def corruption_notes(runs: Sequence[RunFolder]) -> list[str]:

@@ -1,7 +1,7 @@
 """The verdict of the report in one sentence."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compressive.metric_info import ONE_SEED
 from compressive.rundir.records import ComparisonText
@@ -11,8 +11,14 @@ TOO_FEW = "too few images to tell"
 _TESTED = ("better", "worse", "higher", "lower", "networks differ", "undecided")
 
 
-def verdict_sentence(names: Sequence[str], verdicts: ComparisonText | None) -> str:
-    """Return the verdict on the evaluated experiments; text in backticks is code."""
+def verdict_sentence(
+    names: Sequence[str], verdicts: ComparisonText | None, main: Mapping[str, str]
+) -> str:
+    """Return the verdict on the evaluated experiments; text in backticks is code.
+
+    `main` has the verdicts on the main metrics, which the sentence names. The other metrics take
+    part in the correction, but a count of all would mostly be one of changes of color.
+    """
     if not names:
         return f"The encoders are {NOT_TESTED} yet; `compressive evaluate RUN` tests one."
     if len(names) > 2:
@@ -23,23 +29,32 @@ def verdict_sentence(names: Sequence[str], verdicts: ComparisonText | None) -> s
     if verdicts is None:
         return f"No verdict on {names[0]} and {names[1]}: they were not compared."
     count = Counter(verdict for _, verdict in verdicts.verdicts.values())
-    tested = sum(count[verdict] for verdict in _TESTED)
-    if not tested:
+    if not any(count[verdict] for verdict in _TESTED):
         why = TOO_FEW if count["too few images"] else "they were not measured in the same way"
         return f"No verdict on {names[0]} and {names[1]}: {why}."
-    if verdicts.over != "seeds":
-        differ = f"differ in {count['networks differ']} of {tested} metrics"
-        return f"These two networks, {names[0]} and {names[1]}, {differ}; {ONE_SEED}."
-    return _winner_sentence(names, count, tested)
+    by_verdict = {
+        verdict: [m for m, each in main.items() if each == verdict] for verdict in _TESTED
+    }
+    if verdicts.over == "seeds":
+        return _winner_sentence(names, by_verdict)
+    differ = by_verdict["networks differ"]
+    difference = f"differ in {_listed(differ)}" if differ else "differ in none of the main metrics"
+    return f"These two networks, {names[0]} and {names[1]}, {difference}; {ONE_SEED}."
 
 
-def _winner_sentence(names: Sequence[str], count: Counter[str], tested: int) -> str:
-    """Return which of two experiments is better in more metrics; single seeds have no winner."""
+def _winner_sentence(names: Sequence[str], metrics: Mapping[str, Sequence[str]]) -> str:
+    """Name the metrics in which one experiment is better; begin with the one that has more."""
     first, second = names
-    of = f"of {tested} metrics after correction for multiple comparisons"
-    better, worse = count["better"], count["worse"]
+    better, worse = metrics["better"], metrics["worse"]
     if not better and not worse:
-        return f"No winner: neither {first} nor {second} is better in any {of}."
-    if worse > better:
-        first, second, better, worse = second, first, worse, better
-    return f"{second} is better than {first} in {better} and worse in {worse or 'none'} {of}."
+        said = f"No winner: neither {first} nor {second} is better in any main metric"
+    else:
+        if len(worse) > len(better):
+            first, second, better, worse = second, first, worse, better
+        said = f"{second} is better than {first} in {_listed(better)}"
+        said += f", and worse in {_listed(worse)}" if worse else " and worse in no main metric"
+    return f"{said}, after correction for multiple comparisons."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
