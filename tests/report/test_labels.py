@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from report_pages import report, write_run
 
-from compressive.report.labels import label_runs, method_name, without_paths
+from compressive.report.labels import label_runs, method_name
+from compressive.report.shareable import without_paths
 from compressive.rundir.reader import read_runs
 
 

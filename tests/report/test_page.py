@@ -297,7 +297,7 @@ def test_origins_list_shared_values_once(tmp_path: Path) -> None:
     config = json.loads((runs[1] / "config.json").read_text())
     config["about"]["device"] = "a GPU"
     (runs[1] / "config.json").write_text(json.dumps(config))
-    origins = report(tmp_path, *runs).text.split("How these were made")[1]
+    origins = report(tmp_path, *runs).text.split("How the runs were made")[1]
     shared, a, b = re.split(r" C-SimCLR \([ab]\) (?=folder)", origins)
     assert "command compressive train x" in shared
     assert "device" not in shared.replace("evaluation: device", "")

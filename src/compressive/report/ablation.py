@@ -1,4 +1,4 @@
-"""Ablations: figures of runs over a setting that varies, and over the reducible residual."""
+"""Ablations: metrics of runs over a setting that varies, and over the reducible residual."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ _NOT_LEARNED = (
     *("train.activation_checkpointing", "train.compile", "train.device", "train.log_every"),
     *("train.save_every", "train.tensorboard"),
 )
-_TITLES = {  # name of a figure: title, axis label
+_TITLES = {  # name of a metric: title, axis label
     "held-out probe": ("Linear probe, held-out labels", "accuracy, %"),
     "held-out kNN": ("Nearest neighbors, held-out labels", "kNN accuracy, %"),
     "linear": ("Linear evaluation", "top-1, %"),
@@ -46,7 +46,7 @@ class _Series(NamedTuple):
     name: str
     style: int | None
     runs: Mapping[float, list[RunFolder]]
-    origins: Mapping[str, str]  # of each figure: only those are averaged
+    origins: Mapping[str, str]  # of each metric: only values of this origin are averaged
 
     def spread(self, value: float, figure: str) -> Spread | None:
         origin = self.origins.get(figure, "")
@@ -56,7 +56,7 @@ class _Series(NamedTuple):
 
 
 def _final_figures(run: RunFolder) -> dict[str, dict[str, float]]:
-    """Return the figures of a run, or nothing if it failed, is running or has only nats."""
+    """Return the metrics of a run, or nothing if it failed, is running or has only nats."""
     if failure(run) or not (run.records or run.is_over is not False):
         return {}
     found = figures_by_origin(run)
@@ -93,7 +93,7 @@ def _study(runs: Sequence[RunFolder], setting: str, others: Sequence[str]) -> St
     for run in (run for by in kinds.values() for some in by.values() for run in some):
         for name, found in _final_figures(run).items():
             counts.setdefault(name, Counter()).update(found.keys())
-    # The most common origin of each figure; of equals, that of the first run.
+    # The most common origin of each metric; of equals, that of the first run.
     origins = {name: count.most_common(1)[0][0] for name, count in counts.items()}
     groups = [
         _Series(kind.replace('"', ""), place if len(kinds) > 1 else None, by_value, origins)
@@ -129,7 +129,7 @@ def _line(
 def _curve(
     groups: Sequence[_Series], values: Sequence[float], setting: str, name: str
 ) -> Drawing | None:
-    """Draw a figure over the values of a setting, at equal distances."""
+    """Draw a metric over the values of a setting, equally spaced."""
     lines = []
     for group in groups:
         found = [(float(at), s) for at, v in enumerate(values) if (s := group.spread(v, name))]
@@ -143,7 +143,7 @@ def _curve(
 
 
 def _accuracy_over_residual(groups: Sequence[_Series], name: str) -> Drawing | None:
-    """Draw a figure over the reducible residual, along the values of the setting."""
+    """Draw a metric over the reducible residual, along the values of the setting."""
     lines = []
     for group in groups:
         found = [

@@ -13,8 +13,9 @@ from compressive.config import flat
 from compressive.report import charts, gallery, tables
 from compressive.report.ablation import studies
 from compressive.report.classes import class_report
-from compressive.report.labels import label_runs, method_name, shareable, shareable_text
+from compressive.report.labels import label_runs, method_name
 from compressive.report.overview import data_name, main_metric, overview
+from compressive.report.shareable import shareable, shareable_text
 from compressive.report.svg import COLORS, dash
 from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
