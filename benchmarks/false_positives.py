@@ -28,8 +28,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from compressive.evaluation.compare import Difference, Experiment, compare
-from compressive.evaluation.intervals import mean_part, t_interval, wilson_interval
 from compressive.evaluation.results import Results, read
+from compressive.rundir.intervals import mean_part, t_interval, wilson_interval
 from compressive.rundir.records import Record
 
 RUNS = ROOT / "docs" / "results" / "2026-11-15-cifar10"

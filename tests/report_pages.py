@@ -11,11 +11,14 @@ from run_files import config_text, metrics_text, record, results_text
 from safetensors.numpy import save_file
 
 from compressive.report import write_report
+from compressive.rundir.predictions_file import predictions_file
 
 SECTIONS = [
-    *("summary", "curves", "plane", "views", "neighbors", "maps", "figures", "reliability"),
-    *("corruptions", "smoothness", "ablation", "paper", "differences", "origins"),
+    *("summary", "classes", "confusion", "disagreements", "errors", "corruptions", "smoothness"),
+    *("reliability", "neighbors", "maps", "views", "figures", "ablation", "paper", "training"),
+    *("plane", "differences", "origins"),
 ]
+CLASSES = ["dots", "rings", "<b>grid"]
 CHANGES = [
     f"{what}{way}" for what in ("brightness", "contrast", "saturation", "hue") for way in "+-"
 ]
@@ -124,6 +127,24 @@ def gallery(seed: int) -> dict[str, np.ndarray]:
     }
 
 
+def predictions(seed: int) -> dict[str, np.ndarray]:
+    """Return predictions for 240 images of three classes, of which the last has 15 images."""
+    random = np.random.default_rng(seed)
+    label = np.repeat(np.arange(3, dtype=np.int32), (120, 105, 15))
+    wrong = random.random(240) < 0.3
+    predicted = np.where(wrong, (label + random.integers(1, 3, 240)) % 3, label).astype(np.int32)
+    confidence = random.uniform(0.4, 1, 240).astype(np.float32)
+    errors = np.flatnonzero(wrong)
+    errors = errors[np.argsort(-confidence[errors])][:20].astype(np.int32)
+    return {
+        "label": label,
+        "predicted": predicted,
+        "confidence": confidence,
+        "error": errors,
+        "error_image": random.integers(0, 256, (len(errors), 8, 8, 3), dtype=np.uint8),
+    }
+
+
 def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
     """Write a complete run with the files of `train` and `evaluate`."""
     (folder / "evaluation").mkdir(parents=True)
@@ -141,8 +162,11 @@ def write_run(folder: Path, shift: float = 0.0, *, name: str = "set") -> Path:
     about, skipped = {"device": "cpu"}, ["frost, which needs photographs"]
     results = results_text(records(shift), run=name, about=about, skipped=skipped)
     (folder / "evaluation/results.json").write_text(results)
-    words = {"classes": json.dumps(["dots", "rings", "<b>grid"]), "map_method": "two axes of PCA"}
+    words = {"classes": json.dumps(CLASSES), "map_method": "two axes of PCA"}
     save_file(gallery(0), folder / "evaluation/gallery.safetensors", metadata=words)
+    words = {"classes": json.dumps(CLASSES), "task": "logistic", "dataset": "set", "images": "i"}
+    found = predictions(int(100 * shift))
+    save_file(found, folder / "evaluation" / predictions_file("logistic"), metadata=words)
     return folder
 
 

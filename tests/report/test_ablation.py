@@ -81,7 +81,7 @@ def test_curves_show_mean_and_deviation_over_seeds_in_value_order(
     np.testing.assert_allclose(bars[:, 1] - bars[:, 2], 2 * half, atol=0.3)
     text = re.findall(r'text-anchor="middle">([^<]*)</text>', drawing)
     assert text[:4] == ["0", "0.3", "1", "bottleneck.beta"]
-    assert "means over seeds (3" in page.text
+    assert "means over 3 seeds" in page.text
 
 
 def test_ratios_are_plotted_times_100_and_nats_unscaled(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_failed_seeds_are_not_counted_in_the_mean(tmp_path: Path) -> None:
     config = json.loads((third / "config.json").read_text())
     config |= {"seed": 2, "train": json.loads((runs[0] / "config.json").read_text())["train"]}
     (third / "config.json").write_text(json.dumps(config))
-    assert "means over seeds (2" in report(tmp_path, *runs, third).text
+    assert "means over 2 seeds" in report(tmp_path, *runs, third).text
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Float
 
 from compressive.config import flat
-from compressive.evaluation.intervals import Part, TInterval, adjusted_p, mean_part, t_interval
 from compressive.evaluation.results import Results, read
 from compressive.metric_info import ACCURACIES, HIGHER, LOWER
 from compressive.rundir import folder
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.intervals import Part, TInterval, adjusted_p, mean_part, t_interval
 from compressive.rundir.records import Record
 
 Verdict = (

@@ -11,10 +11,10 @@ import safetensors
 from jaxtyping import Bool, Float
 from safetensors.numpy import save as serialize
 
-from compressive.evaluation.intervals import mean_part, t_interval, wilson_interval
 from compressive.metric_info import ACCURACIES
 from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.files import RESULTS, write_files
+from compressive.rundir.intervals import mean_part, t_interval, wilson_interval
 from compressive.rundir.records import Record, ResultsFile, read_results
 
 VALUES = "values.safetensors"

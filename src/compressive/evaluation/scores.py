@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compressive.evaluation.context import Classifier, EvalContext
+from compressive.evaluation.predictions import write_predictions
 from compressive.evaluation.results import Results
 from compressive.metrics import Labels, Logits, confidence_bin, ece, hits
 
@@ -94,16 +95,19 @@ def reliability(
 def add_test_scores(
     context: EvalContext, task: str, classifier: Classifier, protocol: dict[str, Any]
 ) -> None:
-    """Record the scores of a classifier on the test features of a context."""
+    """Record the scores of a classifier on the test features, and write its predictions."""
     test = context.features("test")
+    logits = classifier(test.feats)
     add_scores(
         context.results,
         task,
         context.splits.name,
-        classifier(test.feats),
+        logits,
         test.labels,
         protocol,
         seen=context.features("train").labels,
         classes=context.splits.test.classes,
         images=context.images("test", test.index),
     )
+    if context.options.out is not None:
+        write_predictions(context, task, logits, context.options.out)

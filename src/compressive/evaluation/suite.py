@@ -25,6 +25,7 @@ from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
+from compressive.rundir.predictions_file import PREDICTED_TASKS, predictions_file
 from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
@@ -256,7 +257,8 @@ def _refuse_other_files(out: Path) -> None:
     """Raise ValueError if `out` has other files, which later commands would take for results."""
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     hidden = {name for name in names if name.startswith(".")}  # also of an interrupted write
-    if RESULTS not in names and names - {"features", VALUES, GALLERY} - hidden:
+    known = {"features", VALUES, GALLERY, *map(predictions_file, PREDICTED_TASKS)}
+    if RESULTS not in names and names - known - hidden:
         raise ValueError(f"{out} is not empty and holds no {RESULTS}; choose another --out")
 
 

@@ -81,7 +81,9 @@ def verdicts(runs: Sequence[Path], *, held_out: bool = False) -> ComparisonText 
         return None
     first, second = (group.name for group in groups)
     text = _comparison_lines(shown), _caption(found), overall_verdict(found)
-    return ComparisonText(first, second, *text)
+    by_key = {each.key: (_format_difference(each)[2], each.verdict) for each in found}
+    over = "seeds" if any(each.over == "seeds" for each in found) else "images"
+    return ComparisonText(first, second, *text, by_key, over)
 
 
 def differences_markdown(first: Experiment, second: Experiment, found: Sequence[Difference]) -> str:

@@ -1,4 +1,4 @@
-"""Ablations: figures of runs over a setting that varies, and over the reducible residual."""
+"""Ablations: metrics of runs over a setting that varies, and over the reducible residual."""
 
 import json
 from collections import Counter
@@ -16,17 +16,17 @@ _NOT_LEARNED = (
     *("train.activation_checkpointing", "train.compile", "train.device", "train.log_every"),
     *("train.save_every", "train.tensorboard"),
 )
-_TITLES = {  # name of a figure: title, axis label
-    "held-out probe": ("Probe, labels held out of train", "accuracy, %"),
-    "held-out kNN": ("Nearest neighbors, held-out labels", "neighbors' accuracy, %"),
+_TITLES = {  # name of a metric: title, axis label
+    "held-out probe": ("Linear probe, held-out labels", "accuracy, %"),
+    "held-out kNN": ("Nearest neighbors, held-out labels", "kNN accuracy, %"),
     "linear": ("Linear evaluation", "top-1, %"),
     "logistic": ("Logistic regression", "top-1, %"),
     "1 % labels": ("1 % of the labels", "top-1, %"),
     "kNN": ("Nearest neighbors", "top-1, %"),
     "corruptions": ("Corruptions, mean", "top-1, %"),
     "Brier": ("Brier score, lower is better", "Brier x 100"),
-    "reducible_residual": ("Information kept, its reducible part", "reducible residual (nats)"),
-    "predictive": ("Information that is shared", "predictive (nats)"),
+    "reducible_residual": ("Residual information, reducible part", "reducible residual (nats)"),
+    "predictive": ("Shared information", "predictive (nats)"),
 }
 
 
@@ -46,7 +46,7 @@ class _Series(NamedTuple):
     name: str
     style: int | None
     runs: Mapping[float, list[RunFolder]]
-    origins: Mapping[str, str]  # of each figure: only those are averaged
+    origins: Mapping[str, str]  # of each metric: only values of this origin are averaged
 
     def spread(self, value: float, figure: str) -> Spread | None:
         origin = self.origins.get(figure, "")
@@ -56,7 +56,7 @@ class _Series(NamedTuple):
 
 
 def _final_figures(run: RunFolder) -> dict[str, dict[str, float]]:
-    """Return the figures of a run, or nothing if it failed, is running or has only nats."""
+    """Return the metrics of a run, or nothing if it failed, is running or has only nats."""
     if failure(run) or not (run.records or run.is_over is not False):
         return {}
     found = figures_by_origin(run)
@@ -93,7 +93,7 @@ def _study(runs: Sequence[RunFolder], setting: str, others: Sequence[str]) -> St
     for run in (run for by in kinds.values() for some in by.values() for run in some):
         for name, found in _final_figures(run).items():
             counts.setdefault(name, Counter()).update(found.keys())
-    # The most common origin of each figure; of equals, that of the first run.
+    # The most common origin of each metric; of equals, that of the first run.
     origins = {name: count.most_common(1)[0][0] for name, count in counts.items()}
     groups = [
         _Series(kind.replace('"', ""), place if len(kinds) > 1 else None, by_value, origins)
@@ -129,7 +129,7 @@ def _line(
 def _curve(
     groups: Sequence[_Series], values: Sequence[float], setting: str, name: str
 ) -> Drawing | None:
-    """Draw a figure over the values of a setting, at equal distances."""
+    """Draw a metric over the values of a setting, equally spaced."""
     lines = []
     for group in groups:
         found = [(float(at), s) for at, v in enumerate(values) if (s := group.spread(v, name))]
@@ -143,7 +143,7 @@ def _curve(
 
 
 def _accuracy_over_residual(groups: Sequence[_Series], name: str) -> Drawing | None:
-    """Draw a figure over the reducible residual, along the values of the setting."""
+    """Draw a metric over the reducible residual, along the values of the setting."""
     lines = []
     for group in groups:
         found = [
@@ -161,19 +161,21 @@ def _accuracy_over_residual(groups: Sequence[_Series], name: str) -> Drawing | N
 
 def _study_notes(groups: Sequence[_Series], values: Sequence[float], setting: str) -> list[str]:
     """Return explanations of the drawings."""
-    notes = [f"The values of {setting} stand in order, at equal distances."]
+    notes = [f"Values of {setting} are in order and equally spaced."]
     counts = [s.n for g in groups for v in g.runs for name in FIGURES if (s := g.spread(v, name))]
     seeds = sorted(set(counts))
     if max(seeds, default=0) > 1:
         span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-        notes.append(f"Points are means over seeds ({span} of a value), bars their deviation.")
+        notes.append(f"Points are means over {span} seeds per value; bars are standard deviations.")
     else:
-        notes.append("One run of each: small differences may be chance.")
+        notes.append("There is one run per value: small differences may be due to chance.")
     shown = [_final_figures(r) for group in groups for runs in group.runs.values() for r in runs]
     origins = groups[0].origins
     if left := sum(any(origins[n] not in one[n] for n in one) for one in shown):
         were = "run was" if left == 1 else "runs were"
-        notes.append(f"{left} {were} judged otherwise, and what cannot be compared is left out.")
+        notes.append(
+            f"{left} {were} measured differently; values that cannot be compared are left out."
+        )
     ends = [
         (end, minus(f"{value:g}"))
         for value in values
@@ -182,5 +184,5 @@ def _study_notes(groups: Sequence[_Series], values: Sequence[float], setting: st
     ]
     for end in dict.fromkeys(end for end, _ in ends):
         at = " and ".join(value for one, value in ends if one == end)
-        notes.append(f"A cross: {end}, at {at}.")
+        notes.append(f"A cross marks runs that {end}, at {at}.")
     return notes

@@ -1,10 +1,11 @@
 """Gallery of the report: views, nearest neighbors and a map of the embeddings."""
 
 import base64
+import math
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -13,10 +14,11 @@ from compressive.report.svg import LabelBox, first_free, svg
 from compressive.rundir.reader import RunFolder
 
 _DOTS = 4000  # of a map: more would hide each other
+_LEGEND_CLASSES = 30  # with more, colors cannot be told apart
 
 
 def views(runs: Sequence[RunFolder]) -> list[tuple[str, list[list[str]]]]:
-    """Return run names and their views as data URLs; runs with equal views share them."""
+    """Return names of runs and their views as data URLs; "" if all runs have the same views."""
     groups: dict[tuple[tuple[int, ...], bytes], tuple[list[str], np.ndarray]] = {}
     for run in runs:
         views = run.gallery.get("views")
@@ -24,13 +26,19 @@ def views(runs: Sequence[RunFolder]) -> list[tuple[str, list[list[str]]]]:
             names, _ = groups.setdefault((views.shape, views.tobytes()), ([], views))
             names.append(run.name)
     found = groups.values()
-    return [(", ".join(names), [[png(v) for v in row] for row in rows]) for names, rows in found]
+    return [
+        ("" if len(names) == len(runs) else "; ".join(names), [[png(v) for v in r] for r in rows])
+        for names, rows in found
+    ]
 
 
-def neighbors(runs: Sequence[RunFolder]) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Return position and rows of each run that has neighbors."""
+def neighbors(
+    runs: Sequence[RunFolder], places: Sequence[int]
+) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Return position and rows of each of these runs that has neighbors."""
     found = []
-    for place, run in enumerate(runs):
+    for place in places:
+        run = runs[place]
         query, near = run.gallery.get("query"), run.gallery.get("neighbors")
         if query is None or near is None or len(query) != len(near):
             continue
@@ -56,23 +64,45 @@ def _neighbor_rows(run: RunFolder, query: np.ndarray, near: np.ndarray) -> list[
     return rows
 
 
-def maps(runs: Sequence[RunFolder]) -> list[tuple[int, str, Markup]]:
-    """Return position, method and map of each run that has a map."""
-    found = []
-    for place, run in enumerate(runs):
+class MapDrawing(NamedTuple):
+    """The map of a run."""
+
+    run: int
+    method: str
+    drawing: Markup
+
+
+def maps(
+    runs: Sequence[RunFolder], places: Sequence[int]
+) -> tuple[list[MapDrawing], list[tuple[str, str]]]:
+    """Return maps of these runs, and name and color of each class, unless there are too many."""
+    found, present, names = [], set[int](), list[str]()
+    for place in places:
+        run = runs[place]
         points, labels = run.gallery.get("map"), run.gallery.get("map_label")
         if points is None or points.shape[1] != 2 or not np.isfinite(points).all(1).any():
             continue
         finite = np.flatnonzero(np.isfinite(points).all(1))
         shown = finite[:: -(-len(finite) // _DOTS)]
         labels = None if labels is None or len(labels) != len(points) else labels[shown]
+        if labels is not None:
+            present.update(np.unique(labels).tolist())
+            names = max(names, run.classes, key=len)
         drawing = _scatter(points[shown].astype(np.float64), labels, run.classes)
-        found.append((place, run.gallery_metadata.get("map_method", ""), drawing))
-    return found
+        found.append(MapDrawing(place, run.gallery_metadata.get("map_method", ""), drawing))
+    if len(present) > _LEGEND_CLASSES:
+        return found, []
+    count = max(len(names), max(present, default=0) + 1)
+    return found, [(_label_name(c, names), _class_color(c, count)) for c in sorted(present)]
+
+
+def _class_color(label: int, count: int) -> str:
+    """Return the color of a class, which is the same on all maps; neighbors differ in lightness."""
+    return f"hsl({360 * label / count:.0f} 65% {(42, 58)[label % 2]}%)"
 
 
 def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]) -> Markup:
-    """Draw points of a map, with a hue and a label per class."""
+    """Draw points of a map, with a color and a label per class."""
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
     room = LabelBox(0, 0, 520, max(160, 24 + 496 * float(high[1] - low[1]) / span))
@@ -80,15 +110,18 @@ def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
     at = middle + (points - (low + high) / 2) / span * np.array([496, -496])
     groups = np.zeros(len(at), dtype=np.int64) if labels is None else labels
     present = np.unique(groups)
+    count = max(len(names), int(present.max()) + 1)
+    size = min(9.0, max(2.5, 130 / math.sqrt(len(points))))
     parts, words, taken = [], [], list[LabelBox]()
-    for number, label in enumerate(present):
+    for label in present.tolist():
         mine = at[groups == label]
         dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in mine)
-        hue = f"hsl({360 * number / len(present):.0f} 65% 50%)"
-        parts.append(f'<path class="dots" stroke="{hue}" d="{dots}"/>')
-        if labels is not None and len(present) <= 30:
-            word = _label_name(int(label), names)
-            words.append(_class_label(np.median(mine, 0).tolist(), word, hue, room, taken))
+        color = "var(--soft)" if labels is None else _class_color(label, count)
+        width = f"stroke-width:{size:.1f}"
+        parts.append(f'<path class="dots" stroke="{color}" style="{width}" d="{dots}"/>')
+        if labels is not None and len(present) <= _LEGEND_CLASSES:
+            word = _label_name(label, names)
+            words.append(_class_label(np.median(mine, 0).tolist(), word, color, room, taken))
     return svg(parts + words, "map of the embeddings", int(room.right), int(room.bottom))
 
 
@@ -118,7 +151,7 @@ def _label_name(label: int, names: Sequence[str]) -> str:
 
 
 def png(image: np.ndarray) -> str:
-    """Bytes [height, width, 3] as the address of an image that needs no other file."""
+    """Return a data URL of an image given as bytes [height, width, 3]."""
     height, width, _ = image.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Summary of a run: the main figures by which runs are compared, and how it failed."""
+"""Summarize a run: its main metrics, and how it failed."""
 
 import statistics
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ FIGURES: dict[str, tuple[tuple[str, ...], str]] = {
     "predictive": (("information",), "predictive"),
 }
 NATS = ("reducible_residual", "predictive")
-# Figures in metrics.jsonl: accuracies on held-out labels, for model selection; nats.
+# Metrics in metrics.jsonl: accuracies on held-out labels, for model selection; nats.
 _FROM_METRICS = ("held-out probe", "held-out kNN", *NATS)
 _ENDS = {"collapse": "collapsed", "nan": "diverged"}  # last health status: one word
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation of a figure over seeds."""
+    """Mean and standard deviation of a metric over seeds."""
 
     mean: float
     std: float | None  # with n - 1 degrees of freedom; None for one seed
@@ -40,14 +40,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def outcome(run: RunFolder) -> dict[str, float]:
-    """Return figures of a run on its own data; nats of the evaluation, else of training."""
+    """Return metrics of a run on its own data; nats are of the evaluation, else of training."""
     return {name: next(iter(values.values())) for name, values in figures_by_origin(run).items()}
 
 
 def figures_by_origin(run: RunFolder) -> dict[str, dict[str, float]]:
-    """Return each figure by its origin, the best first: task and dataset, or training.
+    """Return each metric by its origin (task and dataset, or training), the preferred one first.
 
-    Only figures of the same origin can be averaged or joined by a line.
+    Only metrics of the same origin can be averaged or joined by a line.
     """
     home = run.evaluated.get("data")
     own = [f for f in run.records if home is None or f.dataset in (home, f"{home}-C")]
@@ -68,7 +68,7 @@ def figures_by_origin(run: RunFolder) -> dict[str, dict[str, float]]:
 def failure(run: RunFolder) -> str:
     """Return how a run failed in one word, or "" if it did not.
 
-    An encoder proves nothing: there is one from the first step on.
+    An encoder file does not mean success: it exists from the first step on.
     """
     if run.records or run.is_over:
         return ""

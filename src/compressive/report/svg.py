@@ -16,7 +16,9 @@ CHART_WIDTH, CHART_HEIGHT = 360, 230
 _LEFT_EDGE, _RIGHT_EDGE, _TOP_EDGE, _BOTTOM_EDGE = 58, 350, 10, 192  # of the area of the lines
 _LETTER = 7  # width of a letter at the axes, in a wide font
 COLORS = 8
-_DASHES = ("", "6 3", "2 3")  # the ninth run has the color of the first, dashed
+# Of neighboring lines one is dashed, so that the other is visible where they overlap. With 8 colors
+# and 4 patterns, 32 experiments look different.
+DASHES = ("", "7 4", "2 3", "9 3 2 3")
 MAX_POINTS = 400  # of a line: more than it has pixels
 
 Point = tuple[float, float]
@@ -26,7 +28,7 @@ class Line(NamedTuple):
     """One line of a chart."""
 
     points: Sequence[Point]
-    run: int | None  # position of its run, which sets the color; None: text color
+    style: int | None  # position of its experiment, which sets color and dashes; None: text color
     name: str
     mark: float | None = None  # x of a vertical line, such as a mean
     weights: Sequence[float] = ()  # areas of dots at the points
@@ -40,16 +42,21 @@ class Drawing(NamedTuple):
 
     title: str
     svg: Markup
-    numbers: Sequence[tuple[int, Any]] = ()  # position of a run, and its cell
-    runs: Sequence[int | None] = ()  # positions of the runs that are drawn
+    numbers: Sequence[tuple[int, Any]] = ()  # position of an experiment, and its cell
+    styles: Sequence[int | None] = ()  # positions of the experiments that are drawn
 
 
-def style(run: int | None) -> str:
-    """Return SVG attributes for the run at this position."""
-    if run is None:
+def dash(place: int) -> int:
+    """Return the number of the dash pattern of the experiment at this position."""
+    return (place + place // COLORS) % len(DASHES)
+
+
+def style(place: int | None) -> str:
+    """Return SVG attributes for the experiment at this position."""
+    if place is None:
         return 'class="plain"'
-    dash = _DASHES[run // COLORS % len(_DASHES)]
-    return f'class="k{run % COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+    pattern = DASHES[dash(place)]
+    return f'class="k{place % COLORS}"' + (f' stroke-dasharray="{pattern}"' if pattern else "")
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -118,11 +125,13 @@ def chart(
     parts = [*_axes_svg(frame, x, y, names)]
     if square:
         parts.append(f'<path class="grid" d="{_path([(0, 0), (1, 1)], frame)}"/>')
-    for after, line in zip(reversed(range(len(lines))), lines, strict=True):
+    styles = list(dict.fromkeys(line.style for line in lines))
+    for line in lines:
         inside = "".join(_line_elements(line, frame, ends))
-        wide = 1.8 + 1.4 * after / max(1, len(lines) - 1)  # visible below later lines
+        after = len(styles) - 1 - styles.index(line.style)
+        wide = 1.8 + 1.4 * after / max(1, len(styles) - 1)  # visible below later lines
         title = f"<title>{escape(line.name)}</title>"
-        parts.append(f'<g {style(line.run)} style="--w:{wide:.2f}">{inside}{title}</g>')
+        parts.append(f'<g {style(line.style)} style="--w:{wide:.2f}">{inside}{title}</g>')
     parts += _point_labels(lines, frame)
     return svg(parts, f"{y} against {x}: {', '.join(line.name for line in lines)}")
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.metric_info import ACCURACIES, DESCRIPTIONS, HIGHER, LOWER, PERCENT
 from compressive.recipes import paper
+from compressive.report.labels import method_name
 from compressive.report.svg import minus
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import Record, finite_number
@@ -99,7 +100,7 @@ def _record_row(
     counts = {record.n for record in there if record.n}
     note = key[1] + (f", {counts.pop():,} images" if len(counts) == 1 else "")
     if len({record.image_set for record in there}) > 1:
-        note += "; not the same images, so not to be compared"
+        note += "; not the same images, so do not compare these values"
     cells = [number_cell(record) if record else None for record in records]
     which = key[0].removeprefix(family).strip()  # number of labels or neighbors
     name = f"{which}, {key[2]}" if which else key[2]
@@ -117,12 +118,18 @@ def finite_numbers(values: object) -> list[float]:
     return [] if None in found else [value for value in found if value is not None]
 
 
-def corruption_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
-    """Return accuracy by type and severity for each run, then differences from the first run."""
+def corruption_tables(
+    runs: Sequence[RunFolder], groups: Sequence[Sequence[int]]
+) -> list[ReportTable]:
+    """Return accuracy by type and severity, then differences from the first run.
+
+    Of each group of runs, show the first one that has corruptions.
+    """
     grids: dict[str, dict[int, dict[str, list[float]]]] = {}
     by: dict[tuple[str, int], tuple[str, str]] = {}  # image set and classification head
-    for place, run in enumerate(runs):
-        for record in run.records:
+    for group in groups:
+        place = next((i for i in group if _has_corruptions(runs[i])), group[0])
+        for record in runs[place].records:
             cells = finite_numbers(record.protocol.get("by_severity"))
             if cells and record.metric == "top-1":
                 dataset, _, kind = record.dataset.rpartition(" ")
@@ -142,6 +149,10 @@ def corruption_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
             if gap:
                 tables.append(_corruption_table(title, place, gap, most, sign="+"))
     return tables
+
+
+def _has_corruptions(run: RunFolder) -> bool:
+    return any("by_severity" in record.protocol for record in run.records)
 
 
 def corruption_notes(runs: Sequence[RunFolder]) -> list[str]:
@@ -166,15 +177,17 @@ def _mean_note(record: Record, run: RunFolder) -> str:
     extra = [kind for kind in EXTRAS if f"{record.dataset} {kind}" in shown]
     without, more = (", ".join(kinds).replace("_", " ") for kinds in (left, extra))
     count = f"{len(NAMES) - len(left)} types \N{MULTIPLICATION SIGN} 5 severities"
-    words = f"The mean of {record.dataset} is of {count}" + (f", without {without}" if left else "")
-    return words + (f"; {more} are shown, but not in it" if extra else "")
+    words = f"The mean of {record.dataset} is over {count}" + (
+        f", without {without}" if left else ""
+    )
+    return words + (f"; {more} are shown but not included" if extra else "")
 
 
 def _classifier_note(record: Record) -> str:
     chosen = record.protocol.get("chosen")
     chosen = chosen.items() if isinstance(chosen, dict) else ()
     words = [f"{name.replace('_', ' ')}: {value}" for name, value in chosen]
-    return f"Judged by {', '.join([str(record.protocol.get('head', '?')), *words])}"
+    return f"The classifier is {', '.join([str(record.protocol.get('head', '?')), *words])}"
 
 
 def _severity_gaps(
@@ -206,7 +219,9 @@ def paper_rows(runs: Sequence[RunFolder]) -> list[ReportRow]:
             top1, _, top5, brier = paper.TABLE_1[method, network, epochs]
             cells = [NumberCell(f"{v:.1f}", v) for v in (top1, top5, brier)]
             size = f"{paper.NETWORKS[network][2]}, {epochs} epochs"
-            rows.append(ReportRow(f"{method} in the paper", f"ImageNet, {size}", cells))
+            rows.append(
+                ReportRow(f"{method_name(method)} in the paper", f"ImageNet, {size}", cells)
+            )
         for run, best in ours:
             records = [headline(run, metric) for metric in ("top-1", "top-5", "brier")]
             cells = [f and NumberCell(f"{100 * f.value:.1f}", f.value) for f in records]

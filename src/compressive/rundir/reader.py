@@ -15,6 +15,7 @@ from compressive.rundir import files
 from compressive.rundir.fingerprint import file_fingerprint
 from compressive.rundir.gallery_file import read_gallery
 from compressive.rundir.metrics_log import STOPPED, read_metrics
+from compressive.rundir.predictions_file import Predictions, read_predictions
 from compressive.rundir.records import Record, ResultsFile, finite_number, read_results
 from compressive.rundir.versions import FORMAT_KEY, UnsupportedFormat, check_format
 
@@ -82,6 +83,7 @@ class RunFolder(TrainingFiles):
     evaluated: Mapping[str, Any]  # "about" of results.json
     gallery: Mapping[str, np.ndarray]
     gallery_metadata: Mapping[str, str]
+    predictions: Mapping[str, Predictions]  # by task
     missing: Sequence[str]
 
     @property
@@ -188,8 +190,17 @@ def _read_run(path: Path, name: str, held_out: bool) -> RunFolder:
         evaluated=results.about,
         gallery=gallery.arrays,
         gallery_metadata=gallery.metadata,
+        predictions=_matching(read_predictions(inside, missing), results.records),
         missing=missing,
     )
+
+
+def _matching(
+    found: Mapping[str, Predictions], records: Sequence[Record]
+) -> dict[str, Predictions]:
+    """Return predictions for the images of the records; others are of an earlier evaluation."""
+    known = {(r.task, r.dataset, r.images) for r in records if r.metric == "top-1"}
+    return {task: p for task, p in found.items() if (task, p.dataset, p.images) in known}
 
 
 def _total(run: Path, settings: Mapping[str, Any]) -> int | None:

@@ -1,7 +1,7 @@
 """results.json: the numbers of an evaluation, written by `evaluation` and read by `report`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +77,9 @@ class ComparisonText(NamedTuple):
     lines: Sequence[tuple[str, ...]]  # metric, first, second, difference with interval, verdict
     note: str
     headline: str = ""  # one sentence about all lines
+    # key of a record: difference with its interval, and verdict after the correction
+    verdicts: Mapping[str, tuple[str, str]] = {}
+    over: str = ""  # seeds or images: what the intervals are taken over
 
 
 def read_results(path: Path) -> tuple[ResultsFile, int]:

@@ -371,6 +371,27 @@ def test_task_records_match_measure_smoothness(tmp_path: Path) -> None:
         two = found[f"smoothness {name}", "lipschitz_squared_kl"]
         assert two.value == pytest.approx(float(local.squared.mean()), rel=1e-6)
         assert two.protocol["largest"] == pytest.approx(float(local.squared.max()), rel=1e-6)
+    mean = np.mean([float(local.value.mean()) for local in truth.values()])
+    assert found["smoothness", "lipschitz"].value == pytest.approx(mean, rel=1e-6)
+    context.close()
+
+
+def test_mean_over_changes_uses_images_that_each_of_them_affects(tmp_path: Path) -> None:
+    """Gray images have no hue; a split of gray images has only the other four changes."""
+    for split, count in (("train", 4), ("test", 2)):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                image = noise(16, 16, seed=i)
+                image = image.convert("L").convert("RGB") if i < 2 else image
+                image.save(tmp_path / split / name / f"{i}.png")
+    context = context_of(tmp_path, method=build(tiny()))
+    smoothness.run(context)
+    found = {r.dataset.split()[-1]: r for r in context.results.records if r.task == "smoothness"}
+    assert {split: (r.n, r.protocol["changes"]) for split, r in found.items()} == {
+        "train": (4, 8),
+        "test": (4, 4),
+    }
     context.close()
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import UInt8
 from safetensors.torch import save as serialize
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,12 +15,12 @@ from compressive.data.loaders import Batch
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.tasks.geometry import evaluation_views
 from compressive.evaluation.tasks.tsne import PERPLEXITY, STEPS, tsne
+from compressive.evaluation.thumbnails import crop_thumbnails, thumbnails
 from compressive.rng import image_keys
 from compressive.rundir.files import write_bytes
 from compressive.train.online_eval import evenly_spaced_indices
 
 FILE = "gallery.safetensors"
-_THUMBNAIL_SIDE = 96  # pixels at most, to keep the report small
 _POINTS_ON_CPU = 1000  # of the map, which is quadratic in them: seconds on one core
 
 
@@ -57,8 +57,10 @@ def write_gallery(
     batches = list(context.batches_at("test", test.index[chosen].cpu()))
     tensors = {
         "views": torch.cat([_shown_views(context, batch, pairs) for batch in batches]),
-        "query": _crops(context, "test", test.index[chosen]),
-        "neighbors": _crops(context, "train", train.index[near].flatten()).unflatten(0, near.shape),
+        "query": crop_thumbnails(context, "test", test.index[chosen]),
+        "neighbors": crop_thumbnails(context, "train", train.index[near].flatten()).unflatten(
+            0, near.shape
+        ),
         "query_label": test.labels[chosen],
         "neighbor_label": train.labels[near],
     }
@@ -89,7 +91,7 @@ def _shown_views(
     """Return the central crop and pairs of views as in pretraining."""
     model = context.model
     pair = evaluation_views(context)
-    shown = [_display_pixels(context.crop.pixels(batch))]
+    shown = [thumbnails(context.crop.pixels(batch))]
     for first in range(0, 2 * pairs, 2):
         number = torch.arange(first, first + 2, device=context.device)
         keys = image_keys(
@@ -101,22 +103,5 @@ def _shown_views(
         drawn = draw_pair(keys, pair, batch.height, batch.width)
         both = torch.cat([batch.images, batch.images])
         made = render(both, drawn, model.size, antialias=model.antialias)
-        shown.extend(_display_pixels(made).chunk(2))
+        shown.extend(thumbnails(made).chunk(2))
     return torch.stack(shown, 1)
-
-
-def _crops(
-    context: EvalContext, split: str, index: Int[Tensor, " some"]
-) -> UInt8[Tensor, "some side side 3"]:
-    """Return central crops of a split; each image is read once, even if it occurs repeatedly."""
-    places, again = index.cpu().unique(return_inverse=True)
-    batches = context.batches_at(split, places)
-    found = [_display_pixels(context.crop.pixels(batch)) for batch in batches]
-    return torch.cat(found)[again.to(context.device)]
-
-
-def _display_pixels(images: Float[Tensor, "batch 3 h w"]) -> UInt8[Tensor, "batch side side 3"]:
-    """Convert colors in [0, 1] to bytes; average areas of large images."""
-    if images.shape[-1] > _THUMBNAIL_SIDE:
-        images = F.interpolate(images, (_THUMBNAIL_SIDE, _THUMBNAIL_SIDE), mode="area")
-    return images.clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1)

@@ -101,6 +101,7 @@ def run(context: EvalContext, *, images: Mapping[str, int] = PAPER_IMAGES) -> No
         )
         for name, local in found.local.items():
             _record_local(context, split, name, local, found.protocol)
+        _record_mean(context, split, found)
 
 
 def _record_local(
@@ -120,6 +121,27 @@ def _record_local(
     images = context.images(split, local.index)
     add(task, dataset, "lipschitz", local.value, protocol=details, images=images)
     add(task, dataset, "lipschitz_squared_kl", local.squared, protocol=bound, images=images)
+
+
+def _record_mean(context: EvalContext, split: str, found: Smoothness) -> None:
+    """Record the mean over changes, of the images that every change affects.
+
+    Changes that affect no image are left out, such as those of hue if all images are gray.
+    """
+    used = [local for local in found.local.values() if len(local.index)]
+    kept = [set(local.index.tolist()) for local in used] or [set[int]()]
+    index = torch.tensor(sorted(set.intersection(*kept)), dtype=torch.int64)
+    if not len(index):
+        return
+    each = [local.value[torch.isin(local.index, index)] for local in used]
+    context.results.add(
+        "smoothness",
+        f"{context.splits.name} {split}",
+        "lipschitz",
+        torch.stack(each).mean(0),
+        protocol={**found.protocol, "changes": len(each)},
+        images=context.images(split, index),
+    )
 
 
 def _random_images(context: EvalContext, split: str, most: int) -> Iterator[Batch]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compressive.evaluation.intervals import (
+from compressive.rundir.intervals import (
     adjusted_p,
     mean_part,
     t_cdf,
