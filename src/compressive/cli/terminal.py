@@ -1,6 +1,7 @@
 """Terminal input and output: paths, one-line errors, warnings and plain lines."""
 
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator
@@ -50,6 +51,11 @@ def require_at_least(low: int, **options: float) -> None:
 def print_line(text: str, *, stderr: bool = False) -> None:
     """Print one line as it is: no wrapping, so that paths can be copied, and no markup."""
     Console(stderr=stderr, soft_wrap=True).print(printable(text), highlight=False, markup=False)
+
+
+def print_next(*words: object) -> None:
+    """Print the command that usually follows."""
+    print_line(f"next: compressive {shlex.join(map(str, words))}")
 
 
 class SafeTable:

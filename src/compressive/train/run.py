@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,17 @@ class Run:
         resume: bool,
         source: Source | None = None,
         method: Builder = build,
+        given: Sequence[str] = (),
+        continue_from: Path | None = None,
     ) -> None:
         self.out: Path = out
+        self.given: tuple[str, ...] = tuple(given)
+        self.continue_from: Path | None = continue_from
         self.display: Display = display
         self.device: torch.device = pick_device(config.train.device)
         if rank() == 0:
             try:
-                folder.open_folder(out, config, resume=resume)
+                folder.open_folder(out, config, resume=resume, given=given)
             except folder.OtherSettings:  # they may follow from the number of images
                 check_images_of_run(config, out, source)
                 raise
@@ -90,8 +94,7 @@ class Run:
         if source.labels is not None:
             self.visible_labels.copy_(source.labels.masked_fill(held_out, -1))
         self.schedule: Schedule = Schedule(config, self.count)
-        for note in self.schedule.notes:
-            display.say(note)
+        self.notes: list[str] = [*self.schedule.notes, images.date_labels_note(source.classes)]
         self.total: int = self.schedule.total
         self.step = self.attempt = self.saved_step = self._unreadable = 0
         self.saved_at: float = time.monotonic()
@@ -150,8 +153,8 @@ class Run:
         if rank() == 0:
             self._lock = acquire_lock(self.out)
             # Check again: another process may have used it while images were read.
-            if not folder.open_folder(self.out, self.config, resume=resume):
-                folder.write_config(self.out, self.config, self.device)
+            if not folder.open_folder(self.out, self.config, resume=resume, given=self.given):
+                folder.write_config(self.out, self.config, self.device, given=self.given)
         wait_for_all()  # no process may search for a checkpoint before the folder exists
         self.run_id: str = shared_run_id(self.out, self.device)
 
@@ -216,18 +219,43 @@ class Run:
                 held = f"{self.out} holds an encoder but no checkpoint to resume from"
                 hint = "choose another --out, or delete it"
                 raise ValueError(f"{held}, so training would replace it; {hint}")
-            self.logger = MetricsLogger(self.out, tensorboard=tensorboard)
+            self._start()
+            self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
             self.save()
             return
-        check_same_method(path, state, self.learner, self.has_custom_method)
-        with reading(path):
-            self._check_same_images(state)
-            self._load_state(state)
+        self._read_state(path, state, self.out)
         self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
         if self.step >= self.total:
             self.display.say(f"already finished: all {self.total:,} steps are done")
         else:
             self.display.say(f"resuming from step {self.step:,} of {self.total:,}")
+
+    def _start(self) -> None:
+        """Take over the state of the run that this one continues, if any."""
+        other = self.continue_from
+        if other is None:
+            return
+        found = checkpoint.latest(other / files.CHECKPOINTS, folder.read_run_id(other))
+        if found is None:
+            raise ValueError(f"{other} has no checkpoint to continue from; give another run")
+        self._read_state(*found, other)
+        if self.step >= self.total:
+            raise ValueError(
+                f"{other} has {self.step:,} steps, and this run would end after {self.total:,}; "
+                "raise --epochs, which counts those of the continued run"
+            )
+        self.display.say(
+            f"continuing {other} at step {self.step:,} of {self.total:,}; the learning rate "
+            f"follows the schedule of {self.total:,} steps and starts at "
+            f"{self.schedule.lr(self.step):.3g}"
+        )
+
+    def _read_state(self, path: Path, state: dict[str, Any], run: Path) -> None:
+        """Check that a checkpoint of a run fits this one, and load it."""
+        check_same_method(path, state, self.learner, self.has_custom_method)
+        with reading(path):
+            self._check_same_images(state, run)
+            self._load_state(state)
 
     def close(self) -> None:
         """Stop threads, close files and release the lock."""
@@ -276,15 +304,15 @@ class Run:
         self.attempt = max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
 
-    def _check_same_images(self, state: dict[str, Any]) -> None:
-        """Raise OtherImages if the checkpoint was trained on other images."""
+    def _check_same_images(self, state: dict[str, Any], run: Path) -> None:
+        """Raise OtherImages if the checkpoint of a run was trained on other images."""
         place, count = self.config.data.source, self.count
         if self.files is not None:
-            where = {"place": place, "out": self.out, "loader": self.loader}
+            where = {"place": place, "out": run, "loader": self.loader}
             if note := check_same_files(state, self.files, count=count, **where):
                 self.display.say(note)
         if images.are_others(state["color_fingerprint"], self.color_fingerprint):
-            held, hint = f"{self.out} holds a run on {count:,}", "choose another --out"
+            held, hint = f"{run} holds a run on {count:,}", "choose another --out"
             raise OtherImages(
                 f"{held} other images than those in {place}; {hint}, or restore data.source"
             )
