@@ -14,7 +14,7 @@ __all__ = ["SettingInfo", "build", "check_fields", "info", "parse", "require_set
 __all__ += ["similar_settings", "type_hints"]
 
 # What other libraries call a setting -> its name here. Keys are the last part of the name.
-_ALIASES = {
+_SETTING_ALIASES = {
     **dict.fromkeys(("learning_rate", "base_lr", "max_lr", "peak_lr"), "optim.lr"),
     **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
     **dict.fromkeys(("optimizer", "optim", "opt"), "optim.name"),
@@ -166,13 +166,14 @@ def similar_settings(name: str, names: Sequence[str]) -> list[str]:
     section, _, last = name.rpartition(".")
     if section in names:  # method.name
         return [section]
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
+        return near
     last = last.lower().replace("-", "_")
     if same := [other for other in names if other.rpartition(".")[2] == last]:
         return same
-    if _ALIASES.get(last) in names:
-        return [_ALIASES[last]]
-    near = difflib.get_close_matches(name, names, n=1)
-    return near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if _SETTING_ALIASES.get(last) in names:
+        return [_SETTING_ALIASES[last]]
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.5)
 
 
 def _require_type(value: Any, kind: Any, name: str) -> Any:

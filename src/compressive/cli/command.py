@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from compressive.cli.terminal import print_error, print_line
 
 # What other programs call an option -> its name here, if the command has it.
-_ALIASES: dict[str, tuple[str, ...]] = {
+_OPTION_ALIASES: dict[str, tuple[str, ...]] = {
     "--backbone": ("--model", "--arch", "--architecture", "--network", "--net", "--encoder"),
     "--batch-size": ("--bs", "--batch", "--batchsize", "--per-gpu-batch-size"),
     "--lr": ("--learning-rate", "--learning_rate", "--base-lr", "--blr"),
@@ -83,7 +83,9 @@ def _unknown_option(wrong: str, command: str, names: Sequence[str]) -> str:
     """Return a line that says which option is meant, of those that a command has."""
     there = [name for name in names if name.startswith("--")]
     wrong = wrong.partition("=")[0]
-    found = [right for right, aliases in _ALIASES.items() if wrong in aliases and right in there]
+    found = [
+        right for right, aliases in _OPTION_ALIASES.items() if wrong in aliases and right in there
+    ]
     if not found:
         found = difflib.get_close_matches(wrong.replace("_", "-"), there, n=1)
     hint = f"did you mean {found[0]}?" if found else f"`{command} --help` lists all"

@@ -38,15 +38,20 @@ _MAX_IMAGES_HELP = (
     "Use at most this many images of a split; 0: all. Results do not replace those of more images."
 )
 _DATA_HELP = "Labeled images, as for pretrain; default: the run's."
-_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
+_EVALUATION_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
 _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
-_WHAT, _IMAGES, _OTHERS, _MACHINE = "What to measure", "Images", "Third-party weights", "Machine"
+_WHAT, _IMAGES, _OTHERS, _EVALUATION_MACHINE = (
+    "What to measure",
+    "Images",
+    "Third-party weights",
+    "Machine",
+)
 _EVALUATION_OUTPUT = "Output"
 EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP, autocompletion=complete_encoder)]
 TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP, rich_help_panel=_OTHERS)]
 InputSize = Annotated[int, typer.Option(help=_SIZE_HELP, rich_help_panel=_OTHERS)]
 DeviceName = Annotated[
-    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_MACHINE)
+    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_EVALUATION_MACHINE)
 ]
 RunFolders = Annotated[list[Path], path_argument(help=_RUNS_HELP)]
 
@@ -79,7 +84,9 @@ def evaluate_command(
         int, typer.Option(help="Seed of everything random.", rich_help_panel=_WHAT)
     ] = 0,
     data: Annotated[str, path_option(help=_DATA_HELP, rich_help_panel=_IMAGES)] = "",
-    labels: Annotated[str, typer.Option(help=_LABELS_HELP, rich_help_panel=_IMAGES)] = "",
+    labels: Annotated[
+        str, typer.Option(help=_EVALUATION_LABELS_HELP, rich_help_panel=_IMAGES)
+    ] = "",
     max_images: Annotated[int, typer.Option(help=_MAX_IMAGES_HELP, rich_help_panel=_IMAGES)] = 0,
     held_out: Annotated[
         bool, typer.Option("--held-out", help=_HELD_OUT_HELP, rich_help_panel=_IMAGES)

@@ -52,9 +52,8 @@ def find(name: str) -> list[Section]:
         if found := tuple(setting for setting in section.settings if setting.name == name):
             return [section._replace(settings=found)]
     names = [setting.name for section in every for setting in section.settings]
-    near = similar_settings(name, names)
-    sections_ = [section.name for section in every if section.name]
-    near = near or difflib.get_close_matches(name, sections_, n=1, cutoff=0.5)
+    near = [] if "." in name else difflib.get_close_matches(name, [s.name for s in every], n=1)
+    near = near or similar_settings(name, names)
     hint = f"did you mean {' or '.join(near)}?" if near else "`compressive settings` lists all"
     raise ValueError(f"no setting or section {name!r}; {hint}")
 

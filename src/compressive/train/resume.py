@@ -15,6 +15,7 @@ from compressive.distributed import gather, rank, world_size
 from compressive.rundir import checkpoint, folder
 from compressive.rundir.files import CHECKPOINTS, UNREADABLE
 from compressive.train import images
+from compressive.train.schedule import Schedule
 
 
 class OtherImages(ValueError):
@@ -96,6 +97,27 @@ def check_same_files(
         hint = f"{changed}; {hint}" if changed else hint
         raise OtherImages(f"{out} holds a run on {was:,} {now_has}; {hint}")
     return note and f"{place} has {note}; resuming"
+
+
+def checkpoint_to_continue(run: Path) -> tuple[Path, dict[str, Any]]:
+    """Return path and state of the last checkpoint of a run that another run continues."""
+    found = checkpoint.latest(run / CHECKPOINTS, folder.read_run_id(run))
+    if found is None:
+        raise ValueError(f"{run} has no checkpoint to continue from; give another run")
+    return found
+
+
+def continue_note(run: Path, step: int, schedule: Schedule) -> str:
+    """Return a line about the schedule; raise ValueError if the new run has no step left."""
+    if step >= schedule.total:
+        raise ValueError(
+            f"{run} has {step:,} steps, and this run would end after {schedule.total:,}; raise "
+            "--epochs or --steps, which count those of the continued run"
+        )
+    return (
+        f"continuing {run} at step {step:,} of {schedule.total:,}; the learning rate follows the "
+        f"schedule of all {schedule.total:,} steps and starts at {schedule.lr(step):.3g}"
+    )
 
 
 def check_images_of_run(config: Config, out: Path, source: Source | None) -> None:

@@ -33,6 +33,8 @@ from compressive.train.resume import (
     check_same_checkpoint,
     check_same_files,
     check_same_method,
+    checkpoint_to_continue,
+    continue_note,
     reading,
     shared_run_id,
 )
@@ -43,6 +45,7 @@ from compressive.train.step import (
     build_learner,
     build_optimizer,
     compile_learner,
+    match_strides,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -233,22 +236,9 @@ class Run:
     def _start(self) -> None:
         """Take over the state of the run that this one continues, if any."""
         other = self.continue_from
-        if other is None:
-            return
-        found = checkpoint.latest(other / files.CHECKPOINTS, folder.read_run_id(other))
-        if found is None:
-            raise ValueError(f"{other} has no checkpoint to continue from; give another run")
-        self._read_state(*found, other)
-        if self.step >= self.total:
-            raise ValueError(
-                f"{other} has {self.step:,} steps, and this run would end after {self.total:,}; "
-                "raise --epochs, which counts those of the continued run"
-            )
-        self.display.say(
-            f"continuing {other} at step {self.step:,} of {self.total:,}; the learning rate "
-            f"follows the schedule of {self.total:,} steps and starts at "
-            f"{self.schedule.lr(self.step):.3g}"
-        )
+        if other is not None:
+            self._read_state(*checkpoint_to_continue(other), other)
+            self.display.say(continue_note(other, self.step, self.schedule))
 
     def _read_state(self, path: Path, state: dict[str, Any], run: Path) -> None:
         """Check that a checkpoint of a run fits this one, and load it."""
@@ -299,7 +289,7 @@ class Run:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         for optimizer in self.optimizers:
-            _match_strides(optimizer)
+            match_strides(optimizer)
         self.step = self.saved_step = state["step"]
         self.attempt = max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
@@ -316,12 +306,3 @@ class Run:
             raise OtherImages(
                 f"{held} other images than those in {place}; {hint}, or restore data.source"
             )
-
-
-def _match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give moments the strides of their weights: torch fuses a step only if these agree."""
-    for p, state in optimizer.state.items():
-        for name, value in state.items():
-            is_moment = isinstance(value, Tensor) and value.shape == p.shape
-            if is_moment and value.stride() != p.stride():
-                state[name] = torch.empty_like(p, dtype=value.dtype).copy_(value)

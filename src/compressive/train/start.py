@@ -17,7 +17,14 @@ from compressive.train.auto_config import auto_config
 from compressive.train.loop import Outcome
 
 # Settings that must stay the same if a run is continued, and those of the network.
-_FIXED = {"method", "data.split", "data.limit", "data.labels", "optim.name", "train.batch_size"}
+_UNCHANGEABLE = {
+    "method",
+    "data.split",
+    "data.limit",
+    "data.labels",
+    "optim.name",
+    "train.batch_size",
+}
 
 
 def pretrain(
@@ -124,7 +131,7 @@ def _check_continues(config: Config, before: Config, run: str | Path) -> None:
     """Raise ValueError if the weights or the steps of a run have another meaning in the new one."""
     old, new = flat(before), flat(config)
     for name in old:
-        is_fixed = name in _FIXED or name.startswith("network.")
+        is_fixed = name in _UNCHANGEABLE or name.startswith("network.")
         if is_fixed and old[name] != new[name]:
             raise ValueError(
                 f"{name} must be {old[name]}, as in {run}, to continue it, got {new[name]}"

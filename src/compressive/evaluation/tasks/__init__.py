@@ -42,7 +42,7 @@ _ALL_TASKS = (  # in the order in which they run
 )
 TASKS = {task.name: task for task in _ALL_TASKS}
 # Other names of tasks. Logistic regression measures calibration (ECE, Brier score) at little cost.
-ALIASES = {"calibration": "logistic", "few-labels": "few-label", "corruption": "corruptions"}
+TASK_ALIASES = {"calibration": "logistic", "few-labels": "few-label", "corruption": "corruptions"}
 
 
 def split_names(tasks: str | Sequence[str]) -> list[str]:
@@ -62,12 +62,12 @@ def select_tasks(
     if suite not in SUITES:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
     known = tuple(dict.fromkeys((*TASKS, *more)))
-    names = [ALIASES.get(name, name) for name in names]
+    names = [TASK_ALIASES.get(name, name) for name in names]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            allowed = ", ".join((*known, *ALIASES))
+            allowed = ", ".join((*known, *TASK_ALIASES))
             raise ValueError(f"--tasks must be among {allowed}, got {name!r}{hint}")
     in_suite = {task.name for task in _ALL_TASKS if suite in task.suites}
     return tuple(name for name in known if name in (names or in_suite.union(more)))
