@@ -83,9 +83,7 @@ def _unknown_option(wrong: str, command: str, names: Sequence[str]) -> str:
     """Return a line that says which option is meant, of those that a command has."""
     there = [name for name in names if name.startswith("--")]
     wrong = wrong.partition("=")[0]
-    found = [
-        right for right, aliases in _OPTION_ALIASES.items() if wrong in aliases and right in there
-    ]
+    found = [name for name in there if wrong in _OPTION_ALIASES.get(name, ())]
     if not found:
         found = difflib.get_close_matches(wrong.replace("_", "-"), there, n=1)
     hint = f"did you mean {found[0]}?" if found else f"`{command} --help` lists all"

@@ -40,13 +40,8 @@ _MAX_IMAGES_HELP = (
 _DATA_HELP = "Labeled images, as for pretrain; default: the run's."
 _EVALUATION_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
 _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
-_WHAT, _IMAGES, _OTHERS, _EVALUATION_MACHINE = (
-    "What to measure",
-    "Images",
-    "Third-party weights",
-    "Machine",
-)
-_EVALUATION_OUTPUT = "Output"
+_WHAT, _IMAGES, _OTHERS = "What to measure", "Images", "Third-party weights"
+_EVALUATION_MACHINE, _EVALUATION_OUTPUT = "Machine", "Output"
 EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP, autocompletion=complete_encoder)]
 TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP, rich_help_panel=_OTHERS)]
 InputSize = Annotated[int, typer.Option(help=_SIZE_HELP, rich_help_panel=_OTHERS)]

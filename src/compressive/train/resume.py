@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compressive.config import Config
 from compressive.data.source import Source
@@ -97,6 +97,15 @@ def check_same_files(
         hint = f"{changed}; {hint}" if changed else hint
         raise OtherImages(f"{out} holds a run on {was:,} {now_has}; {hint}")
     return note and f"{place} has {note}; resuming"
+
+
+def check_same_colors(before: Tensor, now: Tensor, run: Path, count: int, place: str) -> None:
+    """Raise OtherImages if images have other colors than those that a run was trained on."""
+    if images.are_others(before, now):
+        raise OtherImages(
+            f"{run} holds a run on {count:,} other images than those in {place}; choose another "
+            "--out, or restore data.source"
+        )
 
 
 def checkpoint_to_continue(run: Path) -> tuple[Path, dict[str, Any]]:

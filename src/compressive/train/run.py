@@ -28,9 +28,9 @@ from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
-    OtherImages,
     check_images_of_run,
     check_same_checkpoint,
+    check_same_colors,
     check_same_files,
     check_same_method,
     checkpoint_to_continue,
@@ -222,7 +222,9 @@ class Run:
                 held = f"{self.out} holds an encoder but no checkpoint to resume from"
                 hint = "choose another --out, or delete it"
                 raise ValueError(f"{held}, so training would replace it; {hint}")
-            self._start()
+            if (other := self.continue_from) is not None:
+                self._read_state(*checkpoint_to_continue(other), other)
+                self.display.say(continue_note(other, self.step, self.schedule))
             self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
             self.save()
             return
@@ -232,13 +234,6 @@ class Run:
             self.display.say(f"already finished: all {self.total:,} steps are done")
         else:
             self.display.say(f"resuming from step {self.step:,} of {self.total:,}")
-
-    def _start(self) -> None:
-        """Take over the state of the run that this one continues, if any."""
-        other = self.continue_from
-        if other is not None:
-            self._read_state(*checkpoint_to_continue(other), other)
-            self.display.say(continue_note(other, self.step, self.schedule))
 
     def _read_state(self, path: Path, state: dict[str, Any], run: Path) -> None:
         """Check that a checkpoint of a run fits this one, and load it."""
@@ -301,8 +296,4 @@ class Run:
             where = {"place": place, "out": run, "loader": self.loader}
             if note := check_same_files(state, self.files, count=count, **where):
                 self.display.say(note)
-        if images.are_others(state["color_fingerprint"], self.color_fingerprint):
-            held, hint = f"{run} holds a run on {count:,}", "choose another --out"
-            raise OtherImages(
-                f"{held} other images than those in {place}; {hint}, or restore data.source"
-            )
+        check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
