@@ -81,8 +81,10 @@ def print_warning(
     message: Warning | str, category: type[Warning], filename: str, *where: Any
 ) -> None:
     """Print our warnings as one line; leave others in Python's format."""
-    # Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
-    if str(message).startswith("TensorFloat32 tensor cores"):
+    # Drop torch's advice to use TensorFloat32: the products in the losses must be exact. Drop PIL's
+    # warning of large images: we report those above data.max_pixels ourselves.
+    is_about_size = category.__name__ == "DecompressionBombWarning"
+    if is_about_size or str(message).startswith("TensorFloat32 tensor cores"):
         return
     text = warnings.formatwarning(message, category, filename, *where[:1])
     is_ours = Path(filename).is_relative_to(Path(__file__).parents[1])

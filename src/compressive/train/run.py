@@ -220,8 +220,7 @@ class Run:
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
                 held = f"{self.out} holds an encoder but no checkpoint to resume from"
-                hint = "choose another --out, or delete it"
-                raise ValueError(f"{held}, so training would replace it; {hint}")
+                raise ValueError(f"{held}, so training would replace it; choose another --out")
             if (other := self.continue_from) is not None:
                 self._read_state(*checkpoint_to_continue(other), other)
                 self.display.say(continue_note(other, self.step, self.schedule))
