@@ -274,9 +274,12 @@ def sweep_command(
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
         result = sweep(data, out, **base, **asked, at_once=jobs)
-        Console().print(SafeTable(sweep_table(str(out), result.rows)))
-        print_line(legend(result.rows))
-        if runs_of_sweep(out):
+        if has_rows := any(row.done or row.failed for row in result.rows):
+            Console().print(SafeTable(sweep_table(str(out), result.rows)))
+            print_line(legend(result.rows))
+        else:
+            print_line(f"no run of {out} has finished, so there is no table yet")
+        if has_rows and runs_of_sweep(out):
             page = report_runs([out], out / "report.html", held_out=held_out)
             print_line(f"report: {page}, one page to open in a browser")
     for log in result.failed:

@@ -258,8 +258,8 @@ def _missing(path: Path) -> str:
         wanted, there = there.name, there.parent
     names = sorted(os.listdir(there)) if there.is_dir() else []
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)} in {there}? " if near else ""
-    return f"no file or folder {path}; {hint}A source can be {ALLOWED}"
+    hint = f"; {there} has {' and '.join(near)}" if near else ""
+    return f"no file or folder {path}{hint}; a source can be {ALLOWED}"
 
 
 def _advice(path: Path) -> str:
@@ -273,9 +273,7 @@ def _advice(path: Path) -> str:
     if kind in _ARCHIVES:
         return f"an archive; unpack it and give the folder, such as {path.parent / path.stem}"
     if kind in _TABLES:
-        return (
-            f"a {kind} file; give the folder of the images, in one subfolder per class for labels"
-        )
+        return f"a {kind} file; give the folder of the images, with a subfolder for each class"
     return f"neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}"
 
 

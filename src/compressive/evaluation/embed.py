@@ -74,7 +74,9 @@ def embed(
                 len(source),
                 model.crop(),
                 precision=precision("auto", where),
-                progress=lambda done, total: shown.progress("embedding", done, total),
+                progress=lambda done, total: shown.progress(
+                    "embedding", done, total, unit="images"
+                ),
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()

@@ -150,6 +150,7 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
         context.skip(f"{name}, which needs labels of two classes: {where}")
         return False
     context.display.say(f"{name} ...")
+    context.display.begin(name)
     start = time.perf_counter()
     try:
         task(context)

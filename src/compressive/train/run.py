@@ -114,7 +114,7 @@ class Run:
             device=self.device,
             cache_on_device=config.data.cache_on_device,
             workers=config.data.workers,
-            progress=partial(display.progress, "decoding"),
+            progress=partial(display.progress, "decoding", unit="images"),
         )
         self._lock: int | None = None
         try:
