@@ -2,6 +2,7 @@
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,9 +75,7 @@ def embed(
                 len(source),
                 model.crop(),
                 precision=precision("auto", where),
-                progress=lambda done, total: shown.progress(
-                    "embedding", done, total, unit="images"
-                ),
+                progress=partial(shown.progress, "embedding", unit="images"),
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()

@@ -237,7 +237,7 @@ class _Processes:
             file.seek(max(0, log.stat().st_size - _LOG_END))
             lines = file.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        last = "starting" if last.startswith("$ ") else last
+        last = f"{command} starts" if last.startswith("$ ") else last
         count = len(self.state.runs)
         title = f"sweep, run {min(self._started, count)} of {count}"
         with self._lock:

@@ -108,25 +108,30 @@ def check_same_colors(before: Tensor, now: Tensor, run: Path, count: int, place:
         )
 
 
-def checkpoint_to_continue(run: Path) -> tuple[Path, dict[str, Any]]:
-    """Return path and state of the last checkpoint of a run that another run continues."""
+def check_is_longer(run: Path, total: int) -> None:
+    """Raise ValueError if a run of `total` steps cannot continue another run."""
+    saved = checkpoint.steps(run / CHECKPOINTS)
+    if not saved:
+        raise ValueError(f"{run} has no checkpoint to continue from; give another run")
+    if (step := checkpoint.step_of(saved[-1])) >= total:
+        raise ValueError(
+            f"{run} has {step:,} steps, and this run would end after {total:,}; raise --epochs or "
+            "--steps, which count those of the continued run"
+        )
+
+
+def continued_state(run: Path, schedule: Schedule) -> tuple[Path, dict[str, Any], str]:
+    """Return the last checkpoint of a run that another one continues, its state and a note."""
     found = checkpoint.latest(run / CHECKPOINTS, folder.read_run_id(run))
     if found is None:
         raise ValueError(f"{run} has no checkpoint to continue from; give another run")
-    return found
-
-
-def continue_note(run: Path, step: int, schedule: Schedule) -> str:
-    """Return a line about the schedule; raise ValueError if the new run has no step left."""
-    if step >= schedule.total:
-        raise ValueError(
-            f"{run} has {step:,} steps, and this run would end after {schedule.total:,}; raise "
-            "--epochs or --steps, which count those of the continued run"
-        )
-    return (
+    path, state = found
+    step = checkpoint.step_of(path)
+    note = (
         f"continuing {run} at step {step:,} of {schedule.total:,}; the learning rate follows the "
         f"schedule of all {schedule.total:,} steps and starts at {schedule.lr(step):.3g}"
     )
+    return path, state, note
 
 
 def check_images_of_run(config: Config, out: Path, source: Source | None) -> None:

@@ -29,12 +29,12 @@ from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
     check_images_of_run,
+    check_is_longer,
     check_same_checkpoint,
     check_same_colors,
     check_same_files,
     check_same_method,
-    checkpoint_to_continue,
-    continue_note,
+    continued_state,
     reading,
     shared_run_id,
 )
@@ -99,6 +99,8 @@ class Run:
         self.schedule: Schedule = Schedule(config, self.count)
         self.notes: list[str] = [*self.schedule.notes, images.date_labels_note(source.classes)]
         self.total: int = self.schedule.total
+        if continue_from is not None and not checkpoint.steps(out / files.CHECKPOINTS):
+            check_is_longer(continue_from, self.total)
         self.step = self.attempt = self.saved_step = self._unreadable = 0
         self.saved_at: float = time.monotonic()
         self.metrics: AsyncMetrics = AsyncMetrics()
@@ -212,18 +214,19 @@ class Run:
     def restore(self) -> None:
         """Resume from the last valid checkpoint, or save one of the initial state."""
         # Load to the host, where AdamW counts its steps: on a GPU each count would synchronize.
-        checkpoints = self.out / files.CHECKPOINTS
-        path, state = checkpoint.latest(checkpoints, self.run_id) or (None, {})
+        place = self.out / files.CHECKPOINTS
+        path, state = checkpoint.latest(place, self.run_id) or (None, {})
         # Synchronizes, so that no process finds the checkpoint that the first is about to write.
-        check_same_checkpoint(path, checkpoints, self.device)
+        check_same_checkpoint(path, place, self.device)
         tensorboard = self.config.train.tensorboard
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
-                held = f"{self.out} holds an encoder but no checkpoint to resume from"
-                raise ValueError(f"{held}, so training would replace it; choose another --out")
+                held = f"{self.out} holds an encoder, but no checkpoint to resume from"
+                raise ValueError(f"{held}; choose another --out")
             if (other := self.continue_from) is not None:
-                self._read_state(*checkpoint_to_continue(other), other)
-                self.display.say(continue_note(other, self.step, self.schedule))
+                path, state, note = continued_state(other, self.schedule)
+                self._read_state(path, state, other)
+                self.display.say(note)
             self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
             self.save()
             return
@@ -238,7 +241,12 @@ class Run:
         """Check that a checkpoint of a run fits this one, and load it."""
         check_same_method(path, state, self.learner, self.has_custom_method)
         with reading(path):
-            self._check_same_images(state, run)
+            place, count = self.config.data.source, self.count
+            if self.files is not None:
+                where = {"place": place, "out": run, "loader": self.loader}
+                if note := check_same_files(state, self.files, count=count, **where):
+                    self.display.say(note)
+            check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
             self._load_state(state)
 
     def close(self) -> None:
@@ -287,12 +295,3 @@ class Run:
         self.step = self.saved_step = state["step"]
         self.attempt = max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
-
-    def _check_same_images(self, state: dict[str, Any], run: Path) -> None:
-        """Raise OtherImages if the checkpoint of a run was trained on other images."""
-        place, count = self.config.data.source, self.count
-        if self.files is not None:
-            where = {"place": place, "out": run, "loader": self.loader}
-            if note := check_same_files(state, self.files, count=count, **where):
-                self.display.say(note)
-        check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
