@@ -190,9 +190,9 @@ def test_package_exports_its_public_names() -> None:
     import compressive
     from compressive.distributions.uniform import HypersphericalUniform
     from compressive.distributions.vmf import VonMisesFisher
-    from compressive.encoder import load
+    from compressive.evaluation.frozen_model import load_encoder
 
-    assert compressive.load is load
+    assert compressive.load is load_encoder
     assert compressive.HypersphericalUniform is HypersphericalUniform
     assert compressive.VonMisesFisher is VonMisesFisher
     assert compressive.metrics.__name__ == "compressive.metrics"

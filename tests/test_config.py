@@ -129,7 +129,7 @@ def test_order_of_changes_does_not_matter(changes: tuple[str, ...]) -> None:
     [
         ("optim.lr", "NAME=VALUE 'optim.lr'"),
         ("optim.lrr=1", "'optim.lrr' optim.lr? momentum trust_coefficient"),
-        ("otpim.lr=1", "'otpim' optim?"),
+        ("otpim.lr=1", "'otpim.lr' optim.lr?"),
         ("beta=0.1", "'beta' bottleneck.beta?"),
         ("lr=0.1", "'lr' optim.lr probe.lr?"),
         ("optim.lr.x=1", "'optim.lr.x' optim.lr"),

@@ -1,33 +1,41 @@
 """Measure and control how much information a visual representation keeps."""
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressive import metrics, objectives, optim
     from compressive.distributions.uniform import HypersphericalUniform
     from compressive.distributions.vmf import VonMisesFisher
-    from compressive.encoder import load
+    from compressive.encoder import Encoder
     from compressive.evaluation.embed import embed
+    from compressive.evaluation.frozen_model import load_encoder as load
+    from compressive.evaluation.runs import compare_runs as compare
+    from compressive.evaluation.runs import report_runs as report
     from compressive.evaluation.suite import evaluate
-    from compressive.train.loop import pretrain
+    from compressive.train.start import pretrain
 
-__all__ = ["HypersphericalUniform", "VonMisesFisher", "embed", "evaluate", "load", "metrics"]
-__all__ += ["objectives", "optim", "pretrain"]
-_MODULES = {
-    "HypersphericalUniform": "distributions.uniform",
-    "VonMisesFisher": "distributions.vmf",
-    "embed": "evaluation.embed",
-    "evaluate": "evaluation.suite",
-    "load": "encoder",
-    "pretrain": "train.loop",
+__all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "embed", "evaluate"]
+__all__ += ["load", "metrics", "objectives", "optim", "pretrain", "report"]
+_PLACES = {  # public name -> module and name there
+    "Encoder": ("encoder", "Encoder"),
+    "HypersphericalUniform": ("distributions.uniform", "HypersphericalUniform"),
+    "VonMisesFisher": ("distributions.vmf", "VonMisesFisher"),
+    "compare": ("evaluation.runs", "compare_runs"),
+    "embed": ("evaluation.embed", "embed"),
+    "evaluate": ("evaluation.suite", "evaluate"),
+    "load": ("evaluation.frozen_model", "load_encoder"),
+    "pretrain": ("train.start", "pretrain"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import public names lazily: torch and timm take seconds."""
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _PLACES:
+        module, inside = _PLACES[name]
+        return getattr(import_module(f"{__name__}.{module}"), inside)
     if name in __all__:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -35,3 +43,24 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _ReportPackage(ModuleType):
+    """The package `compressive.report`, which can also be called."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> object:
+        """Write a report; see `evaluation.runs.report_runs`."""
+        found = import_module(f"{__name__}.evaluation.runs")
+        return found.report_runs(*arguments, **options)
+
+
+class _Package(ModuleType):
+    """This package: `compressive.report` is both a package and the function of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "report" and isinstance(value, ModuleType):  # set when it is first imported
+            value.__class__ = _ReportPackage
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -10,8 +10,8 @@ from compressive.setting_fields import (
     check_fields,
     info,
     parse,
-    require_setting,
     setting,
+    similar_settings,
     type_hints,
 )
 
@@ -112,6 +112,11 @@ class Data(_Section):
 
     source: str = setting("builtin", "a folder, parquet or tar files, torchvision:NAME, or builtin")
     split: str = setting("train", "split of the source to train on")
+    labels: Literal["folder", "none"] = setting(
+        "folder",
+        "folder: use names of class folders and labels of shards, only to measure accuracy; none: "
+        "ignore them",
+    )
     max_side: int = setting(
         0, "shrink larger images to this many pixels on the longer side; 0: as the views need"
     )
@@ -484,18 +489,16 @@ def total_steps(examples: int, epochs: int, batch: int) -> int:
 def _set(settings: dict[str, Any], name: str, text: str) -> None:
     """Parse a value and store it under its dotted name."""
     section, _, leaf = name.rpartition(".")
-    same = () if name in settings else [n for n in flat(settings) if n.endswith(f".{name}")]
-    if same:
-        raise ValueError(f"no setting {name!r}; did you mean {' or '.join(same)}?")
-    kind: Any = Config
-    if section:
-        require_setting(section.partition(".")[0], Config)
-        kind = type_hints(Config).get(section)
-        if not is_dataclass(kind):
-            raise ValueError(f"no setting {name!r}; {section} is not a section")
-        settings = settings[section]
-    require_setting(leaf, kind, section)
-    hint = type_hints(kind)[leaf]
-    if is_dataclass(hint):
-        raise ValueError(f"{name} is a section; it has {', '.join(f.name for f in fields(hint))}")
-    settings[leaf] = parse(text, hint, name)
+    kind: Any = type_hints(Config).get(section) if section else Config
+    if name not in flat(settings):
+        names = [*flat(settings)]
+        if name in settings:
+            inside = ", ".join(n for n in names if n.startswith(f"{name}."))
+            raise ValueError(f"{name} is a section; it has {inside}")
+        near = similar_settings(name, names)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        inside = ", ".join(settings[section]) if is_dataclass(kind) and section else ""
+        rest = f"{section} has {inside}" if inside else "`compressive settings` lists all"
+        raise ValueError(f"no setting {name!r}; {hint}{rest}")
+    into = settings[section] if section else settings
+    into[leaf] = parse(text, type_hints(kind)[leaf], name)

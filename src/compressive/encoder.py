@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 
 import safetensors
@@ -16,7 +17,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from compressive import weights
-from compressive.augment.ops import center_crop, central_share, normalize, planar
+from compressive.augment.ops import MEAN, STD, center_crop, central_share, normalize, planar
 from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
@@ -33,6 +34,9 @@ _METADATA = frozenset({"network", "size", "side", "antialias"})  # keys of encod
 _MAX_SIDE = 2**15  # pixels; a float32 image of that side has 13 GB
 
 ImageInput = str | Path | Image.Image | UInt8[Tensor, "3 h w"]
+
+
+_USAGE = "features: <code>encoder(encoder.preprocess(images))</code>"
 
 
 class UnknownNetwork(ValueError):
@@ -55,6 +59,8 @@ class Encoder(nn.Module):
         side: int,
         *,
         antialias: bool = False,
+        mean: tuple[float, ...] = MEAN,
+        std: tuple[float, ...] = STD,
     ) -> None:
         super().__init__()
         self.network = network
@@ -62,6 +68,16 @@ class Encoder(nn.Module):
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
+        self.mean, self.std = mean, std  # of the normalization, by channel
+
+    def __repr__(self) -> str:
+        count = sum(weight.numel() for weight in self.parameters())
+        network = f"{self.settings.name}, {count / 1e6:.1f} million weights"
+        device = next(self.parameters()).device
+        return f"<Encoder {network}: {self.size} pixels -> {self.feature_dim} features, {device}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code><p>{_USAGE}</p>"
 
     @property
     def feature_dim(self) -> int:
@@ -95,7 +111,8 @@ class Encoder(nn.Module):
         return torch.cat([self._seen(one[None].to(device)) for one in small])
 
     def _seen(self, images: UInt8[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 size size"]:
-        return normalize(center_crop(images, self.size, antialias=self.antialias))
+        cropped = center_crop(images, self.size, antialias=self.antialias)
+        return normalize(cropped, mean=self.mean, std=self.std)
 
 
 def least(size: int) -> int:

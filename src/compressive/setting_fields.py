@@ -6,12 +6,34 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["SettingInfo", "build", "check_fields", "info", "parse", "require_setting", "setting"]
-__all__ += ["type_hints"]
+__all__ += ["similar_settings", "type_hints"]
+
+# What other libraries call a setting -> its name here. Keys are the last part of the name.
+_SETTING_ALIASES = {
+    **dict.fromkeys(("learning_rate", "base_lr", "max_lr", "peak_lr"), "optim.lr"),
+    **dict.fromkeys(("wd", "decay"), "optim.weight_decay"),
+    **dict.fromkeys(("optimizer", "optim", "opt"), "optim.name"),
+    **dict.fromkeys(("warmup", "lr_warmup"), "optim.warmup_epochs"),
+    **dict.fromkeys(("batch", "bs", "batchsize", "per_device_batch_size"), "train.batch_size"),
+    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs"), "train.epochs"),
+    **dict.fromkeys(("num_steps", "max_steps", "iterations"), "train.steps"),
+    **dict.fromkeys(("gpu", "cuda", "accelerator"), "train.device"),
+    **dict.fromkeys(("amp", "fp16", "bf16", "dtype"), "train.precision"),
+    **dict.fromkeys(("arch", "model", "backbone", "encoder", "architecture"), "network.name"),
+    **dict.fromkeys(("out_dim", "output_dim", "proj_dim"), "network.projection_dim"),
+    **dict.fromkeys(("image_size", "img_size", "crop_size", "resolution"), "views.size"),
+    **dict.fromkeys(("num_workers", "n_workers", "threads"), "data.workers"),
+    **dict.fromkeys(("dataset", "path", "root"), "data.source"),
+    **dict.fromkeys(("temperature", "tau"), "bottleneck.kappa_b"),
+    **dict.fromkeys(("momentum_teacher", "ema", "tau_base"), "target.ema_decay"),
+    **dict.fromkeys(("algorithm", "loss"), "method"),
+    **dict.fromkeys(("random_seed",), "seed"),
+}
 
 type_hints = functools.cache(typing.get_type_hints)  # of a dataclass; evaluating them is slow
 
@@ -137,6 +159,21 @@ def require_setting(name: str, kind: Any, section: str = "") -> None:
     hint = f"did you mean {dot}{near[0]}? " if near else ""
     rest = f"{section} has {', '.join(names)}" if section else "`compressive settings` lists all"
     raise ValueError(f"no setting {f'{dot}{name}'!r}; {hint}{rest}")
+
+
+def similar_settings(name: str, names: Sequence[str]) -> list[str]:
+    """Return the settings among `names` that a wrong name may mean, the most likely ones first."""
+    section, _, last = name.rpartition(".")
+    if section in names:  # method.name
+        return [section]
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
+        return near
+    last = last.lower().replace("-", "_")
+    if same := [other for other in names if other.rpartition(".")[2] == last]:
+        return same
+    if _SETTING_ALIASES.get(last) in names:
+        return [_SETTING_ALIASES[last]]
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.5)
 
 
 def _require_type(value: Any, kind: Any, name: str) -> Any:

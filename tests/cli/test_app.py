@@ -24,6 +24,7 @@ from typer.testing import CliRunner, Result
 
 import compressive
 from compressive import recipes
+from compressive.cli import info_commands
 from compressive.cli.app import app
 from compressive.cli.settings_reference import written
 from compressive.cli.terminal import one_line_errors, print_warning
@@ -141,16 +142,28 @@ def test_help_lists_every_command() -> None:
 # recipes
 
 
-def test_recipe_names_are_not_wrapped_in_a_narrow_terminal() -> None:
-    output = RUN.invoke(app, ["recipes"], env={"COLUMNS": "80"}).stdout
-    assert all(f" {name} " in output for name in recipes.names())
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_recipes_are_one_line_each_with_those_for_this_machine_first(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(info_commands, "_has_gpu", lambda: has_gpu)
+    lines = RUN.invoke(app, ["recipes"], env={"COLUMNS": "80"}).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 45
+    listed = [line.split()[0] for line in lines if "/" in line.split()[0]]
+    assert sorted(listed) == sorted(recipes.names())
+    titles = [i for i, line in enumerate(lines) if line.endswith(":")]
+    first = {line.split("/")[1].split()[0] for line in lines[titles[0] + 1 : titles[1]]}
+    cifar = {"cifar10-r18-200", "cifar10-r18-1000"}
+    assert first == {"quickstart"} | (cifar if has_gpu else set())
 
 
-def test_recipes_lists_every_recipe() -> None:
-    result = RUN.invoke(app, ["recipes"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    lines = [line.split() for line in result.output.splitlines() if line.strip()]
-    assert [line[0] for line in lines[2:] if "/" in line[0]] == recipes.names()
+def test_recipes_lists_those_with_a_prefix() -> None:
+    lines = RUN.invoke(app, ["recipes", "c-byol"]).stdout.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("c-byol/")]
+    assert sorted(listed) == sorted(n for n in recipes.names() if n.startswith("c-byol"))
+    assert not [line for line in lines if line.startswith("simclr")]
+    assert "c-byol?" in complaint(RUN.invoke(app, ["recipes", "c-byool"]))
 
 
 def test_recipe_is_shown_with_all_values_and_origins() -> None:
@@ -414,7 +427,7 @@ def test_closed_pipe_does_not_change_the_exit_code() -> None:
     ("words", "module"),
     [
         ("quickstart", "compressive.cli.quickstart"),
-        ("pretrain builtin", "compressive.train.loop"),
+        ("pretrain builtin", "compressive.train.start"),
         ("evaluate a", "compressive.evaluation.suite"),
         ("sweep builtin --seeds 0,1", "compressive.sweep.runner"),
     ],

@@ -3,36 +3,108 @@
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated, TextIO, cast
+from typing import Annotated, NamedTuple, TextIO, cast
 
 import typer
 
 from compressive.cli import evaluate_commands, info_commands, train_commands
+from compressive.cli.command import Command, Group, examples
 from compressive.cli.terminal import print_warning
 from compressive.progress import BrokenPipeSafe
 
 app = typer.Typer(
-    add_completion=False,
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="markdown",  # wraps paragraphs to the width of the terminal
     pretty_exceptions_enable=False,
     help="Measure and control how much information a visual representation keeps.",
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "quickstart": train_commands.quickstart_command,
-    "pretrain": train_commands.pretrain_command,
-    "recipes": info_commands.recipes_command,
-    "settings": info_commands.settings_command,
-    "meter": info_commands.meter_command,
-    "evaluate": evaluate_commands.evaluate_command,
-    "embed": evaluate_commands.embed_command,
-    "compare": evaluate_commands.compare_command,
-    "report": evaluate_commands.report_command,
-    "sweep": train_commands.sweep_command,
-    "watch": info_commands.watch_command,
+
+
+class _Entry(NamedTuple):
+    function: Callable[..., None]
+    panel: str
+    examples: tuple[str, ...]
+
+
+_TRAIN, _MEASURE, _LOOK = "Train", "Evaluate and compare", "Look up"
+_COMMANDS: dict[str, _Entry] = {
+    "quickstart": _Entry(
+        train_commands.quickstart_command,
+        _TRAIN,
+        ("compressive quickstart", "compressive quickstart --out /tmp/quickstart --seed 1"),
+    ),
+    "pretrain": _Entry(
+        train_commands.pretrain_command,
+        _TRAIN,
+        (
+            "compressive pretrain ./photos",
+            "compressive pretrain ./photos --method c-byol --batch-size 256 --epochs 200",
+            "compressive pretrain ./cifar10 --recipe c-simclr/cifar10-r18-200 --out runs/a",
+        ),
+    ),
+    "sweep": _Entry(
+        train_commands.sweep_command,
+        _TRAIN,
+        (
+            "compressive sweep ./photos --vary bottleneck.beta=0,0.1,1 --seeds 0,1,2",
+            "compressive sweep ./cifar10 --recipe c-simclr/cifar10-r18-200 --preset beta",
+        ),
+    ),
+    "evaluate": _Entry(
+        evaluate_commands.evaluate_command,
+        _MEASURE,
+        (
+            "compressive evaluate runs/a",
+            "compressive evaluate runs/a --tasks linear,knn --max-images 5000",
+            "compressive evaluate resnet50 --data ./photos --suite quick",
+        ),
+    ),
+    "compare": _Entry(
+        evaluate_commands.compare_command,
+        _MEASURE,
+        ("compressive compare runs/a runs/b", "compressive compare runs/a runs/b --markdown"),
+    ),
+    "report": _Entry(
+        evaluate_commands.report_command,
+        _MEASURE,
+        ("compressive report runs/a runs/b", "compressive report sweeps/beta --out beta.html"),
+    ),
+    "embed": _Entry(
+        evaluate_commands.embed_command,
+        _MEASURE,
+        (
+            "compressive embed runs/a ./photos",
+            "compressive embed cifar10-c-simclr-r18 ./photos --out features.csv",
+        ),
+    ),
+    "recipes": _Entry(
+        info_commands.recipes_command,
+        _LOOK,
+        (
+            "compressive recipes",
+            "compressive recipes c-byol",
+            "compressive recipes c-byol/imagenet-r50-300",
+        ),
+    ),
+    "settings": _Entry(
+        info_commands.settings_command,
+        _LOOK,
+        ("compressive settings", "compressive settings optim", "compressive settings optim.lr"),
+    ),
+    "watch": _Entry(
+        info_commands.watch_command,
+        _LOOK,
+        ("compressive watch runs/a", "compressive watch runs/a --once"),
+    ),
+    "meter": _Entry(
+        info_commands.meter_command,
+        _LOOK,
+        ("compressive meter", "compressive meter --kappa-e 4096 --dim 128"),
+    ),
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+for _name, (_function, _panel, _lines) in _COMMANDS.items():
+    app.command(_name, cls=Command, rich_help_panel=_panel, epilog=examples(*_lines))(_function)
 
 
 def _print_version(wanted: bool) -> bool:

@@ -1,25 +1,25 @@
 """Commands on trained encoders: evaluate, embed, compare, report."""
 
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from compressive.cli.completion import complete_encoder, complete_suite, complete_tasks
 from compressive.cli.terminal import (
     SafeTable,
     one_line_errors,
     path_argument,
     path_option,
     print_line,
+    print_next,
     require_at_least,
 )
-from compressive.cli.train_commands import RandomSeed, runs_of_sweep
 from compressive.config import check_device_name
-from compressive.evaluation.tasks import select_tasks
+from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.progress import printable
-from compressive.rundir.files import CONFIG, RESULTS, SWEEP
+from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 
 _ENCODER_HELP = (
     "A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an encoder "
@@ -31,34 +31,71 @@ _OUT_HELP = "Folder of results.json; default: RUN/evaluation or RUN/held-out."
 _HELD_OUT_HELP = "Evaluate on a fifth of the training images, for tuning; reads no test image."
 _BENCHMARK_HELP = "Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."
 _FROST_HELP = "Folder of the six photographs of frost."
-_SUITE_HELP = "quick, standard, or paper (with transfer and robustness)."
-_TASKS_HELP = "Some tasks, with commas: linear,few-label,..."
+_SUITE_HELP = f"{', '.join(SUITES)}; paper includes transfer and robustness."
+_TASKS_HELP = f"Run these instead of a suite, with commas: {', '.join((*TASKS, 'calibration'))}."
 _EPOCHS_HELP = "Epochs of the linear evaluation; 0: chosen by the number of images."
-_MAX_IMAGES_HELP = "Use at most this many images of a split; 0: all."
+_MAX_IMAGES_HELP = (
+    "Use at most this many images of a split; 0: all. Results do not replace those of more images."
+)
 _DATA_HELP = "Labeled images, as for pretrain; default: the run's."
+_EVALUATION_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
 _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
-EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP)]
-TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP)]
-InputSize = Annotated[int, typer.Option(help=_SIZE_HELP)]
-DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+_WHAT, _IMAGES, _OTHERS = "What to measure", "Images", "Third-party weights"
+_EVALUATION_MACHINE, _EVALUATION_OUTPUT = "Machine", "Output"
+EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP, autocompletion=complete_encoder)]
+TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP, rich_help_panel=_OTHERS)]
+InputSize = Annotated[int, typer.Option(help=_SIZE_HELP, rich_help_panel=_OTHERS)]
+DeviceName = Annotated[
+    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_EVALUATION_MACHINE)
+]
 RunFolders = Annotated[list[Path], path_argument(help=_RUNS_HELP)]
+
+
+_READERS = {  # how to read the features in Python
+    ".parquet": 'pandas.read_parquet("{}")',
+    ".npz": 'numpy.load("{}")["features"]',
+    ".csv": 'pandas.read_csv("{}")',
+}
 
 
 def evaluate_command(
     encoder: EncoderName,
-    suite: Annotated[str, typer.Option(help=_SUITE_HELP)] = "standard",
-    tasks: Annotated[str, typer.Option("--tasks", metavar="TASKS", help=_TASKS_HELP)] = "",
-    data: Annotated[str, path_option(help=_DATA_HELP)] = "",
-    out: Annotated[Path | None, path_option(help=_OUT_HELP)] = None,
-    seed: RandomSeed = 0,
+    suite: Annotated[
+        str,
+        typer.Option(help=_SUITE_HELP, autocompletion=complete_suite, rich_help_panel=_WHAT),
+    ] = "standard",
+    tasks: Annotated[
+        str,
+        typer.Option(
+            "--tasks",
+            metavar="TASKS",
+            help=_TASKS_HELP,
+            autocompletion=complete_tasks,
+            rich_help_panel=_WHAT,
+        ),
+    ] = "",
+    epochs: Annotated[int, typer.Option(help=_EPOCHS_HELP, rich_help_panel=_WHAT)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of everything random.", rich_help_panel=_WHAT)
+    ] = 0,
+    data: Annotated[str, path_option(help=_DATA_HELP, rich_help_panel=_IMAGES)] = "",
+    labels: Annotated[
+        str, typer.Option(help=_EVALUATION_LABELS_HELP, rich_help_panel=_IMAGES)
+    ] = "",
+    max_images: Annotated[int, typer.Option(help=_MAX_IMAGES_HELP, rich_help_panel=_IMAGES)] = 0,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help=_HELD_OUT_HELP, rich_help_panel=_IMAGES)
+    ] = False,
+    benchmark_root: Annotated[
+        Path | None, path_option(help=_BENCHMARK_HELP, rich_help_panel=_IMAGES)
+    ] = None,
+    frost: Annotated[Path | None, path_option(help=_FROST_HELP, rich_help_panel=_IMAGES)] = None,
     network: TimmName = "",
     size: InputSize = 0,
-    max_images: Annotated[int, typer.Option(help=_MAX_IMAGES_HELP)] = 0,
-    epochs: Annotated[int, typer.Option(help=_EPOCHS_HELP)] = 0,
-    held_out: Annotated[bool, typer.Option("--held-out", help=_HELD_OUT_HELP)] = False,
-    benchmark_root: Annotated[Path | None, path_option(help=_BENCHMARK_HELP)] = None,
-    frost: Annotated[Path | None, path_option(help=_FROST_HELP)] = None,
     device: DeviceName = "auto",
+    out: Annotated[
+        Path | None, path_option(help=_OUT_HELP, rich_help_panel=_EVALUATION_OUTPUT)
+    ] = None,
 ) -> None:
     """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
 
@@ -66,9 +103,8 @@ def evaluate_command(
     cannot run are skipped and listed at the end.
     """
     with one_line_errors():  # also for Ctrl-C during the imports
-        names = [name.strip() for name in tasks.split(",")] if tasks else []
         # Check options before torch is imported, which takes seconds.
-        select_tasks(suite, names)
+        select_tasks(suite, split_names(tasks))
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
         from compressive import distributed
@@ -82,8 +118,9 @@ def evaluate_command(
             results, folder = evaluate(
                 encoder,
                 suite=suite,
-                tasks=names,
+                tasks=tasks,
                 data=data,
+                labels=labels,
                 out=out,
                 seed=seed,
                 device=device,
@@ -106,6 +143,9 @@ def evaluate_command(
         print_line(f"note: {text}")
     _warn_if_unfinished(encoder)
     print_line(f"results: {folder / RESULTS}")
+    # Other commands find the results of a run only in its own folder.
+    is_main = folder.parent == Path(encoder) and folder.name in (EVALUATION, HELD_OUT)
+    print_next("report", encoder if is_main else folder)
 
 
 def _warn_if_unfinished(encoder: str) -> None:
@@ -119,7 +159,7 @@ def _warn_if_unfinished(encoder: str) -> None:
 def embed_command(
     encoder: EncoderName,
     images: Annotated[str, path_argument(help="Images, as for pretrain; need no labels.")],
-    out: Annotated[Path, path_option(help="File to write: .parquet or .npz.")] = Path(
+    out: Annotated[Path, path_option(help="File to write: .parquet, .npz or .csv.")] = Path(
         "features.parquet"
     ),
     split: Annotated[str, typer.Option(help="Split of the images.")] = "train",
@@ -140,7 +180,9 @@ def embed_command(
     for origin, reason in found.unreadable:
         print_line(f"skipped: {origin}: {reason}")
     print_line(f"features: {found.path}, {found.count:,} images, {found.dim:,} numbers each")
+    print_line(f"in Python: {_READERS[found.path.suffix.lower()].format(found.path)}")
     _warn_if_unfinished(encoder)
+    print_next("evaluate", encoder, "--data", images)
 
 
 def compare_command(
@@ -153,44 +195,23 @@ def compare_command(
     group; then the interval is over seeds, otherwise over test images, paired.
     """
     with one_line_errors():
-        from compressive.evaluation.compare import compare, open_groups
         from compressive.evaluation.results import read
-        from compressive.evaluation.tables import differences_markdown, differences_table
+        from compressive.evaluation.runs import compare_runs, expand_sweeps, results_folder
         from compressive.rundir.reader import of_other_weights
 
-        runs = _expand_sweeps(runs)
-        first, *others = open_groups([str(_results_folder(run)) for run in runs])
-        if not others:
-            hint = "`compressive report` shows runs of one experiment side by side"
-            raise ValueError(f"compare needs two runs that differ in more than their seed; {hint}")
         console = Console()
-        for other in others:
-            found = compare(first, other)
-            if not found:
-                raise ValueError(f"{first.name} and {other.name} have no metric in common")
+        for each in compare_runs(runs):
             if markdown:
-                lines = differences_markdown(first, other, found).split("\n")
+                lines = each.markdown().split("\n")
                 print(*map(printable, lines), sep="\n", end="\n\n")
             else:
-                table = differences_table(first, other, found, width=console.width)
-                console.print(SafeTable(table))
-        for run in runs:
+                console.print(SafeTable(each.table(width=console.width)))
+        for run in expand_sweeps(runs):
             _warn_if_unfinished(str(run))
-            if older := of_other_weights(run, read(_results_folder(run)).about):
+            if older := of_other_weights(run, read(results_folder(run)).about):
                 print_line(f"{run}: {older}", stderr=True)
-
-
-def _expand_sweeps(runs: list[Path]) -> list[Path]:
-    """Replace the folder of a sweep by its runs."""
-    found = [runs_of_sweep(run) if (run / SWEEP).is_file() else [run] for run in runs]
-    return list(chain.from_iterable(found))
-
-
-def _results_folder(run: Path) -> Path:
-    from compressive.rundir.reader import results_of
-
-    inside = results_of(run)
-    return inside if inside.is_dir() else run
+        if not markdown:
+            print_next("report", *runs)
 
 
 def report_command(
@@ -202,12 +223,7 @@ def report_command(
     The HTML file loads nothing from elsewhere. Parts for which a run has no data are left out.
     """
     with one_line_errors():
-        from compressive.report.page import write_report
+        from compressive.evaluation.runs import report_runs
 
-        verdicts, runs = None, _expand_sweeps(runs)
-        if sum((_results_folder(run) / RESULTS).is_file() for run in runs) > 1:
-            from compressive.evaluation import tables
-
-            verdicts = tables.verdicts(runs)
-        path = write_report(runs, out, verdicts=verdicts)
-    print_line(f"report: {path}")
+        path = report_runs(runs, out)
+    print_line(f"report: {path}, one page to open in a browser")

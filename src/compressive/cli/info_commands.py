@@ -1,5 +1,6 @@
 """Commands that show recipes, settings, the information meter and the state of a run."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -10,26 +11,53 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli import settings_reference
-from compressive.cli.terminal import one_line_errors, path_argument, require_at_least
+from compressive.cli.completion import complete_recipe, complete_section
+from compressive.cli.terminal import (
+    one_line_errors,
+    path_argument,
+    print_line,
+    print_next,
+    require_at_least,
+)
 from compressive.config import flat
 
 
 def recipes_command(
-    name: Annotated[str, typer.Argument(help="Show every value of this recipe.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe, to show all its values, or the beginning of some names: c-byol.",
+            autocompletion=complete_recipe,
+        ),
+    ] = "",
 ) -> None:
     """List the recipes, or show one with every value and its origin."""
     with one_line_errors():
-        if name:
+        if name in recipes.names():
             _print_recipe(recipes.get(name))
+            print_line(f"next: compressive pretrain DATA --recipe {name}")
             return
-        table = Table(title="Recipes", box=None)
-        table.add_column("name", no_wrap=True)
-        for column in ("about", "expected"):
-            table.add_column(column, overflow="fold")
-        for each in recipes.names():
-            recipe = recipes.get(each)
-            table.add_row(each, recipe.about, recipe.expected)
-        Console(soft_wrap=True).print(table)
+        groups = recipes.grouped(name, has_gpu=_has_gpu())
+        if not groups:
+            recipes.get(name)  # raises the error with the nearest names
+        line = "{:<29} {:<14} {:>6} {:>5}  {}"
+        print_line(line.format("recipe", "network", "epochs", "batch", "expected").rstrip())
+        for title, group in groups.items():
+            print_line(f"{title}:")
+            for recipe in group:
+                network, train = recipe.config.network, recipe.config.train
+                width = f" x{network.width}" if network.width > 1 else ""
+                sizes = train.epochs, train.batch_size
+                cells = recipe.name, network.name + width, *sizes, recipe.result
+                print_line(line.format(*cells).rstrip())
+        print_line("Without --recipe, settings are chosen from the images and the machine.")
+        first = next(iter(groups.values()))[0].name
+        print_next("recipes", first)
+
+
+def _has_gpu() -> bool:
+    """Return whether there is an NVIDIA GPU, without importing torch."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def _print_recipe(recipe: recipes.Recipe) -> None:
@@ -51,7 +79,12 @@ def _print_recipe(recipe: recipes.Recipe) -> None:
 
 
 def settings_command(
-    name: Annotated[str, typer.Argument(help="A section or a setting: optim, optim.lr.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A section or a setting: optim, optim.lr.", autocompletion=complete_section
+        ),
+    ] = "",
     markdown: Annotated[bool, typer.Option(help="Print a Markdown document.")] = False,
 ) -> None:
     """Show every setting: its default, allowed values and meaning."""

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
 from compressive.config import Config
-from compressive.setting_fields import SettingInfo, info
+from compressive.setting_fields import SettingInfo, info, similar_settings
 
 _HEAD = """\
 # Every setting
@@ -52,10 +52,8 @@ def find(name: str) -> list[Section]:
         if found := tuple(setting for setting in section.settings if setting.name == name):
             return [section._replace(settings=found)]
     names = [setting.name for section in every for setting in section.settings]
-    names += [section.name for section in every if section.name]
-    last = name.rpartition(".")[2]
-    near = [other for other in names if other.rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = [] if "." in name else difflib.get_close_matches(name, [s.name for s in every], n=1)
+    near = near or similar_settings(name, names)
     hint = f"did you mean {' or '.join(near)}?" if near else "`compressive settings` lists all"
     raise ValueError(f"no setting or section {name!r}; {hint}")
 

@@ -1,6 +1,7 @@
 """Terminal input and output: paths, one-line errors, warnings and plain lines."""
 
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ def print_line(text: str, *, stderr: bool = False) -> None:
     Console(stderr=stderr, soft_wrap=True).print(printable(text), highlight=False, markup=False)
 
 
+def print_next(*words: object) -> None:
+    """Print the command that usually follows."""
+    print_line(f"next: compressive {shlex.join(map(str, words))}")
+
+
 class SafeTable:
     """A table, or anything that rich draws, without control characters in its texts."""
 
@@ -75,8 +81,10 @@ def print_warning(
     message: Warning | str, category: type[Warning], filename: str, *where: Any
 ) -> None:
     """Print our warnings as one line; leave others in Python's format."""
-    # Drop torch's advice to use TensorFloat32: the products in the losses must be exact.
-    if str(message).startswith("TensorFloat32 tensor cores"):
+    # Drop torch's advice to use TensorFloat32: the products in the losses must be exact. Drop PIL's
+    # warning of large images: we report those above data.max_pixels ourselves.
+    is_about_size = category.__name__ == "DecompressionBombWarning"
+    if is_about_size or str(message).startswith("TensorFloat32 tensor cores"):
         return
     text = warnings.formatwarning(message, category, filename, *where[:1])
     is_ours = Path(filename).is_relative_to(Path(__file__).parents[1])

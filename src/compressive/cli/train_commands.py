@@ -8,6 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from compressive import recipes
+from compressive.cli.completion import (
+    complete_method,
+    complete_preset,
+    complete_recipe,
+    complete_setting,
+    complete_suite,
+    complete_tasks,
+)
 from compressive.cli.terminal import (
     SafeTable,
     one_line_errors,
@@ -15,12 +23,16 @@ from compressive.cli.terminal import (
     path_option,
     print_error,
     print_line,
+    print_next,
     require_at_least,
 )
-from compressive.config import Config, unused_settings, with_data
+from compressive.config import METHODS, Config, with_data
+from compressive.evaluation.tasks import SUITES
 from compressive.metric_info import ONE_SEED
-from compressive.rundir.files import CONFIG, ENCODER
-from compressive.sweep.plan import check_evaluation, plan_runs
+from compressive.recipes.options import as_changes
+from compressive.rundir.files import ENCODER
+from compressive.rundir.folder import read_config
+from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
 
 if TYPE_CHECKING:
     from compressive.train.loop import Outcome
@@ -30,19 +42,54 @@ _SOURCE_HELP = (
 )
 _SET_HELP = "Change one of `compressive settings`; may be repeated."
 _VARY_HELP = "A setting to vary; may be repeated."
-_PRESET_HELP = "An ablation of the paper: beta, kappa-e, kappa-b, crop-area, loss-weight."
-_SWEEP_SUITE_HELP = "Tasks to evaluate: quick, standard, paper, or none to only train."
+_PRESET_HELP = f"An ablation of the paper: {', '.join(PRESETS)}."
+_SWEEP_SUITE_HELP = f"Tasks to evaluate: {', '.join(SUITES)}, or none to only train."
+_SWEEP_TASKS_HELP = "Evaluate these tasks instead of a suite, with commas."
 _SWEEP_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
 _SWEEP_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
-_RUN_HELP = "Folder of the run; default: runs/RECIPE-DATA-seedN."
+_RUN_HELP = "Folder of the run; default: runs/NAME-DATA-seedN."
 _RESUME_HELP = "Resume the run in that folder, or refuse the folder."
+_CONTINUE_HELP = (
+    "Start a new run from the last checkpoint of this one, with its settings and optimizer state. "
+    "--epochs counts its epochs, too; the learning rate follows the longer schedule."
+)
+_METHOD_HELP = f"{', '.join(METHODS)}; c- is the compressed method."
+_LR_HELP = "Peak learning rate for 256 images; scaled with the batch size."
+_LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; none: ignore them."
+_MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
+_OUTPUT, _OTHER = "Output and resuming", "Any other setting"
+_EVALUATION = "Evaluation"
 DataSource = Annotated[str, path_argument(help=_SOURCE_HELP)]
-RecipeName = Annotated[str, typer.Option(help="Base settings; `compressive recipes` lists them.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)]
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        help="Base settings; `compressive recipes` lists them.", autocompletion=complete_recipe
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help=_SET_HELP,
+        autocompletion=complete_setting,
+        rich_help_panel=_OTHER,
+    ),
+]
 Axes = Annotated[
-    list[str] | None, typer.Option("--vary", metavar="NAME=VALUE,VALUE,...", help=_VARY_HELP)
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        metavar="NAME=VALUE,VALUE,...",
+        help=_VARY_HELP,
+        autocompletion=complete_setting,
+    ),
 ]
 RandomSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
+
+
+def _option(panel: str, text: str, **more: Any) -> Any:
+    return typer.Option(rich_help_panel=panel, help=text, **more)
 
 
 def quickstart_command(
@@ -57,8 +104,7 @@ def quickstart_command(
     with one_line_errors():  # also for Ctrl-C during the imports
         require_at_least(0, seed=seed)
         from compressive.cli.quickstart import QUICKSTART_METHODS, run_quickstart
-        from compressive.evaluation.tables import verdicts
-        from compressive.report.page import write_report
+        from compressive.evaluation.runs import report_runs
 
         table = Table(
             title="Built-in images, 12 classes",
@@ -82,19 +128,47 @@ def quickstart_command(
             if outcome.step < outcome.total:
                 raise typer.Exit(130)
         runs = [out / method for method in QUICKSTART_METHODS]
-        page = write_report(runs, out / "report.html", verdicts=verdicts(runs))
+        page = report_runs(runs, out / "report.html")
         print_line(f"report: {page}, one page to open in a browser")
+        print_next("compare", *runs)
 
 
 def pretrain_command(
     data: DataSource,
-    recipe: RecipeName = "",
+    recipe: Annotated[
+        str,
+        _option(
+            _MODEL,
+            "Base settings; `compressive recipes` lists them.",
+            autocompletion=complete_recipe,
+        ),
+    ] = "",
+    method: Annotated[
+        str | None, _option(_MODEL, _METHOD_HELP, autocompletion=complete_method)
+    ] = None,
+    backbone: Annotated[str | None, _option(_MODEL, "timm model name, such as resnet50.")] = None,
+    image_size: Annotated[int | None, _option(_MODEL, "Side of a view in pixels.")] = None,
+    epochs: Annotated[int | None, _option(_TRAINING, "Passes over the images.")] = None,
+    steps: Annotated[
+        int | None, _option(_TRAINING, "Train for this many steps instead of epochs.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, _option(_TRAINING, "Images per step over all processes.")
+    ] = None,
+    lr: Annotated[float | None, _option(_TRAINING, _LR_HELP)] = None,
+    seed: Annotated[int | None, _option(_TRAINING, "Seed of everything random.")] = None,
+    labels: Annotated[str | None, _option(_TRAINING, _LABELS_HELP)] = None,
+    device: Annotated[str | None, _option(_MACHINE, "auto, cpu, cuda or cuda:N.")] = None,
+    precision: Annotated[str | None, _option(_MACHINE, "auto, bf16 or float32.")] = None,
+    workers: Annotated[
+        int | None, _option(_MACHINE, "Threads that decode images; 0: one per core.")
+    ] = None,
+    out: Annotated[Path | None, path_option(help=_RUN_HELP, rich_help_panel=_OUTPUT)] = None,
+    resume: Annotated[bool, _option(_OUTPUT, _RESUME_HELP)] = True,
+    continue_from: Annotated[
+        Path | None, path_option(help=_CONTINUE_HELP, rich_help_panel=_OUTPUT)
+    ] = None,
     changes: Changes = None,
-    epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Short for --set train.steps=N.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Short for --set seed=N.")] = None,
-    out: Annotated[Path | None, path_option(help=_RUN_HELP)] = None,
-    resume: Annotated[bool, typer.Option(help=_RESUME_HELP)] = True,
 ) -> None:
     """Train an encoder on images without labels.
 
@@ -106,40 +180,29 @@ def pretrain_command(
     together.
     """
     with one_line_errors():
-        short = {"train.epochs": epochs, "train.steps": steps, "seed": seed}
-        given = [f"{name}={value}" for name, value in short.items() if value is not None]
-        given += changes or ()
+        options: dict[str, Any] = {
+            **{"method": method, "backbone": backbone, "image_size": image_size, "epochs": epochs},
+            **{"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed, "labels": labels},
+            **{"device": device, "precision": precision, "workers": workers},
+        }
+        given = as_changes(options, changes or ())
         # Check recipe and settings before torch is imported, which takes seconds.
-        config = with_data(recipes.get(recipe).config if recipe else Config(), data, *given)
+        base = recipes.get(recipe).config if recipe else Config()
+        with_data(read_config(continue_from) if continue_from else base, data, *given)
         from compressive import distributed
-        from compressive.train.auto_config import auto_config
-        from compressive.train.loop import pretrain
+        from compressive.train.start import pretrain
 
+        options |= {"resume": resume, "continue_from": continue_from}
         distributed.start()
     try:
         with one_line_errors():
-            if not recipe:
-                config = with_data(auto_config(data, given), data, *given)
-            if distributed.rank() == 0:
-                _print_unused(config, given)
-            name = config.recipe.replace("/", "-") or config.method
-            images = Path(data.rpartition(":")[2]).name or "images"
-            default = Path("runs") / f"{name}-{images}-seed{config.seed}"
-            outcome = pretrain(config, out or default, resume=resume)
+            outcome = pretrain(data, out, recipe=recipe, settings=changes or (), **options)
         if distributed.rank() == 0:
             print_outcome(outcome)
     finally:
         distributed.stop()
     if outcome.step < outcome.total:
         raise typer.Exit(130)
-
-
-def _print_unused(config: Config, changes: list[str]) -> None:
-    """Print a line for each changed setting that the run does not read."""
-    reasons = unused_settings(config)
-    for name in dict.fromkeys(change.split("=")[0].strip() for change in changes):
-        if name in reasons:
-            print(f"note: {name} has no effect here: {reasons[name]}")
 
 
 def print_outcome(outcome: "Outcome") -> None:
@@ -161,21 +224,34 @@ def print_outcome(outcome: "Outcome") -> None:
         )
     print_line(f"encoder: {outcome.folder / ENCODER}")
     print_line(f'in Python: compressive.load("{outcome.folder}")')
+    print_next("evaluate", outcome.folder)
 
 
 def sweep_command(
     data: DataSource,
     recipe: RecipeName = "",
     vary: Axes = None,
-    preset: Annotated[str, typer.Option(help=_PRESET_HELP)] = "",
+    preset: Annotated[str, typer.Option(help=_PRESET_HELP, autocompletion=complete_preset)] = "",
     seeds: Annotated[str, typer.Option(help="Seeds of each setting, with commas.")] = "0",
     changes: Changes = None,
-    suite: Annotated[str, typer.Option(help=_SWEEP_SUITE_HELP)] = "quick",
+    suite: Annotated[
+        str, _option(_EVALUATION, _SWEEP_SUITE_HELP, autocompletion=complete_suite)
+    ] = "quick",
     tasks: Annotated[
-        str, typer.Option("--tasks", metavar="TASKS", help="Some tasks, with commas.")
+        str,
+        typer.Option(
+            "--tasks",
+            metavar="TASKS",
+            help=_SWEEP_TASKS_HELP,
+            autocompletion=complete_tasks,
+            rich_help_panel=_EVALUATION,
+        ),
     ] = "",
-    max_images: Annotated[int, typer.Option(help=_SWEEP_IMAGES_HELP)] = 0,
-    held_out: Annotated[bool, typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP)] = False,
+    max_images: Annotated[int, _option(_EVALUATION, _SWEEP_IMAGES_HELP)] = 0,
+    held_out: Annotated[
+        bool,
+        typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP, rich_help_panel=_EVALUATION),
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
     out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
@@ -192,20 +268,20 @@ def sweep_command(
         # Check settings and tasks before NumPy and torch are imported.
         plan_runs(data, **base)
         check_evaluation(suite, tasks, max_images, held_out)
+        from compressive.evaluation.runs import report_runs, runs_of_sweep
         from compressive.sweep.runner import sweep
         from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
         result = sweep(data, out, **base, **asked, at_once=jobs)
-        Console().print(SafeTable(sweep_table(str(out), result.rows)))
-        print_line(legend(result.rows))
-        if runs := runs_of_sweep(out):
-            from compressive.evaluation.tables import verdicts
-            from compressive.report.page import write_report
-
-            found = verdicts(runs, held_out=held_out)
-            page = write_report(runs, out / "report.html", held_out=held_out, verdicts=found)
-            print_line(f"report: {page}")
+        if has_rows := any(row.done or row.failed for row in result.rows):
+            Console().print(SafeTable(sweep_table(str(out), result.rows)))
+            print_line(legend(result.rows))
+        else:
+            print_line(f"no run of {out} has finished, so there is no table yet")
+        if has_rows and runs_of_sweep(out):
+            page = report_runs([out], out / "report.html", held_out=held_out)
+            print_line(f"report: {page}, one page to open in a browser")
     for log in result.failed:
         print_error(f"a run failed; its output is in {log}")
     if result.interrupted:
@@ -213,8 +289,3 @@ def sweep_command(
         raise typer.Exit(130)
     if result.failed:
         raise typer.Exit(1)
-
-
-def runs_of_sweep(out: Path) -> list[Path]:
-    """Return the folders of the runs that a sweep has started."""
-    return sorted(path.parent for path in out.glob(f"*/{CONFIG}"))

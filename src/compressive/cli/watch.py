@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compressive.cli.terminal import SafeTable
+from compressive.progress import duration
 from compressive.rundir.files import CONFIG, METRICS
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.rundir.reader import TrainingFiles, read_training
@@ -110,14 +111,14 @@ def _progress(files: TrainingFiles, age: float | None) -> RenderableType:
         words.append(f"{rates[-1]:,.0f} images/s")
         if total is not None and step < total and rates[-1] > 0 and not files.is_stopped:
             left = (total - step) * files.settings["train.batch_size"] / rates[-1]
-            words.append(f"{_duration(left)} left")
+            words.append(f"{duration(left)} left")
     if files.is_over:
         words.append("finished")
     elif files.is_stopped:
         why = files.metrics[-1][STOPPED]
         asked = why == REQUESTED
         words.append("stopped; run the same command to resume" if asked else f"given up: {why}")
-    words.append("no metrics yet" if age is None else f"last update {_duration(age)} ago")
+    words.append("no metrics yet" if age is None else f"last update {duration(age)} ago")
     text = Text("   ".join(words))
     if total is None:
         return text
@@ -139,15 +140,3 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
-
-
-def _duration(seconds: float) -> str:
-    """Format with at most two units: 12 s, 3 min, 2 h 5 min, 4 d 3 h."""
-    minutes = int(seconds) // 60
-    if seconds < 60:
-        return f"{int(seconds)} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes // 60 % 24} h"

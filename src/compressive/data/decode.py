@@ -35,8 +35,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
     # the one format with checksums.
     if not data:
         raise Unreadable("empty file")
-    if Image.MAX_IMAGE_PIXELS and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # PIL rejects more than twice its limit
+    if Image.MAX_IMAGE_PIXELS and max_pixels > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # PIL warns of more, and rejects twice as many
     try:
         # Of WebP only the simple formats: torchvision supports neither the orientation nor the
         # animation that the extended format, VP8X, may hold.

@@ -187,6 +187,14 @@ def with_max_pixels(source: Source, most: int) -> Source:
     return replace(source, max_pixels=most) if isinstance(source, ImageSource) else source
 
 
+def without_labels(source: Source) -> Source:
+    """Return the same images without their labels."""
+    if isinstance(source, ImageSource):
+        return replace(source, labels=None, classes=None)
+    read, place = source.image, source.origin
+    return ImageSource(name=source.name, count=len(source), read=read, place=place)
+
+
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     """Return the images of a source at these indices, in this order, with unchanged class ids."""
     whole = index.tolist()

@@ -37,9 +37,12 @@ ALLOWED = (
 PYTHON = "python:"  # prefix of the name of a source object, which cannot be opened by name
 _MANY = 10  # images next to shards that make a folder ambiguous; a few may be a banner
 _FAR = 100  # folders that are searched for images; a folder may hold a million annotations
-# Unsupported image formats.
-_FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg"}
+# Unsupported images and videos, counted in a note.
+_VIDEOS = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"}
+_FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", *_VIDEOS}
 _FOREIGN |= {".dng", ".cr2", ".cr3", ".nef", ".arw"}
+_ARCHIVES = {".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".rar", ".7z"}
+_TABLES = {".csv", ".tsv", ".json", ".jsonl", ".txt", ".xlsx", ".npz", ".npy"}
 _BUILTIN = {"train": 6000, "test": 2400}  # images; the 12 classes have equal numbers
 
 
@@ -75,7 +78,7 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
     if not len(source):
         raise ValueError(
             f"no images in {path}, split {split}: looked for {' '.join(sorted(EXTENSIONS))} in it "
-            f"and its subfolders, for *.parquet and for *.tar; allowed: {ALLOWED}"
+            f"and its subfolders, for *.parquet and for *.tar; {_packed(path)}allowed: {ALLOWED}"
         )
     return with_max_pixels(source, max_pixels)
 
@@ -98,7 +101,7 @@ def _open_path(path: Path, split: str) -> Source:
     if tars:
         return open_tar(path, tars[choose_split(split, tars, path)])
     if not path.is_dir():
-        raise ValueError(f"{path} is neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}")
+        raise ValueError(f"{path} is {_advice(path)}")
     return _open_folder(path, split)
 
 
@@ -178,7 +181,7 @@ def _open_folder(root: Path, split: str) -> Source:
     paths = [*direct, *chain.from_iterable(inner.values())]
     if foreign:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
-        note = f"skipped images of unsupported formats in {root}: {kinds}; convert them to JPEG"
+        note = f"skipped unsupported files in {root}: {kinds}; convert images to JPEG, extract video frames"
         warnings.warn(note, stacklevel=1)
     # Class ids are the same in every split, even if a split lacks a class.
     other_splits = [root / other for other in splits if other != chosen]
@@ -254,9 +257,30 @@ def _missing(path: Path) -> str:
     while not there.exists():
         wanted, there = there.name, there.parent
     names = sorted(os.listdir(there)) if there.is_dir() else []
-    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5) or names[:3]
-    hint = f"{there} has {', '.join(near)}" if near else f"{there} is empty"
-    return f"no file or folder {path}; {hint}; a source can be {ALLOWED}"
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    hint = f"; {there} has {' and '.join(near)}" if near else ""
+    return f"no file or folder {path}{hint}; a source can be {ALLOWED}"
+
+
+def _advice(path: Path) -> str:
+    """Say what a file is and how to use what it holds."""
+    kind = path.suffix.lower()
+    if kind in EXTENSIONS:
+        return f"a single image; give the folder with all images, such as {path.parent}"
+    if kind in _VIDEOS:
+        frames = path.with_suffix("")
+        return f"a video; extract frames and give their folder: ffmpeg -i {path} {frames}/%06d.jpg"
+    if kind in _ARCHIVES:
+        return f"an archive; unpack it and give the folder, such as {path.parent / path.stem}"
+    if kind in _TABLES:
+        return f"a {kind} file; give the folder of the images, with a subfolder for each class"
+    return f"neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}"
+
+
+def _packed(path: Path) -> str:
+    """Return what to do with archives in a folder without images, or ""."""
+    found = sorted(each for each in path.glob("*") if each.suffix.lower() in _ARCHIVES)
+    return f"{found[0]} is {_advice(found[0])}; " if found else ""
 
 
 def _open_builtin(split: str) -> Source:

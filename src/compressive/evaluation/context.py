@@ -153,13 +153,16 @@ class EvalContext:
         self, split: str, places: Int[Tensor, " some"], size: int = BATCH
     ) -> Iterator[Batch]:
         """Yield the images at these places of a split, without unreadable ones."""
-        parts = places.split(size)
+        parts, done = places.split(size), 0
         wanted_parts = (BatchIndices(some, torch.zeros_like(some)) for some in parts)
         for wanted, batch in zip(parts, self.loader(split).batches(wanted_parts), strict=True):
             if self.loader(split).unreadable:
                 there = batch.index == wanted.to(batch.index.device)
                 batch = Batch(*(part[there] for part in batch))
             yield batch
+            done += len(wanted)
+            if self.task:
+                self.progress(self.task, done, len(places))
 
     def renormalize(self, views: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 h w"]:
         """Convert views normalized as in pretraining to the normalization of the model."""
@@ -195,9 +198,9 @@ class EvalContext:
             self.results.skipped.append(text)
         self.results.skipped_in[text] = place or f"{self.task} on {self.splits.name}"
 
-    def progress(self, title: str, done: float, total: float) -> None:
-        """Display progress."""
-        self.display.progress(title, done, total)
+    def progress(self, title: str, done: float, total: float, unit: str = "images") -> None:
+        """Display progress; `unit` is what `done` counts."""
+        self.display.progress(title, done, total, unit=unit)
 
     def close(self) -> None:
         """Stop the worker threads of the loaders."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from compressive.config import Data
-from compressive.data.source import ImageSource, NoSplit, Source, subset
+from compressive.data.source import ImageSource, NoSplit, Source, subset, without_labels
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
 
@@ -38,15 +38,20 @@ def open_splits(
     most: int = 0,
     held_out: bool = False,
     max_pixels: int = Data().max_pixels,
+    labels: bool = True,
 ) -> Splits:
     """Open train and test; without a test split, hold out a fifth of the images, drawn by the seed.
 
     Drop unlabeled images if a split is partly labeled. `most` bounds the images of each split,
     drawn by the seed. `held_out` replaces test by a fifth of train, so that settings can be tuned.
+    `labels=False` ignores labels.
     """
     whole, notes = open_source(place, "train", max_pixels=max_pixels), []
     name = f"{whole.name}{STAND_IN}" if held_out else whole.name
-    test, train = _test_split(place, whole, max_pixels), _labeled(whole, "train", notes)
+    test = _test_split(place, whole, max_pixels)
+    if not labels:
+        whole, test = without_labels(whole), None if test is None else without_labels(test)
+    train = _labeled(whole, "train", notes)
     if test is None:
         train, test = _without_a_fifth(train, seed)
         notes.append(

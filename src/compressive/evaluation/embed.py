@@ -1,6 +1,8 @@
-"""Write the features of a data set to a parquet or npz file."""
+"""Write the features of a data set to a parquet, npz or csv file."""
 
+import csv
 import io
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from compressive.progress import Display
 from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 
-FORMATS = (".parquet", ".npz")
+FORMATS = (".parquet", ".npz", ".csv")
 Vectors = NDArray[np.float32]  # image, feature
 
 
@@ -32,9 +34,9 @@ class Embedding(NamedTuple):
 
 
 def embed(
-    place: str,
-    images: str,
-    out: Path,
+    encoder: str | Path,
+    images: str | Path,
+    out: str | Path = "features.parquet",
     *,
     split: str = "train",
     network: str = "",
@@ -44,13 +46,16 @@ def embed(
 ) -> Embedding:
     """Write one float32 feature vector for each image of a split, with its name and label.
 
-    Images are cropped as in `evaluate`. Unreadable images are left out.
+    The arguments are those of `compressive embed`. The ending of `out` chooses the format. Images
+    are cropped as in `evaluate`. Unreadable ones are left out.
     """
     out = local_path(out)
     if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
+    if not out.parent.exists():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     ensure_writable(out.parent)
     among = local_path(images).resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
@@ -59,7 +64,7 @@ def embed(
             "another folder, or .npz"
         )
     where = pick_device(device, called="--device")
-    model = open_model(place, where, network=network, size=size)
+    model = open_model(str(encoder), where, network=network, size=size)
     source = open_source(images, split, max_pixels=model.max_pixels)
     with display or Display() as shown:
         shrunk, side = model.shrink(source)
@@ -70,12 +75,12 @@ def embed(
                 len(source),
                 model.crop(),
                 precision=precision("auto", where),
-                progress=lambda done, total: shown.progress("embedding", done, total),
+                progress=partial(shown.progress, "embedding", unit="images"),
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
     names = [_as_text(source.origin(int(i))) for i in index]
-    write = _parquet if out.suffix.lower() == ".parquet" else _npz
+    write = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}[out.suffix.lower()]
     write_bytes(out, write(feats, names, found.labels.cpu(), source))
     return Embedding(out, len(feats), feats.shape[1], unreadable)
 
@@ -99,6 +104,19 @@ def _parquet(feats: Vectors, names: list[str], labels: Tensor, source: Source) -
     file = io.BytesIO()
     parquet.write_table(pa.table(columns), file)
     return file.getvalue()
+
+
+def _csv(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> bytes:
+    """Write one line per image: its name, its class if it has one, and the numbers."""
+    file = io.StringIO(newline="")
+    lines = csv.writer(file)
+    classes = source.classes
+    head = ["image"] if classes is None else ["image", "class"]
+    lines.writerow([*head, *(f"feature_{i}" for i in range(feats.shape[1]))])
+    for name, label, vector in zip(names, labels.tolist(), feats.tolist(), strict=True):
+        own = [name] if classes is None else [name, _as_text(classes[label]) if label >= 0 else ""]
+        lines.writerow([*own, *(f"{number:.9g}" for number in vector)])  # exact in float32
+    return file.getvalue().encode()
 
 
 def _npz(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> bytes:

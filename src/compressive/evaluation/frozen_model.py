@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compressive import encoder, networks, weights
+from compressive import networks, weights
 from compressive.augment.ops import MEAN, STD, central_share
-from compressive.config import Config, Data
+from compressive.config import Config, Data, Network
 from compressive.data.loaders import canvas_side, most_needed
 from compressive.data.source import Source, shrunk
+from compressive.device import pick_device
+from compressive.encoder import Encoder, UnknownNetwork, least, load
 from compressive.evaluation import pretrained
 from compressive.evaluation.features import Crop, network_fingerprint
 from compressive.methods import Method, build
@@ -33,6 +35,7 @@ class FrozenModel:
     name: str
     network: nn.Module
     size: int
+    network_name: str = ""  # timm's, of third-party weights
     side: int = 0  # training shrank longer images to it; 0: unknown
     antialias: bool = False
     mean: tuple[float, ...] = MEAN
@@ -59,15 +62,15 @@ class FrozenModel:
     def shrink_protocol(self) -> dict[str, str]:
         """Describe `shrink` for the protocol of a record."""
         side = min(self.side or math.inf, most_needed(self.size))
-        sides = f"longer side to {side}, shorter not below {encoder.least(self.size)}"
+        sides = f"longer side to {side}, shorter not below {least(self.size)}"
         return {"larger_images": f"{sides}, antialiased bicubic"}
 
     def shrink(self, source: Source) -> tuple[Source, int]:
         """Shrink images as in training, but not below the crop; return them and their side."""
-        needed, least = canvas_side(source, self.size), encoder.least(self.size)
+        needed, shortest = canvas_side(source, self.size), least(self.size)
         side = min(self.side or needed, needed)
-        canvas = min(needed, max(side, 2 * least))
-        return shrunk(source, side, min(least, canvas), canvas), canvas
+        canvas = min(needed, max(side, 2 * shortest))
+        return shrunk(source, side, min(shortest, canvas), canvas), canvas
 
 
 def open_model(
@@ -101,6 +104,40 @@ def open_model(
             part.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
             part.eval().requires_grad_(False)
     return model
+
+
+def load_encoder(
+    encoder: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    network: str | nn.Module | None = None,
+    size: int = 0,
+) -> Encoder:
+    """Load an encoder, frozen and in evaluation mode: everything that `evaluate` reads.
+
+    `encoder` is a run folder, a file of weights (in our, timm's or torchvision's format), the name
+    of an encoder that comes with the package, or a timm model name with its published weights.
+    `network` is a timm model name, needed only for third-party weights, or a custom backbone of a
+    run. `size` is the input size of third-party weights; 0: as trained.
+    """
+    if isinstance(network, nn.Module):
+        return load(encoder, device, network=network)
+    path = files.local_path(encoder)
+    is_ours = path.is_dir() or path.suffix == ".safetensors" or weights.find(str(encoder))
+    if is_ours and not network and not size:
+        with suppress(UnknownNetwork):
+            return load(encoder, device)
+    where = pick_device(str(device), called="device")
+    model = open_model(str(encoder), where, network=network or "", size=size)
+    return Encoder(
+        model.network,
+        Network(name=model.network_name),
+        model.size,
+        model.side or most_needed(model.size),
+        antialias=model.antialias,
+        mean=model.mean,
+        std=model.std,
+    )
 
 
 def _from_run(path: Path, device: torch.device) -> FrozenModel:
@@ -137,7 +174,7 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
 
 def _from_file(path: Path, name: str, size: int) -> FrozenModel:
     if path.suffix == ".safetensors" and not name:
-        with suppress(encoder.UnknownNetwork):
+        with suppress(UnknownNetwork):
             model = _own_file(str(path), path)
             if size:
                 raise ValueError(f"--size is for third-party weights, not for {path}")
@@ -147,7 +184,7 @@ def _from_file(path: Path, name: str, size: int) -> FrozenModel:
 
 
 def _own_file(name: str, path: Path, device: torch.device | str = "cpu") -> FrozenModel:
-    own = encoder.load(path, device)
+    own = load(path, device)
     return FrozenModel(
         name=name, network=own.network, size=own.size, side=own.side, antialias=own.antialias
     )
@@ -157,6 +194,7 @@ def _third_party(place: str, found: pretrained.Published, size: int) -> FrozenMo
     return FrozenModel(
         name=place if place == found.name else f"{place} ({found.name})",
         network=found.network,
+        network_name=found.name.partition(".")[0],
         size=size or found.size,
         mean=found.mean,
         std=found.std,

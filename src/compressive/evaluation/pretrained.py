@@ -1,17 +1,24 @@
 """Load third-party networks: timm models by name, and weights in timm's or torchvision's format."""
 
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import timm
 import timm.data
 import torch
+from huggingface_hub import constants
 from torch import Tensor, nn
 
 from compressive.encoder import read_safetensors
 from compressive.networks import RESNETS, require_known
 
+_PATIENCE = 2.0  # seconds
 _INSIDE = ("state_dict", "model")  # keys of the weights in files of training scripts
 _BEFORE = ("module.", "backbone.", "encoder.", "network.")  # prefixes of their names
 
@@ -29,15 +36,49 @@ class Published(NamedTuple):
 def pretrained(name: str, size: int = 0) -> Published:
     """Load a timm network; timm downloads its weights if necessary."""
     require_known(name.partition(".")[0])
+    options, is_online = _sized(name, size), _is_online()
     try:
-        network: Any = timm.create_model(name, pretrained=True, num_classes=0, **_sized(name, size))
+        with _offline(not is_online):
+            network: Any = timm.create_model(name, pretrained=True, num_classes=0, **options)
     except Exception as error:  # timm passes on errors of the network, the disk and servers
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = reason if is_online else "no network access"
         raise ValueError(
             f"timm has no local weights of {name} and could not download them ({reason}); give a "
             f"file of weights and --network {name}"
         ) from None
     return _published(name, network)
+
+
+def _is_online() -> bool:
+    """Return whether the server of timm's weights answers within two seconds, or is unknown."""
+    if getproxies():  # the server is not reached directly
+        return True
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    answers: list[bool] = []
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((address.hostname or "", port), timeout=_PATIENCE).close()
+            answers.append(True)
+
+    # In a thread: looking up a name may take longer than the timeout.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return bool(answers)
+
+
+@contextmanager
+def _offline(wanted: bool) -> Iterator[None]:
+    """Use only downloaded weights: without network access the hub retries for a minute."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or wanted
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def with_weights(state: Mapping[str, Tensor], name: str = "", size: int = 0) -> Published:

@@ -30,6 +30,17 @@ class Results(ResultsFile):
     of: str = ""  # fingerprint of its content
     values: dict[str, np.ndarray] = field(default_factory=dict)  # key of a record: value per image
 
+    def __repr__(self) -> str:
+        top = [record for record in self.records if record.metric == "top-1"][:3]
+        shown = "".join(f", {each.task} {100 * each.value:.1f} %" for each in top)
+        where = f" on {self.set}" if self.set else ""
+        return f"<Results of {self.run}: {len(self.records)} numbers{where}{shown}>"
+
+    def _repr_html_(self) -> str:
+        from compressive.evaluation.tables import results_html
+
+        return results_html(self)
+
     def add(
         self,
         task: str,

@@ -19,13 +19,14 @@ from compressive.evaluation.dataset import open_splits
 from compressive.evaluation.features import network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.evaluation.results import VALUES, Results, read
-from compressive.evaluation.tasks import TASKS, select_tasks
+from compressive.evaluation.tasks import TASKS, select_tasks, split_names
 from compressive.evaluation.tasks.gallery import FILE as GALLERY
 from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.rundir.predictions_file import PREDICTED_TASKS, predictions_file
+from compressive.rundir.records import read_results
 from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
@@ -33,12 +34,13 @@ _OF_DATASET = ("data", "train_images", "test_images", "classes")  # keys of `res
 
 
 def evaluate(
-    place: str,
+    encoder: str | Path,
     *,
     suite: str = "standard",
-    tasks: Sequence[str] = (),
-    data: str = "",
-    out: Path | None = None,
+    tasks: str | Sequence[str] = (),
+    data: str | Path = "",
+    labels: str = "",
+    out: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
     network: str = "",
@@ -46,25 +48,27 @@ def evaluate(
     max_images: int = 0,
     epochs: int = 0,
     held_out: bool = False,
-    benchmark_root: Path | None = None,
-    frost: Path | None = None,
+    benchmark_root: str | Path | None = None,
+    frost: str | Path | None = None,
     display: Display | None = None,
     more: Mapping[str, TaskFunction] | None = None,
 ) -> tuple[Results, Path]:
     """Evaluate an encoder; return the results and the folder that they were written to.
 
-    A task that is impossible here is skipped and listed. Results are written after every task.
+    The arguments are those of `compressive evaluate`. A task that is impossible here is skipped and
+    listed. Results are written after every task. `tasks` are names, or one text with commas.
     `more` are your own tasks, which run after those of the suite, or if `tasks` names them.
     `held_out` evaluates on a fifth of the training images and opens no test image, so that
     hyperparameters can be tuned on the results.
     """
     more = more or {}
-    chosen = select_tasks(suite, tasks, tuple(more))
+    place, data = str(encoder), str(data)
+    chosen = select_tasks(suite, split_names(tasks), tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
     root = None if benchmark_root is None else local_path(benchmark_root)
     if root is not None and not root.is_dir():
         raise ValueError(f"--benchmark-root must be the folder with the data sets, got {root}")
-    photographs = None if frost is None else load_frost(frost)
+    photographs = None if frost is None else load_frost(Path(frost))
     torch_device = pick_device(device, called="--device")
     model = open_model(place, torch_device, network=network, size=size)
     splits = open_splits(
@@ -73,12 +77,15 @@ def evaluate(
         most=max_images,
         held_out=held_out,
         max_pixels=model.max_pixels,
+        labels=_uses_labels(model, data, labels),
     )
     splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
-    out = local_path(out or _default_results_folder(place, HELD_OUT if held_out else EVALUATION))
+    kind = HELD_OUT if held_out else EVALUATION
+    out = local_path(out or _default_results_folder(place, kind, max_images))
     ensure_writable(out)
     _refuse_other_files(out)
     results = Results(model.name, seed=seed, command=command())
+    results.about["max_images"] = max_images
     display = display or Display(quiet=rank() > 0)
     with _locked(out), display:
         context = EvalContext(
@@ -108,7 +115,7 @@ def _run_suite(
 ) -> None:
     """Run the tasks in order and write the results after each; raise if none measured anything."""
     results, network = context.results, context.model.network
-    results.about, results.set = _describe(context), context.splits.name
+    results.about, results.set = results.about | _describe(context), context.splits.name
     results.of = context.fingerprint
     _keep_earlier_results(context, out, chosen, is_own=is_own)
     if world_size() > 1:  # all processes extract features; the first one does the rest alone
@@ -144,6 +151,7 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
         context.skip(f"{name}, which needs labels of two classes: {where}")
         return False
     context.display.say(f"{name} ...")
+    context.display.begin(name)
     start = time.perf_counter()
     try:
         task(context)
@@ -232,6 +240,14 @@ def _data_of(model: FrozenModel, data: str) -> str:
     return source
 
 
+def _uses_labels(model: FrozenModel, data: str, labels: str) -> bool:
+    """Return whether to use labels: as `labels` says, else as the run did on the same data."""
+    if labels not in ("", "folder", "none"):
+        raise ValueError(f"--labels must be folder or none, got {labels!r}")
+    of_run = "folder" if data or model.config is None else model.config.data.labels
+    return (labels or of_run) == "folder"
+
+
 def _trained_on_test(model: FrozenModel, test: Source) -> Iterator[str]:
     """Yield a note if a run was trained on the split that it is evaluated on."""
     data = None if model.config is None else model.config.data
@@ -243,14 +259,22 @@ def _trained_on_test(model: FrozenModel, test: Source) -> Iterator[str]:
             yield f"the encoder was trained on these test images (data.split={data.split})"
 
 
-def _default_results_folder(place: str, kind: str) -> Path:
+def _default_results_folder(place: str, kind: str, max_images: int) -> Path:
+    """Return the folder of an encoder's results.
+
+    An evaluation on fewer images than the one that is already there gets a folder of its own.
+    """
     path = Path(place)
-    if path.is_dir():
-        return path / kind
     name = path.name
     if path.is_file():  # other folders may have a file of this name
         name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
-    return Path("runs") / kind / name
+    folder = path / kind if path.is_dir() else Path("runs") / kind / name
+    if max_images and (folder / RESULTS).is_file():
+        with suppress(ValueError, OSError):  # a damaged file is reported later
+            before = read_results(folder / RESULTS)[0].about.get("max_images", 0)
+            if before != max_images:
+                return folder.with_name(f"{folder.name}-{max_images}")
+    return folder
 
 
 def _refuse_other_files(out: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -16,15 +17,24 @@ from compressive.rundir.reader import results_of
 from compressive.rundir.records import ComparisonText
 
 _SCALE = "accuracies, ECE and Brier x 100"
+_RESULT_COLUMNS = ("task", "data", "metric", "value", "interval")
+_RESULT_CAPTION = f"{_SCALE}; 95 % intervals over test images"
 _COLUMNS = ("figure", "A", "B", "B - A", "verdict")
 
 
 def results_table(results: Results) -> Table:
     """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(title=results.run, caption=f"{_SCALE}; 95 % intervals over test images")
-    for name in ("task", "data", "metric", "value", "interval"):
+    table = Table(title=results.run, caption=_RESULT_CAPTION)
+    for name in _RESULT_COLUMNS:
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
-    before = None
+    for row in _result_rows(results):
+        table.add_row(*row)
+    return table
+
+
+def _result_rows(results: Results) -> list[tuple[str, ...]]:
+    """Return task, data, metric, value and interval as text; repeated names are left out."""
+    rows, before = list[tuple[str, ...]](), None
     for record in results.records:
         if _is_hidden(record.task, record.metric):
             continue
@@ -33,9 +43,9 @@ def results_table(results: Results) -> Table:
         if record.low is not None and record.high is not None:
             ends = (_format_value(record.metric, end) for end in (record.low, record.high))
             interval = " to ".join(ends)
-        table.add_row(*(place if place != before else ("", "")), record.metric, figure, interval)
+        rows.append((*(place if place != before else ("", "")), record.metric, figure, interval))
         before = place
-    return table
+    return rows
 
 
 def notes(results: Results) -> list[str]:
@@ -92,6 +102,26 @@ def differences_markdown(first: Experiment, second: Experiment, found: Sequence[
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     said = f"{overall_verdict(found)}. {_caption(found)}"
     return f"{table}\n\nA: {first.name}. B: {second.name}. {said}."
+
+
+def differences_html(first: Experiment, second: Experiment, found: Sequence[Difference]) -> str:
+    """Return the same table as HTML, for notebooks."""
+    caption = f"A: {first.name}. B: {second.name}. {overall_verdict(found)}. {_caption(found)}."
+    return _html_table(_COLUMNS, _comparison_lines(found), caption)
+
+
+def results_html(results: Results) -> str:
+    """Return the metrics of `results_table` as HTML, for notebooks."""
+    rows = _result_rows(results)
+    return _html_table(_RESULT_COLUMNS, rows, f"{results.run}: {_RESULT_CAPTION}")
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(row(cells, "td") for cells in rows)
+    return f"<table><caption>{escape(caption)}</caption>{row(columns, 'th')}{body}</table>"
 
 
 def overall_verdict(found: Sequence[Difference]) -> str:

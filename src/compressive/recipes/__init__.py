@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from compressive.recipes import paper
+from compressive.recipes.auto import AUTO as AUTO
 from compressive.recipes.auto import auto_recipe as auto_recipe
 from compressive.recipes.cifar10 import OTHER_METHODS, cifar10, other_method
 from compressive.recipes.quickstart import quickstart
@@ -21,9 +22,23 @@ def get(name: str) -> Recipe:
     known = _registry()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3)
+        methods = dict.fromkeys(each.partition("/")[0] for each in known)
+        near = near or difflib.get_close_matches(name.partition("/")[0], methods, n=1)
         hint = f"did you mean {' or '.join(near)}?" if near else "`compressive recipes` lists them"
         raise ValueError(f"no recipe {name!r}; {hint}")
     return known[name]()
+
+
+def grouped(prefix: str = "", *, has_gpu: bool = False) -> dict[str, list[Recipe]]:
+    """Return the recipes whose names begin with `prefix`, by what they need; the easiest first."""
+    here = "on this machine"
+    titles = {"cpu": here, "gpu": here if has_gpu else "on one GPU", "cluster": "on several GPUs"}
+    found: dict[str, list[Recipe]] = {title: [] for title in titles.values()}
+    for name in names():
+        if name.startswith(prefix):
+            recipe = get(name)
+            found[titles[recipe.needs]].append(recipe)
+    return {title: some for title, some in found.items() if some}
 
 
 def _registry() -> dict[str, Callable[[], Recipe]]:

@@ -8,6 +8,7 @@ from compressive.config import RESNETS
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 from compressive.recipes.small_batch import SMALL_BATCH, view_settings
 
+AUTO = "folder"  # the name of recipes made here
 _PAPER_BETA = ("bottleneck.beta=1", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
 
 
@@ -45,12 +46,13 @@ def auto_recipe(
     }
     loads = "which timm cannot load because of its small stem" if stem else "which timm can load"
     return make_recipe(
-        "folder",
+        AUTO,
         "c-simclr",
         *(SMALL_BATCH, views, layer),
         about=f"Ours, for {have}: a {network}, {loads}.",
         expected="unknown for these images",
         hardware="GPU" if has_gpu else "CPU",
+        needs="gpu" if has_gpu else "cpu",
         variants=(Variant(_PAPER_BETA, "the paper's beta, with a linear warm-up"),),
     )
 

@@ -134,6 +134,8 @@ def imagenet(run: PaperRun) -> Recipe:
         about=f"{place}: {described}, ImageNet, {epochs} epochs.",
         expected=f"{_result(run)}; linear evaluation, {place}{_CONTRADICTIONS.get(run, '')}",
         hardware=_hardware(run),
+        needs="cluster",
+        result=_result(run).partition(" (")[0].partition(", ")[0],
         variants=_variants(run),
     )
 

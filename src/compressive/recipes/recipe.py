@@ -1,7 +1,7 @@
 """A recipe: a config with the origin of each value."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from compressive.config import Config, flat, from_dict, unused_settings
 
@@ -26,6 +26,8 @@ class Recipe:
     about: str
     expected: str
     hardware: str
+    needs: Literal["cpu", "gpu", "cluster"]  # the least hardware that trains it in a day or so
+    result: str = ""  # the expected result in a few words
     origins: dict[str, str]  # every dotted setting -> where its value comes from
     variants: tuple[Variant, ...] = ()
 

@@ -9,6 +9,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -33,8 +34,12 @@ class OtherSettings(ValueError):
     """Raised if a run has other settings, none of them about its data."""
 
 
-def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
-    """Return whether a folder holds a run to resume; raise ValueError if it has other settings."""
+def open_folder(folder: Path, config: Config, *, resume: bool, given: Sequence[str] = ()) -> bool:
+    """Return whether a folder holds a run to resume; raise ValueError if it has other settings.
+
+    `given` names the settings that the user chose. The message leaves out settings that were
+    derived from them, now and when the run was started.
+    """
     ensure_writable(folder)
     path = folder / CONFIG
     if not path.exists():
@@ -42,38 +47,75 @@ def open_folder(folder: Path, config: Config, *, resume: bool) -> bool:
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         return False
     if not resume:
-        raise ValueError(f"{folder} already holds a run; choose another --out, or delete it")
+        raise ValueError(f"{folder} already holds a run; choose another --out")
     old, new = flat(read_config(folder)), flat(config)
     changed = [name for name in old if old[name] != new[name] and name not in FREE]
     new["data.source"] = _absolute_source(config)
     if changed and new["data.source"] != old["data.source"]:
         changed = ["data.source", *changed]  # the other changes may follow from it
     if changed:
-        words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in changed[:3])
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        hint = "give the same settings to resume it, choose another --out, or delete it"
+        chosen = {"data.source", *given, *_recorded_given(folder)}
+        named = [name for name in changed if name in chosen]
+        shown = named or changed[:3]
+        words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in shown)
+        more = "" if named or len(changed) < 4 else f" and {len(changed) - 3} more"
+        hint = _continue_command(folder, config, shown, old) or "choose another --out"
         is_data = any(name.startswith("data.") for name in changed)
         kind = ValueError if is_data else OtherSettings
-        raise kind(f"{folder} holds a run with {words}{more}; {hint}")
+        raise kind(
+            f"{folder} holds a run with {words}{more}; give the same settings to resume it, or "
+            f"{hint}"
+        )
     return True
 
 
-def write_config(folder: Path, config: Config, device: "torch.device") -> None:
-    """Write config.json: every setting, and under "about" time, command, device and versions."""
+def _continue_command(
+    folder: Path, config: Config, changed: Sequence[str], old: Mapping[str, Any]
+) -> str:
+    """Return the command that continues a run if only its length was raised, else ""."""
+    length = {"train.epochs": config.train.epochs, "train.steps": config.train.steps}
+    name = changed[0]
+    if len(changed) > 1 or name not in length or not 0 < old[name] < length[name]:
+        return ""
+    option = f"--{name.partition('.')[2]}"
+    words = ["compressive", "pretrain", config.data.source, option, str(length[name])]
+    words += ["--continue-from", str(folder), "--out", f"{folder}-{length[name]}"]
+    return f"start a longer run from it: {shlex.join(words)}"
+
+
+def write_config(
+    folder: Path, config: Config, device: "torch.device", given: Sequence[str] = ()
+) -> None:
+    """Write config.json: every setting, and under "about" time, command, device and versions.
+
+    "about" also has the names of the settings that were `given` rather than derived.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
     settings["data"]["source"] = _absolute_source(config)
     # The id has 48 bits, which a float64 represents exactly (see train.resume).
-    settings["about"] = {"run_id": secrets.token_hex(6), **_provenance(device)}
+    run_id = secrets.token_hex(6)
+    settings["about"] = {"run_id": run_id, "given": sorted(given), **_provenance(device)}
     write_text(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
 
 
 def read_run_id(folder: Path) -> str:
     """Return the id of the run in a folder; "" for a run from before ids were introduced."""
+    found = _read_about(folder).get("run_id")
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{12}", found) else ""
+
+
+def _recorded_given(folder: Path) -> list[str]:
+    """Return the names of the settings that the user of a run gave."""
+    found = _read_about(folder).get("given")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """Return what config.json says under "about", or {} if that cannot be read."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = json.loads((folder / CONFIG).read_bytes())["about"]["run_id"]
-        return found if re.fullmatch("[0-9a-f]{12}", found) else ""
-    return ""
+        return dict(json.loads((folder / CONFIG).read_bytes())["about"])
+    return {}
 
 
 def _absolute_source(config: Config) -> str:

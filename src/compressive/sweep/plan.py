@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from compressive import recipes
 from compressive.config import Config, flat, method_info, unused_settings, with_data
-from compressive.evaluation.tasks import SUITES, select_tasks
+from compressive.evaluation.tasks import SUITES, select_tasks, split_names
 
 NO_SUITE = "none"  # train without evaluating
 PRESETS = ("beta", "kappa-e", "kappa-b", "crop-area", "loss-weight")
@@ -153,6 +153,6 @@ def check_evaluation(suite: str, tasks: str, max_images: int, held_out: bool) ->
         return
     if suite not in SUITES:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, {NO_SUITE}, got {suite!r}")
-    select_tasks(suite, [name.strip() for name in tasks.split(",")] if tasks else [])
+    select_tasks(suite, split_names(tasks))
     if max_images < 0:
         raise ValueError(f"--max-images must be 0 or more, got {max_images}")

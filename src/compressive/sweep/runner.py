@@ -18,9 +18,12 @@ from compressive.progress import Display
 from compressive.rundir import files
 from compressive.rundir.files import SWEEP, local_path, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
+from compressive.rundir.reader import read_training
 from compressive.sweep.plan import NO_SUITE, PlannedRun, check_evaluation, plan_runs
 from compressive.sweep.table import SweepRow, sweep_rows
 
+_POLL = 2.0  # seconds between two looks at a running command
+_LOG_END = 4096  # bytes of a log in which its last line is searched
 _INTERRUPTED = 130  # exit code of a command that was interrupted
 
 
@@ -81,8 +84,9 @@ def sweep(
     lock = acquire_lock(out)
     try:
         state = SweepFile(out, about, runs)
-        processes = _Processes(state, train, test, display or Display(), program)
-        with handle_stop_signals(lambda _: processes.stop()):
+        shown = display or Display()
+        processes = _Processes(state, train, test, shown, program)
+        with handle_stop_signals(lambda _: processes.stop()), shown:
             processes.run_all(at_once)
         failed = [state.log(run) for run in runs if run.name in state.failed]
         return SweepResult(state.write(), failed, processes.stopping > 0)
@@ -172,6 +176,7 @@ class _Processes:
         self.state, self.train, self.test, self.display = state, train, test, display
         self.program, self.stopping, self._started = program, 0, 0
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._shares: dict[str, float] = {}  # how much of each started run is done
         self._lock = threading.RLock()  # a signal may arrive while another is handled
 
     def run_all(self, at_once: int) -> None:
@@ -197,6 +202,7 @@ class _Processes:
             self._started += 1
             title = f"{self._started} of {len(self.state.runs)}: {run.name}"
         if self.state.is_done(run):
+            self._shares[run.name] = 1.0
             self.display.say(f"{title} is already done")
             return
         self.display.say(f"{title} ... (compressive watch {shlex.quote(str(folder))})")
@@ -207,7 +213,7 @@ class _Processes:
             results = ["--device", run.device, "--out", str(self.state.evaluation(run))]
             commands.append([*self.test, *results, str(folder)])
         for command in commands:
-            if code := self._call(command, log):
+            if code := self._call(command, log, run):
                 self.state.set_status(run, "stopped" if self.stopping else "failed")
                 if not self.stopping:
                     lines = log.read_text(errors="replace").split("\n")
@@ -216,8 +222,29 @@ class _Processes:
                     self.display.say(f"{run.name} failed, {reason}; its output is in {log}")
                 return
         self.state.set_status(run, "done")
+        self._shares[run.name] = 1.0
 
-    def _call(self, arguments: list[str], log: Path) -> int:
+    def _show(self, run: PlannedRun, command: str, log: Path) -> None:
+        """Show how far the sweep is, and the last line that a running command printed."""
+        share = 1.0
+        if command == "pretrain":
+            folder = self.state.out / run.name
+            training = read_training(folder) if (folder / files.CONFIG).is_file() else None
+            share = training.step / training.total if training and training.total else 0.0
+        # Assume that evaluation takes a tenth of the time of a run.
+        self._shares[run.name] = share * (0.9 if self.test else 1.0)
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_END))
+            lines = file.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = f"{command} starts" if last.startswith("$ ") else last
+        count = len(self.state.runs)
+        title = f"sweep, run {min(self._started, count)} of {count}"
+        with self._lock:
+            readings = {run.name: last}
+            self.display.progress(title, sum(self._shares.values()), count, readings)
+
+    def _call(self, arguments: list[str], log: Path, run: PlannedRun) -> int:
         """Run one of our commands and append its output to the log; return the exit code."""
         command = [*self.program, *arguments]
         log.parent.mkdir(exist_ok=True)
@@ -233,7 +260,16 @@ class _Processes:
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
                 )
                 self._running.add(process)
-            code = process.wait()
+            while (code := _exit_code(process)) is None:
+                self._show(run, arguments[0], log)
         with self._lock:
             self._running.discard(process)
         return code
+
+
+def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
+    """Return the exit code of a process, or None if it still runs after a while."""
+    try:
+        return process.wait(timeout=_POLL)
+    except subprocess.TimeoutExpired:
+        return None

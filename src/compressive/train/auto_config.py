@@ -14,10 +14,10 @@ from compressive.train.images import load_source
 from compressive.train.online_eval import evenly_spaced_indices
 
 
-def auto_config(data: str, changes: Sequence[str] = ()) -> Config:
+def auto_config(data: str, changes: Sequence[str] = (), source: Source | None = None) -> Config:
     """Return settings for these images and this machine, given the settings in `changes`."""
     wanted = with_data(Config(), data, *changes)
-    source = load_source(wanted)
+    source = load_source(wanted, source)
     # Use total, not free memory: a command must give the same settings when it resumes.
     has_gpu = torch.cuda.is_available() and wanted.train.device != "cpu"
     memory = torch.cuda.mem_get_info()[1] / 2**30 * world_size() if has_gpu else 0.0

@@ -1,5 +1,6 @@
 """The images of a run: open them, detect changes when resuming, and list unreadable ones."""
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from compressive.config import Config, Data, override
 from compressive.data.fingerprint import file_states
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
-from compressive.data.source import Source, require_source, subset
+from compressive.data.source import Source, require_source, subset, without_labels
 from compressive.data.sources import PYTHON, open_source
 from compressive.progress import printable
 from compressive.rundir.files import write_text
@@ -21,6 +22,8 @@ from compressive.train.online_eval import evenly_spaced_indices
 
 Loader = Resident | Streaming
 FileList = UInt8[Tensor, " _"]  # name, size, time and checksum of each file, compressed
+# 2019, 2019-05, 2019_05_17, 20190517, 2019-05 Rome
+_DATE = re.compile(r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?[0-3]\d)?)?(\D.*)?")
 _SAMPLED_FILES = 64  # files whose content is compared
 _SAMPLED_BYTES = 2**20  # read from the start of each; most images are smaller, shards larger
 
@@ -38,6 +41,8 @@ def load_source(config: Config, source: Source | None = None) -> Source:
     if source is None:
         data = config.data
         source = open_source(data.source, data.split, max_pixels=data.max_pixels)
+    if config.data.labels == "none":
+        source = without_labels(source)
     if 0 < config.data.limit < len(source):
         order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
         source = subset(source, order[: config.data.limit].sort().values)
@@ -76,6 +81,14 @@ def uniform_data_notes(
     if len(known) and bool((known == known[0]).all()):
         notes.append("all labels are the same: accuracies during training say nothing")
     return notes
+
+
+def date_labels_note(classes: Sequence[str] | None) -> str:
+    """Return a note if all class folders are named after years, months or days, else ""."""
+    if not classes or not all(_DATE.fullmatch(name) for name in classes):
+        return ""
+    shown = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+    return f"note: folders named after dates ({shown}) are used as classes; ignore: --labels none"
 
 
 def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) -> bool:

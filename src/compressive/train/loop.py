@@ -7,7 +7,7 @@ therefore bitwise equal to an uninterrupted one.
 
 import hashlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -55,6 +55,8 @@ def pretrain(
     display: Display | None = None,
     source: Source | None = None,
     method: Builder = build,
+    given: Sequence[str] = (),
+    continue_from: str | Path | None = None,
 ) -> Outcome:
     """Train as the config says; write encoder, checkpoints and metrics to a folder.
 
@@ -63,11 +65,17 @@ def pretrain(
     restarts from its last good checkpoint with other random numbers. After `health.max_restarts`
     restarts it raises `TrainingFailed`.
 
-    `source` replaces data.source. `method` builds the method in place of config.method.
+    `source` replaces data.source. `method` builds the method in place of config.method. `given`
+    names the settings that the user chose, for messages. `continue_from` is a run whose last
+    checkpoint the new run starts from.
     """
+    other = None if continue_from is None else local_path(continue_from)
+    parts: dict[str, Any] = {"source": source, "method": method, "given": given}
     with display or Display(quiet=rank() > 0) as shown:
-        run = Run(config, local_path(out), shown, resume=resume, source=source, method=method)
+        run = Run(config, local_path(out), shown, resume=resume, continue_from=other, **parts)
         shown.say(_summary(run))
+        for note in filter(None, run.notes):
+            shown.say(note)
         try:
             with stop_requests() as requests:  # earlier there is nothing to save
                 run.restore()

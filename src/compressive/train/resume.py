@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compressive.config import Config
 from compressive.data.source import Source
@@ -15,6 +15,7 @@ from compressive.distributed import gather, rank, world_size
 from compressive.rundir import checkpoint, folder
 from compressive.rundir.files import CHECKPOINTS, UNREADABLE
 from compressive.train import images
+from compressive.train.schedule import Schedule
 
 
 class OtherImages(ValueError):
@@ -96,6 +97,41 @@ def check_same_files(
         hint = f"{changed}; {hint}" if changed else hint
         raise OtherImages(f"{out} holds a run on {was:,} {now_has}; {hint}")
     return note and f"{place} has {note}; resuming"
+
+
+def check_same_colors(before: Tensor, now: Tensor, run: Path, count: int, place: str) -> None:
+    """Raise OtherImages if images have other colors than those that a run was trained on."""
+    if images.are_others(before, now):
+        raise OtherImages(
+            f"{run} holds a run on {count:,} other images than those in {place}; choose another "
+            "--out, or restore data.source"
+        )
+
+
+def check_is_longer(run: Path, total: int) -> None:
+    """Raise ValueError if a run of `total` steps cannot continue another run."""
+    saved = checkpoint.steps(run / CHECKPOINTS)
+    if not saved:
+        raise ValueError(f"{run} has no checkpoint to continue from; give another run")
+    if (step := checkpoint.step_of(saved[-1])) >= total:
+        raise ValueError(
+            f"{run} has {step:,} steps, and this run would end after {total:,}; raise --epochs or "
+            "--steps, which count those of the continued run"
+        )
+
+
+def continued_state(run: Path, schedule: Schedule) -> tuple[Path, dict[str, Any], str]:
+    """Return the last checkpoint of a run that another one continues, its state and a note."""
+    found = checkpoint.latest(run / CHECKPOINTS, folder.read_run_id(run))
+    if found is None:
+        raise ValueError(f"{run} has no checkpoint to continue from; give another run")
+    path, state = found
+    step = checkpoint.step_of(path)
+    note = (
+        f"continuing {run} at step {step:,} of {schedule.total:,}; the learning rate follows the "
+        f"schedule of all {schedule.total:,} steps and starts at {schedule.lr(step):.3g}"
+    )
+    return path, state, note
 
 
 def check_images_of_run(config: Config, out: Path, source: Source | None) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
-    OtherImages,
     check_images_of_run,
+    check_is_longer,
     check_same_checkpoint,
+    check_same_colors,
     check_same_files,
     check_same_method,
+    continued_state,
     reading,
     shared_run_id,
 )
@@ -43,6 +45,7 @@ from compressive.train.step import (
     build_learner,
     build_optimizer,
     compile_learner,
+    match_strides,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -65,13 +68,17 @@ class Run:
         resume: bool,
         source: Source | None = None,
         method: Builder = build,
+        given: Sequence[str] = (),
+        continue_from: Path | None = None,
     ) -> None:
         self.out: Path = out
+        self.given: tuple[str, ...] = tuple(given)
+        self.continue_from: Path | None = continue_from
         self.display: Display = display
         self.device: torch.device = pick_device(config.train.device)
         if rank() == 0:
             try:
-                folder.open_folder(out, config, resume=resume)
+                folder.open_folder(out, config, resume=resume, given=given)
             except folder.OtherSettings:  # other images may be the cause
                 check_images_of_run(config, out, source)
                 raise
@@ -90,9 +97,10 @@ class Run:
         if source.labels is not None:
             self.visible_labels.copy_(source.labels.masked_fill(held_out, -1))
         self.schedule: Schedule = Schedule(config, self.count)
-        for note in self.schedule.notes:
-            display.say(note)
+        self.notes: list[str] = [*self.schedule.notes, images.date_labels_note(source.classes)]
         self.total: int = self.schedule.total
+        if continue_from is not None and not checkpoint.steps(out / files.CHECKPOINTS):
+            check_is_longer(continue_from, self.total)
         self.step = self.attempt = self.saved_step = self._unreadable = 0
         self.saved_at: float = time.monotonic()
         self.metrics: AsyncMetrics = AsyncMetrics()
@@ -108,7 +116,7 @@ class Run:
             device=self.device,
             cache_on_device=config.data.cache_on_device,
             workers=config.data.workers,
-            progress=partial(display.progress, "decoding"),
+            progress=partial(display.progress, "decoding", unit="images"),
         )
         self._lock: int | None = None
         try:
@@ -150,8 +158,8 @@ class Run:
         if rank() == 0:
             self._lock = acquire_lock(self.out)
             # Check again: another process may have used it while images were read.
-            if not folder.open_folder(self.out, self.config, resume=resume):
-                folder.write_config(self.out, self.config, self.device)
+            if not folder.open_folder(self.out, self.config, resume=resume, given=self.given):
+                folder.write_config(self.out, self.config, self.device, given=self.given)
         wait_for_all()  # no process may search for a checkpoint before the folder exists
         self.run_id: str = shared_run_id(self.out, self.device)
 
@@ -206,28 +214,40 @@ class Run:
     def restore(self) -> None:
         """Resume from the last valid checkpoint, or save one of the initial state."""
         # Load to the host: AdamW's step counts on a GPU would synchronize at each step.
-        checkpoints = self.out / files.CHECKPOINTS
-        path, state = checkpoint.latest(checkpoints, self.run_id) or (None, {})
+        place = self.out / files.CHECKPOINTS
+        path, state = checkpoint.latest(place, self.run_id) or (None, {})
         # This synchronizes, so no process finds the checkpoint that the first one writes below.
-        check_same_checkpoint(path, checkpoints, self.device)
+        check_same_checkpoint(path, place, self.device)
         tensorboard = self.config.train.tensorboard
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
-                held = f"{self.out} holds an encoder but no checkpoint to resume from"
-                hint = "choose another --out, or delete it"
-                raise ValueError(f"{held}, so training would replace it; {hint}")
-            self.logger = MetricsLogger(self.out, tensorboard=tensorboard)
+                held = f"{self.out} holds an encoder, but no checkpoint to resume from"
+                raise ValueError(f"{held}; choose another --out")
+            if (other := self.continue_from) is not None:
+                path, state, note = continued_state(other, self.schedule)
+                self._read_state(path, state, other)
+                self.display.say(note)
+            self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
             self.save()
             return
-        check_same_method(path, state, self.learner, self.has_custom_method)
-        with reading(path):
-            self._check_same_images(state)
-            self._load_state(state)
+        self._read_state(path, state, self.out)
         self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
         if self.step >= self.total:
             self.display.say(f"already finished: all {self.total:,} steps are done")
         else:
             self.display.say(f"resuming from step {self.step:,} of {self.total:,}")
+
+    def _read_state(self, path: Path, state: dict[str, Any], run: Path) -> None:
+        """Check that a checkpoint of a run fits this one, and load it."""
+        check_same_method(path, state, self.learner, self.has_custom_method)
+        with reading(path):
+            place, count = self.config.data.source, self.count
+            if self.files is not None:
+                where = {"place": place, "out": run, "loader": self.loader}
+                if note := check_same_files(state, self.files, count=count, **where):
+                    self.display.say(note)
+            check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
+            self._load_state(state)
 
     def close(self) -> None:
         """Stop threads, close files and release the lock."""
@@ -271,29 +291,7 @@ class Run:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         for optimizer in self.optimizers:
-            _match_strides(optimizer)
+            match_strides(optimizer)
         self.step = self.saved_step = state["step"]
         self.attempt = max(self.attempt, state["attempt"])
         self.accuracy = None if state["accuracy"] is None else Accuracy(*state["accuracy"])
-
-    def _check_same_images(self, state: dict[str, Any]) -> None:
-        """Raise OtherImages if the checkpoint was trained on other images."""
-        place, count = self.config.data.source, self.count
-        if self.files is not None:
-            where = {"place": place, "out": self.out, "loader": self.loader}
-            if note := check_same_files(state, self.files, count=count, **where):
-                self.display.say(note)
-        if images.are_others(state["color_fingerprint"], self.color_fingerprint):
-            held, hint = f"{self.out} holds a run on {count:,}", "choose another --out"
-            raise OtherImages(
-                f"{held} other images than those in {place}; {hint}, or restore data.source"
-            )
-
-
-def _match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give moments the strides of their weights: torch fuses a step only if strides agree."""
-    for p, state in optimizer.state.items():
-        for name, value in state.items():
-            is_moment = isinstance(value, Tensor) and value.shape == p.shape
-            if is_moment and value.stride() != p.stride():
-                state[name] = torch.empty_like(p, dtype=value.dtype).copy_(value)

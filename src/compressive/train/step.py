@@ -163,3 +163,12 @@ def build_optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer
     if settings.name == "sgd":
         return torch.optim.SGD(groups, 0.0, momentum=settings.momentum)
     return torch.optim.AdamW(groups, 0.0)
+
+
+def match_strides(optimizer: torch.optim.Optimizer) -> None:
+    """Give moments the strides of their weights: torch fuses a step only if these agree."""
+    for p, state in optimizer.state.items():
+        for name, value in state.items():
+            is_moment = isinstance(value, Tensor) and value.shape == p.shape
+            if is_moment and value.stride() != p.stride():
+                state[name] = torch.empty_like(p, dtype=value.dtype).copy_(value)

@@ -4,6 +4,7 @@ A task is a file in this package with a function `run(context)`. A new task need
 line in `TASKS`, and one line in `metric_info.METRIC_INFO` for each new metric.
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -40,6 +41,14 @@ _ALL_TASKS = (  # in the order in which they run
     Task("robustness", "robustness", ("paper",), reads_test_sets=True),
 )
 TASKS = {task.name: task for task in _ALL_TASKS}
+# Other names of tasks. Logistic regression measures calibration (ECE, Brier score) at little cost.
+TASK_ALIASES = {"calibration": "logistic", "few-labels": "few-label", "corruption": "corruptions"}
+
+
+def split_names(tasks: str | Sequence[str]) -> list[str]:
+    """Return the names of tasks that are given as a list or as one text with commas."""
+    parts = tasks.split(",") if isinstance(tasks, str) else tasks
+    return [name.strip() for name in parts if name.strip()]
 
 
 def select_tasks(
@@ -53,8 +62,12 @@ def select_tasks(
     if suite not in SUITES:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
     known = tuple(dict.fromkeys((*TASKS, *more)))
+    names = [TASK_ALIASES.get(name, name) for name in names]
     for name in names:
         if name not in known:
-            raise ValueError(f"--tasks must be among {', '.join(known)}, got {name!r}")
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            allowed = ", ".join((*known, *TASK_ALIASES))
+            raise ValueError(f"--tasks must be among {allowed}, got {name!r}{hint}")
     in_suite = {task.name for task in _ALL_TASKS if suite in task.suites}
     return tuple(name for name in known if name in (names or in_suite.union(more)))

@@ -89,6 +89,7 @@ def _subsets(
     labels = train.labels.cpu()
     for draw in range(_DRAWS):
         yield few_labels(labels, share, draw=draw, seed=context.seed).to(context.device)
+        context.progress(f"few labels {share:.0%}", draw + 1, _DRAWS, "")
 
 
 def fit_few(some: Features, classes: int) -> FewLabelFit:

@@ -72,7 +72,7 @@ def write_gallery(
     random = torch.Generator().manual_seed(context.seed)
     drawn = torch.randperm(len(test.feats), generator=random)[:most].sort().values
     if len(drawn) >= 4:
-        context.progress("map", 0, 1)
+        context.progress("map", 0, 1, "")
         tensors["map"] = tsne(F.normalize(test.feats[drawn.to(context.device)], dim=1))
         tensors["map_label"] = test.labels[drawn.to(context.device)]
         perplexity = min(PERPLEXITY, (len(drawn) - 1) / 3)

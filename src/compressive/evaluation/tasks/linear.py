@@ -155,5 +155,5 @@ def _augmented_features(
         x = augment(found.images, keys, view, model.size, height=height, width=width)
         x = context.renormalize(x)
         if step % 10 == 0:
-            context.progress("linear", step, steps)
+            context.progress("linear", step, steps, "steps")
         yield forward(model.network, x, context.dtype), found.label

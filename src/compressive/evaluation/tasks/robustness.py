@@ -87,7 +87,7 @@ def _evaluate_corruptions(
         details = {**protocol, "by_severity": right[kind].mean(1).tolist()}
         values = right[kind].mean(0)
         add("robustness", f"{name} {kind}", "top-1", values, protocol=details, images=images)
-        context.progress(name, number + 1, len(kinds))
+        context.progress(name, number + 1, len(kinds), "")
     error = mean_corruption_error({kind: hits.mean(1).tolist() for kind, hits in right.items()})
     details = {**protocol, "left_out": list(error.left_out)}
     # All cells have the same images in the same order, so that they can be averaged per image.

@@ -1,0 +1,104 @@
+"""Compare and report runs, given by their folders: `compressive.compare` and `report`."""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.table import Table
+
+from compressive.evaluation import tables
+from compressive.evaluation.compare import Difference, Experiment, compare, open_groups
+from compressive.rundir.files import CONFIG, RESULTS, SWEEP, local_path
+from compressive.rundir.reader import results_of
+
+
+class Comparison(NamedTuple):
+    """Two experiments and the difference of every metric that both have."""
+
+    first: Experiment
+    second: Experiment
+    differences: Sequence[Difference]
+
+    def __repr__(self) -> str:
+        names = f"A: {self.first.name}, B: {self.second.name}"
+        return f"<Comparison {names}: {tables.overall_verdict(self.differences)}>"
+
+    def _repr_html_(self) -> str:
+        return tables.differences_html(*self)
+
+    def table(self, *, width: int = 80) -> Table:
+        """Return the table that `compressive compare` prints."""
+        return tables.differences_table(*self, width=width)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        return tables.differences_markdown(*self)
+
+
+class Comparisons(tuple[Comparison, ...]):
+    """The first experiment compared with each of the others."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self))
+
+    def _repr_html_(self) -> str:
+        return "\n".join(each._repr_html_() for each in self)
+
+
+def compare_runs(runs: Sequence[str | Path]) -> Comparisons:
+    """Compare the first run with each of the others; see `compressive compare --help`.
+
+    Runs are folders of runs or sweeps, or results.json files. Runs that differ only in their seed
+    form one experiment.
+    """
+    first, *others = open_groups([str(results_folder(run)) for run in expand_sweeps(runs)])
+    if not others:
+        hint = "`compressive report` shows runs of one experiment side by side"
+        raise ValueError(f"compare needs two runs that differ in more than their seed; {hint}")
+    found = Comparisons(Comparison(first, other, compare(first, other)) for other in others)
+    for each in found:
+        if not each.differences:
+            raise ValueError(f"{first.name} and {each.second.name} have no metric in common")
+    return found
+
+
+def report_runs(
+    runs: Sequence[str | Path],
+    out: str | Path = "report.html",
+    *,
+    held_out: bool = False,
+) -> Path:
+    """Write one HTML page about one run or several; return its path.
+
+    Runs are folders of runs or sweeps. `held_out` shows results on held-out training images.
+    """
+    from compressive.report.page import write_report
+
+    folders = expand_sweeps(runs)
+    verdicts = None
+    if sum((results_folder(run) / RESULTS).is_file() for run in folders) > 1:
+        verdicts = tables.verdicts(folders, held_out=held_out)
+    return write_report(folders, local_path(out), held_out=held_out, verdicts=verdicts)
+
+
+def expand_sweeps(runs: Sequence[str | Path]) -> list[Path]:
+    """Return folders of runs; replace the folder of a sweep by its runs."""
+    if isinstance(runs, str | Path):
+        raise ValueError(f"runs must be a list of folders, got {str(runs)!r}; write [{runs!r}]")
+    paths = [local_path(run) for run in runs]
+    found = [runs_of_sweep(path) if (path / SWEEP).is_file() else [path] for path in paths]
+    return list(chain.from_iterable(found))
+
+
+def runs_of_sweep(out: Path) -> list[Path]:
+    """Return the folders of the runs that a sweep has started."""
+    return sorted(path.parent for path in out.glob(f"*/{CONFIG}"))
+
+
+def results_folder(run: Path) -> Path:
+    """Return the folder with the results of a run, or the path itself."""
+    inside = results_of(run)
+    return inside if inside.is_dir() else run

@@ -1,0 +1,138 @@
+"""Start a run from a data source and the options of the command line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressive import recipes
+from compressive.config import Config, flat, override, unused_settings, with_data
+from compressive.data.source import Source
+from compressive.distributed import rank
+from compressive.methods import Builder, build
+from compressive.progress import Display
+from compressive.recipes.options import as_changes
+from compressive.rundir.files import local_path
+from compressive.rundir.folder import read_config
+from compressive.train import loop
+from compressive.train.auto_config import auto_config
+from compressive.train.loop import Outcome
+
+# Settings that must stay the same if a run is continued, and those of the network.
+_UNCHANGEABLE = {
+    "method",
+    "data.split",
+    "data.limit",
+    "data.labels",
+    "optim.name",
+    "train.batch_size",
+}
+
+
+def pretrain(
+    data: str | Path | Config,
+    out: str | Path | None = None,
+    *,
+    recipe: str = "",
+    method: str | Builder | None = None,
+    backbone: str | None = None,
+    image_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    labels: str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    workers: int | None = None,
+    settings: Sequence[str] = (),
+    resume: bool = True,
+    continue_from: str | Path | None = None,
+    source: Source | None = None,
+    display: Display | None = None,
+) -> Outcome:
+    """Train an encoder on images without labels; the arguments are those of the command line.
+
+    `data` is a folder or another source of images, or a complete `Config`. Without a recipe,
+    settings are chosen from the images and the machine. `settings` are further changes, such as
+    "bottleneck.beta=0.1", which the command line takes as `--set`. `out` is the folder of the run.
+
+    Resume if that folder holds an unfinished run with the same settings. `continue_from` starts a
+    new run from the last checkpoint of another run, with its settings as the base.
+
+    In Python, `source` can replace data.source, and `method` can be a function that builds a method
+    (see docs/extend.md).
+    """
+    options = {
+        "method": method if isinstance(method, str) else None,
+        "backbone": backbone,
+        "image_size": image_size,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "steps": steps,
+        "lr": lr,
+        "seed": seed,
+        "labels": labels,
+        "device": device,
+        "precision": precision,
+        "workers": workers,
+    }
+    given = as_changes(options, settings)
+    config, folder = plan_pretraining(
+        data, out, given, recipe=recipe, continue_from=continue_from, source=source
+    )
+    names = list(dict.fromkeys(change.partition("=")[0].strip() for change in given))
+    display = display or Display(quiet=rank() > 0)
+    unused = unused_settings(config)
+    for name in filter(unused.__contains__, names):
+        display.say(f"note: {name} has no effect here: {unused[name]}")
+    return loop.pretrain(
+        config,
+        folder,
+        given=names,
+        resume=resume,
+        continue_from=continue_from,
+        source=source,
+        display=display,
+        method=build if method is None or isinstance(method, str) else method,
+    )
+
+
+def plan_pretraining(
+    data: str | Path | Config,
+    out: str | Path | None,
+    given: Sequence[str],
+    *,
+    recipe: str = "",
+    continue_from: str | Path | None = None,
+    source: Source | None = None,
+) -> tuple[Config, Path]:
+    """Return settings and folder of a run; raise ValueError for settings that do not fit."""
+    bases = {"a Config": isinstance(data, Config), "recipe": recipe, "continue_from": continue_from}
+    if len(several := [name for name, value in bases.items() if value]) > 1:
+        raise ValueError(f"{several[0]} and {several[1]} both choose the settings; give one")
+    place = data.data.source if isinstance(data, Config) else str(data)
+    if isinstance(data, Config):
+        config = override(data, *given)
+    elif continue_from is not None:
+        before = read_config(local_path(continue_from))
+        config = with_data(before, place, *given)
+        _check_continues(config, before, continue_from)
+    else:
+        base = recipes.get(recipe).config if recipe else auto_config(place, given, source)
+        config = with_data(base, place, *given)
+    name = config.recipe.replace("/", "-")
+    name = config.method if name in ("", recipes.AUTO) else name
+    images = Path(place.rpartition(":")[2]).name or "images"
+    default = Path("runs") / f"{name}-{images}-seed{config.seed}"
+    return config, local_path(out or default)
+
+
+def _check_continues(config: Config, before: Config, run: str | Path) -> None:
+    """Raise ValueError if the weights or the steps of a run have another meaning in the new one."""
+    old, new = flat(before), flat(config)
+    for name in old:
+        is_fixed = name in _UNCHANGEABLE or name.startswith("network.")
+        if is_fixed and old[name] != new[name]:
+            raise ValueError(
+                f"{name} must be {old[name]}, as in {run}, to continue it, got {new[name]}"
+            )

@@ -1,0 +1,231 @@
+"""Options of commands: shorthands of settings, suggestions, help, completion and labels."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from tiny import photos
+from typer.testing import CliRunner, Result
+
+from compressive.cli import completion
+from compressive.cli.app import app
+from compressive.config import METHODS, Config, flat, override
+from compressive.evaluation.tasks import SUITES, TASKS
+from compressive.recipes.options import OPTIONS, as_changes, option_of
+from compressive.rundir.folder import read_config
+
+RUN = CliRunner()
+PROGRAM: Any = typer.main.get_command(app)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(line: str) -> Result:
+    return RUN.invoke(app, shlex.split(line))
+
+
+def complaint(line: str) -> str:
+    """Return the single line of an error message."""
+    result = run(line)
+    assert result.exit_code == 2, result.output
+    (text,) = result.stderr.splitlines()
+    return text.removeprefix("error: ")
+
+
+def test_options_set_and_record_settings(tmp_path: Path) -> None:
+    images, out = photos(tmp_path / "photos", 8), tmp_path / "run"
+    given = {"--method": "simclr", "--backbone": "test_resnet", "--image-size": 16, "--lr": 0.01}
+    given |= {"--batch-size": 4, "--epochs": 7, "--steps": 1, "--seed": 3, "--labels": "none"}
+    given |= {"--device": "cpu", "--precision": "float32", "--workers": 1}
+    words = " ".join(f"{name} {value}" for name, value in given.items())
+    result = run(f"pretrain {images} {words} --set train.tensorboard=false --out {out}")
+    assert result.exit_code == 0, result.output
+    found = flat(read_config(out))
+    for name, value in given.items():
+        assert found[OPTIONS[name[2:].replace("-", "_")]] == value
+    assert found["optim.warmup_epochs"] == 0.7  # derived from --epochs
+    about = json.loads((out / "config.json").read_text())["about"]
+    assert about["given"] == sorted([*OPTIONS.values(), "train.tensorboard"])
+    assert result.stdout.splitlines()[-1] == f"next: compressive evaluate {out}"
+
+
+def test_every_option_of_a_setting_exists() -> None:
+    of = {param.name: param for param in PROGRAM.commands["pretrain"].params}
+    assert {*OPTIONS.values()} <= flat(Config()).keys()
+    for option, setting in OPTIONS.items():
+        assert option_of(setting) in of[option].opts
+
+
+def test_option_and_contradicting_change_are_rejected() -> None:
+    message = complaint("pretrain builtin --recipe simclr/quickstart --lr 0.1 --set optim.lr=0.2")
+    assert re.search(r"--lr 0\.1 .*optim\.lr=0\.2", message)
+    assert as_changes({"lr": 0.1, "seed": None}, ["optim.lr=1e-1"]) == [
+        "optim.lr=0.1",
+        "optim.lr=1e-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("pretrain x --model resnet50", "--backbone"),
+        ("pretrain x --arch resnet50", "--backbone"),
+        ("pretrain x --bs 3", "--batch-size"),
+        ("pretrain x --learning-rate 3", "--lr"),
+        ("pretrain x --learning-rate=3", "--lr"),
+        ("pretrain x --img-size 3", "--image-size"),
+        ("pretrain x --gpu 0", "--device"),
+        ("pretrain x --num-workers 3", "--workers"),
+        ("pretrain x --output a", "--out"),
+        ("pretrain x --epoch 3", "--epochs"),
+        ("evaluate x --arch a", "--network"),
+        ("evaluate x --limit 3", "--max-images"),
+        ("sweep x --seed 3", "--seeds"),
+    ],
+)
+def test_unknown_option_names_the_right_one(line: str, option: str) -> None:
+    message = complaint(line)
+    assert line.split()[2].partition("=")[0] in message
+    assert f" {option}?" in message
+
+
+def test_unknown_option_without_a_similar_one_names_the_help() -> None:
+    assert "pretrain --help" in complaint("pretrain x --zzz 3")
+
+
+def test_unknown_command_names_the_nearest() -> None:
+    assert "'pretain'" in complaint("pretain x")
+    assert "pretrain?" in complaint("pretain x")
+    assert "recipes" in complaint("zzz")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("optim.learning_rate", "optim.lr"),
+        ("learning_rate", "optim.lr"),
+        ("train.batch", "train.batch_size"),
+        ("bs", "train.batch_size"),
+        ("network.arch", "network.name"),
+        ("method.name", "method"),
+        ("views.img_size", "views.size"),
+        ("train.num_workers", "data.workers"),
+        ("otpim.lr", "optim.lr"),
+        ("bottleneck.bta", "bottleneck.beta"),
+    ],
+)
+def test_unknown_setting_names_the_right_one(name: str, right: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}'.* {right}\\?"):
+        override(Config(), f"{name}=1")
+    assert f" {right}?" in complaint(f"settings {name}")
+
+
+# --- help and completion ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", PROGRAM.commands)
+def test_help_has_examples_of_valid_commands(command: str) -> None:
+    result = RUN.invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    shown = lines[lines.index("Examples:") + 1 :]
+    found = [line for line in shown if line]
+    assert len(found) >= 2
+    for line in found:
+        program, name, *words = shlex.split(line)
+        assert (program, name) == ("compressive", command)
+        PROGRAM.commands[name].make_context(name, words)
+
+
+def test_help_lists_methods_tasks_and_suites() -> None:
+    pretrain, evaluate = (
+        RUN.invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+        for name in ("pretrain", "evaluate")
+    )
+    assert all(name in pretrain for name in METHODS)
+    assert all(name in evaluate for name in (*TASKS, *SUITES, "calibration"))
+    assert "Training" in pretrain  # a panel
+
+
+def test_completion_of_values() -> None:
+    assert completion.complete_recipe("c-simclr/q") == ["c-simclr/quickstart"]
+    assert completion.complete_tasks("knn,lin") == ["knn,linear"]
+    assert "knn,knn" not in completion.complete_tasks("knn,")
+    assert completion.complete_setting("optim.l") == ["optim.lr="]
+    assert completion.complete_setting("views.policy=b") == ["views.policy=byol"]
+    assert completion.complete_setting("views.blur=") == ["views.blur=true", "views.blur=false"]
+    assert completion.complete_setting("optim.lr=") == []
+    assert completion.complete_method("c-b") == ["c-byol"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("compressive pre", "pretrain"),
+        ("compressive pretrain x --recipe c-byol/imagenet-r50-3", "c-byol/imagenet-r50-300"),
+        ("compressive pretrain x --set network.w", "network.width="),
+        ("compressive evaluate x --tasks cor", "corruptions"),
+        ("compressive recipes c-simclr/q", "c-simclr/quickstart"),
+        ("compressive settings opt", "optim.lr"),
+    ],
+)
+def test_shell_completes(line: str, found: str) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    env = {"_COMPRESSIVE_COMPLETE": "complete_bash", **words}
+    result = RUN.invoke(app, [], env=env, prog_name="compressive")
+    assert found in result.stdout.split()
+
+
+# --- labels and data ----------------------------------------------------------------------------
+
+SMALL = "--steps 1 --backbone test_resnet --image-size 16 --set train.tensorboard=false"
+
+
+def test_folders_named_after_dates_can_be_ignored(tmp_path: Path) -> None:
+    for name in ("2019/05", "2020/01"):
+        photos(tmp_path / "album" / name, 6)
+    result = run(f"pretrain {tmp_path / 'album'} {SMALL} --out {tmp_path / 'a'}")
+    assert re.search(r"^note: .*2019, 2020.*--labels none", result.stdout, re.MULTILINE)
+    assert "in 2 classes" in result.stdout
+    result = run(f"pretrain {tmp_path / 'album'} {SMALL} --labels none --out {tmp_path / 'b'}")
+    assert result.exit_code == 0, result.output
+    assert "classes" not in result.stdout
+    assert "2019" not in result.stdout
+    skipped = complaint(f"evaluate {tmp_path / 'b'} --tasks knn")
+    assert "labels" in skipped
+    assert "--labels" in complaint(f"evaluate {tmp_path / 'b'} --labels all --tasks knn")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.zip", "unpack"),
+        ("a.csv", "folder"),
+        ("a.jpg", "single image"),
+        ("a.mp4", "ffmpeg"),
+        ("a.xyz", "parquet"),
+    ],
+)
+def test_unsupported_file_says_what_to_do(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    message = complaint(f"pretrain {tmp_path / name} --recipe simclr/quickstart")
+    assert str(tmp_path / name) in message
+    assert words in message
+
+
+def test_missing_folder_lists_only_similar_names(tmp_path: Path) -> None:
+    for name in ("photos", "thesis"):
+        (tmp_path / name).mkdir()
+    message = complaint(f"pretrain {tmp_path / 'photo'} --recipe simclr/quickstart")
+    assert "photos" in message
+    assert "thesis" not in message
+    message = complaint(f"pretrain {tmp_path / 'nosuch'} --recipe simclr/quickstart")
+    assert "thesis" not in message
+
+
+def test_archive_in_an_empty_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").write_bytes(b"x")
+    assert "images.zip" in complaint(f"pretrain {tmp_path} --recipe simclr/quickstart")
