@@ -181,8 +181,8 @@ def _open_folder(root: Path, split: str) -> Source:
     paths = [*direct, *chain.from_iterable(inner.values())]
     if foreign:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
-        note = f"skipped unsupported files in {root}: {kinds}; convert images to JPEG, extract video frames"
-        warnings.warn(note, stacklevel=1)
+        hint = "convert images to JPEG, extract video frames"
+        warnings.warn(f"skipped unsupported files in {root}: {kinds}; {hint}", stacklevel=1)
     # Class ids are the same in every split, even if a split lacks a class.
     other_splits = [root / other for other in splits if other != chosen]
     others = [folder / name for folder in other_splits for name in _listing(folder).folders]
