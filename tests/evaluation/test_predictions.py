@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tiny_context import context_of, place
 
 from compressive.evaluation.context import EvalContext, TaskOptions
 from compressive.evaluation.predictions import write_predictions
 from compressive.evaluation.scores import add_test_scores
+from compressive.evaluation.suite import _refuse_other_files
 from compressive.evaluation.thumbnails import crop_thumbnails
 from compressive.rundir.predictions_file import predictions_file, read_predictions
 
@@ -71,3 +73,14 @@ def test_damaged_predictions_are_listed(tmp_path: Path) -> None:
     assert len(missing) == 1
     assert path.name in missing[0]
     context.close()
+
+
+def test_evaluation_resumes_in_a_folder_with_only_predictions(tmp_path: Path) -> None:
+    """An interrupted task leaves predictions without results.json; other files are refused."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / predictions_file("linear")).write_bytes(b"")
+    _refuse_other_files(out)
+    (out / "photo.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="not empty"):
+        _refuse_other_files(out)
