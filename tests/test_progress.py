@@ -26,8 +26,34 @@ def test_log_gets_lines_at_the_given_interval() -> None:
         display.progress("c-simclr epoch 2.0", 20, 40, {"loss": "2.718"})
     assert text.getvalue().splitlines() == [
         "c-simclr epoch 0.1  2%  loss 3.142  wait 1%",
-        "c-simclr epoch 2.0  50%  loss 2.718",
+        "c-simclr epoch 2.0  50%  10 s left  loss 2.718",
     ]
+
+
+def test_line_has_rate_and_remaining_time_of_the_present_work() -> None:
+    text, now = io.StringIO(), [0.0]
+    display = Display(Console(file=text, width=200), every=10, clock=lambda: now[0])
+    for title, done, total in (("a", 0, 100), ("a", 40, 100), ("b", 10, 3000), ("b", 110, 3000)):
+        display.progress(title, done, total, unit="images")
+        now[0] += 20
+    assert text.getvalue().splitlines() == [
+        "a  0%",
+        "a  40%  30 s left  2 images/s",
+        "b  0%",
+        "b  4%  9 min left  5 images/s",
+    ]
+
+
+def test_notebook_shows_one_updating_line(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    display = Display(Console(force_jupyter=True, quiet=True), clock=lambda: now[0])
+    with display:
+        for done in (10, 50, 100):
+            display.progress("decoding", done, 100)
+            now[0] += 1
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1
+    assert [part.split()[1] for part in output.strip().split("\r")] == ["10%", "50%", "100%"]
 
 
 def test_terminal_shows_a_transient_bar() -> None:

@@ -182,6 +182,7 @@ def test_shell_completes(line: str, found: str) -> None:
 # --- labels and data ----------------------------------------------------------------------------
 
 SMALL = "--steps 1 --backbone test_resnet --image-size 16 --set train.tensorboard=false"
+SMALL += " --set network.hidden_dim=16 --set network.projection_dim=8"
 
 
 def test_folders_named_after_dates_can_be_ignored(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_timm_name_without_network_access_is_one_line(monkeypatch: pytest.Monkey
     """The hub is told to be offline, where it fails at once instead of trying for a minute."""
     seen = []
 
-    def create(*_: object, **options: Any) -> object:
+    def create(*_: Any, **options: Any) -> object:
         if options.get("pretrained"):
             seen.append(pretrained.constants.HF_HUB_OFFLINE)
             raise OSError("several\nlines")

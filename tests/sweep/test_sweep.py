@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from run_files import metrics_text, record, results_text
 from tiny import CHANGES, Written, journal, last, silent, sorted_photos
@@ -25,11 +26,13 @@ from compressive import recipes
 from compressive.cli.app import app
 from compressive.config import Config, override
 from compressive.metric_info import ONE_SEED
+from compressive.progress import Display
 from compressive.report import write_report
 from compressive.report.summary import Spread
+from compressive.rundir.folder import write_config
 from compressive.rundir.lock import acquire_lock
 from compressive.sweep.plan import PlannedRun, plan_runs, preset_axis
-from compressive.sweep.runner import SweepFile, SweepResult, sweep
+from compressive.sweep.runner import SweepFile, SweepResult, _Processes, sweep
 from compressive.sweep.table import SweepRow, legend, run_figures, sweep_rows, sweep_table
 
 
@@ -601,17 +604,69 @@ def test_sweep_report_uses_the_evaluated_split(
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "config.json").touch()
     received: list[Any] = []
+    row = SweepRow("beta 0", {}, 1, 1, {}, {})
     monkeypatch.setattr(
-        "compressive.sweep.runner.sweep", lambda *_, **more: SweepResult([], [], False)
+        "compressive.sweep.runner.sweep", lambda *_, **more: SweepResult([row], [], False)
     )
+
+    def receive(*_: object, held_out: bool = False, **more: object) -> Path | None:
+        received.append(held_out)
+        return tmp_path / "report.html" if "verdicts" in more else None
+
     for name in ("evaluation.tables.verdicts", "report.page.write_report"):
-        monkeypatch.setattr(
-            f"compressive.{name}", lambda *_, held_out=False, **__: received.append(held_out)
-        )
+        monkeypatch.setattr(f"compressive.{name}", receive)
     args = ["sweep", "builtin", "--vary", "bottleneck.beta=0,1", "--out", str(tmp_path)]
     found = CliRunner().invoke(app, [*args, *(["--held-out"] if held_out else [])])
     assert found.exit_code == 0, found.output
     assert received == [held_out, held_out]
+
+
+def test_stopped_sweep_without_a_finished_run_prints_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = SweepRow("beta 0", {}, 0, 1, {}, {})
+    monkeypatch.setattr(
+        "compressive.sweep.runner.sweep", lambda *_, **more: SweepResult([row], [], True)
+    )
+    args = ["sweep", "builtin", "--vary", "bottleneck.beta=0,1", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, args)
+    assert found.exit_code == 130
+    assert "setting" not in found.stdout
+    assert str(tmp_path) in found.stdout
+
+
+def test_sweep_shows_the_progress_of_the_current_run(tmp_path: Path) -> None:
+    """The title counts runs; the last line of the log and the share of training are shown."""
+    runs = plan_runs("builtin", vary=["bottleneck.beta=0,1"], changes=["train.steps=8"])
+    state, shown = SweepFile(tmp_path, {"held_out": False, "suite": "quick"}, runs), Shown()
+    processes = _Processes(state, [], ["evaluate"], shown, ["true"])
+    folder = tmp_path / runs[0].name
+    write_config(folder, override(Config(), "train.steps=8"), torch.device("cpu"))
+    (folder / "metrics.jsonl").write_text(metrics_text([{"step": 4, "loss": 1.0}]))
+    log = state.log(runs[0])
+    log.parent.mkdir()
+    log.write_text("$ compressive pretrain\nc-simclr epoch 1.0  50%\n\n")
+    processes._started = 1
+    processes._show(runs[0], "pretrain", log)
+    processes._show(runs[0], "evaluate", log)
+    assert [(title, done, total) for title, done, total, _ in shown.seen] == [
+        ("sweep, run 1 of 2", 0.45, 2),
+        ("sweep, run 1 of 2", 0.9, 2),
+    ]
+    assert shown.seen[0][3] == {runs[0].name: "c-simclr epoch 1.0  50%"}
+
+
+class Shown(Display):
+    """A display that records the progress."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.seen: list[tuple[Any, ...]] = []
+
+    def progress(
+        self, title: str, done: float, total: float, readings: Any = None, **_: Any
+    ) -> None:
+        self.seen.append((title, done, total, readings))
 
 
 def test_legend_warns_about_single_seeds() -> None:

@@ -279,8 +279,8 @@ def sweep_command(
             print_line(legend(result.rows))
         else:
             print_line(f"no run of {out} has finished, so there is no table yet")
-        if has_rows and runs_of_sweep(out):
-            page = report_runs([out], out / "report.html", held_out=held_out)
+        if has_rows and (runs := runs_of_sweep(out)):
+            page = report_runs(runs, out / "report.html", held_out=held_out)
             print_line(f"report: {page}, one page to open in a browser")
     for log in result.failed:
         print_error(f"a run failed; its output is in {log}")

@@ -78,7 +78,8 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
     if not len(source):
         raise ValueError(
             f"no images in {path}, split {split}: looked for {' '.join(sorted(EXTENSIONS))} in it "
-            f"and its subfolders, for *.parquet and for *.tar; {_packed(path)}allowed: {ALLOWED}"
+            "and its subfolders, for *.parquet and for *.tar; "
+            f"{_archive_hint(path)}allowed: {ALLOWED}"
         )
     return with_max_pixels(source, max_pixels)
 
@@ -277,7 +278,7 @@ def _advice(path: Path) -> str:
     return f"neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}"
 
 
-def _packed(path: Path) -> str:
+def _archive_hint(path: Path) -> str:
     """Return what to do with archives in a folder without images, or ""."""
     found = sorted(each for each in path.glob("*") if each.suffix.lower() in _ARCHIVES)
     return f"{found[0]} is {_advice(found[0])}; " if found else ""

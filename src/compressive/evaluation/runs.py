@@ -9,7 +9,7 @@ from rich.table import Table
 
 from compressive.evaluation import tables
 from compressive.evaluation.compare import Difference, Experiment, compare, open_groups
-from compressive.rundir.files import CONFIG, RESULTS, SWEEP, local_path
+from compressive.rundir.files import CONFIG, SWEEP, local_path
 from compressive.rundir.reader import results_of
 
 
@@ -78,9 +78,7 @@ def report_runs(
     from compressive.report.page import write_report
 
     folders = expand_sweeps(runs)
-    verdicts = None
-    if sum((results_folder(run) / RESULTS).is_file() for run in folders) > 1:
-        verdicts = tables.verdicts(folders, held_out=held_out)
+    verdicts = tables.verdicts(folders, held_out=held_out)
     return write_report(folders, local_path(out), held_out=held_out, verdicts=verdicts)
 
 

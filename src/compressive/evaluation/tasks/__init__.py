@@ -47,8 +47,9 @@ TASK_ALIASES = {"calibration": "logistic", "few-labels": "few-label", "corruptio
 
 def split_names(tasks: str | Sequence[str]) -> list[str]:
     """Return the names of tasks that are given as a list or as one text with commas."""
-    parts = tasks.split(",") if isinstance(tasks, str) else tasks
-    return [name.strip() for name in parts if name.strip()]
+    if not tasks:
+        return []
+    return [name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks)]
 
 
 def select_tasks(
