@@ -264,8 +264,7 @@ def _default_results_folder(place: str, kind: str, max_images: int) -> Path:
 
     An evaluation on fewer images than the one that is already there gets a folder of its own.
     """
-    path = Path(place)
-    name = path.name
+    path, name = Path(place), Path(place).name
     if path.is_file():  # other folders may have a file of this name
         name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     folder = path / kind if path.is_dir() else Path("runs") / kind / name
