@@ -113,7 +113,7 @@ def test_load_reads_weights_of_torchvision(tmp_path: Path) -> None:
     """Features are those of timm's network with timm's preprocessing."""
     import timm
 
-    network = timm.create_model("resnet18", num_classes=10).eval()
+    network: Any = timm.create_model("resnet18", num_classes=10).eval()
     torch.save(network.state_dict(), tmp_path / "a.pth")
     encoder = compressive.load(tmp_path / "a.pth")
     assert (encoder.settings.name, encoder.size, encoder.feature_dim) == ("resnet18", 224, 512)
@@ -136,9 +136,9 @@ def test_timm_name_without_network_access_is_one_line(monkeypatch: pytest.Monkey
         if options.get("pretrained"):
             seen.append(pretrained.constants.HF_HUB_OFFLINE)
             raise OSError("several\nlines")
-        return true(*_, **options)
+        return create_model(*_, **options)
 
-    true = pretrained.timm.create_model
+    create_model: Any = pretrained.timm.create_model
     monkeypatch.setattr(pretrained, "_is_online", lambda: False)
     monkeypatch.setattr(pretrained.timm, "create_model", create)
     with pytest.raises(ValueError, match=r"resnet18.*no network access.*--network") as caught:

@@ -440,11 +440,11 @@ def test_warmup_longer_than_the_run_is_cut_to_a_tenth(tmp_path: Path) -> None:
 def test_long_warmup_and_oversized_batch_print_a_note(tmp_path: Path) -> None:
     """40 images make 5 steps per epoch."""
     display = Written()
-    run = started(tiny("optim.warmup_epochs=2", "train.steps=20"), tmp_path / "a", display=display)
+    run = started(tiny("optim.warmup_epochs=2.4", "train.steps=20"), tmp_path / "a", display=display)
     run.close()
-    assert run.schedule.warmup == 10
+    assert run.schedule.warmup == 12
     note, decoding = display.said
-    assert "50%" in note
+    assert "60%" in note
     assert "optim.warmup_epochs=0.4" in note
     assert decoding == "decoding  100%"
     display = Written()
@@ -1218,11 +1218,11 @@ def test_beta_warmup_longer_than_the_run_is_cut_to_a_tenth(schedule: str) -> Non
     assert len(short.notes) == 1
     assert "4 steps" in short.notes[0]
     assert [short.beta(step) for step in (0, 2, 4, 39)] == [0.0, 0.5, 1.0, 1.0]
-    half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=100"), 40)
+    half = Schedule(tiny(*rising, "bottleneck.beta=1", "train.steps=80"), 40)
     (note,) = half.notes
-    assert re.search(r"beta .*50%.* bottleneck\.warmup_epochs=2", note)
+    assert re.search(r"beta .*62%.* bottleneck\.warmup_epochs=1\.6", note)
     assert half.beta(25) == 0.5
-    for steps, said in ((149, 1), (150, 0)):  # more than a third of the run is noted
+    for steps, said in ((99, 1), (100, 0)):  # more than half of the run is noted
         assert len(Schedule(tiny(*rising, f"train.steps={steps}"), 40).notes) == said
 
 

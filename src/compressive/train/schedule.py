@@ -52,7 +52,7 @@ class Schedule:
             self.notes.append(
                 f"note: the run is short, so {what} is reduced to {found} steps (10 % of the run)"
             )
-        elif 3 * found > total:
+        elif 2 * found > total:
             tenth = f"--set {setting}={self.epoch(total) / 10:.2g}"
             self.notes.append(
                 f"note: {what} takes {found / total:.0%} of the run; for 10 % use {tenth}"
