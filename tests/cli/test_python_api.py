@@ -113,7 +113,7 @@ def test_load_reads_weights_of_torchvision(tmp_path: Path) -> None:
     """Features are those of timm's network with timm's preprocessing."""
     import timm
 
-    network = timm.create_model("resnet18", num_classes=10).eval()
+    network: Any = timm.create_model("resnet18", num_classes=10).eval()
     torch.save(network.state_dict(), tmp_path / "a.pth")
     encoder = compressive.load(tmp_path / "a.pth")
     assert (encoder.settings.name, encoder.size, encoder.feature_dim) == ("resnet18", 224, 512)
