@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 from tiny import photos
 from typer.testing import CliRunner, Result
 
 from compressive.cli import completion
 from compressive.cli.app import app
+from compressive.cli.terminal import print_warning
 from compressive.config import METHODS, Config, flat, override
+from compressive.data.decode import Unreadable, decode
+from compressive.data.sources import open_source
 from compressive.evaluation.tasks import SUITES, TASKS
 from compressive.recipes.options import OPTIONS, as_changes, option_of
 from compressive.rundir.folder import read_config
@@ -225,6 +229,27 @@ def test_missing_folder_lists_only_similar_names(tmp_path: Path) -> None:
     assert "thesis" not in message
     message = complaint(f"pretrain {tmp_path / 'nosuch'} --recipe simclr/quickstart")
     assert "thesis" not in message
+
+
+def test_large_images_are_reported_in_our_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PIL warns of an attack above its own limit, which is below data.max_pixels."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    path = photos(tmp_path, 1) / "000.png"
+    assert decode(path.read_bytes(), 1000).shape == (3, 24, 24)
+    with pytest.raises(Unreadable, match=r"576 pixels.*data\.max_pixels is 300"):
+        decode(path.read_bytes(), 300)
+    print_warning("an attack", Image.DecompressionBombWarning, "PIL/Image.py", 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_videos_are_counted_in_a_note(tmp_path: Path) -> None:
+    photos(tmp_path, 3)
+    for name in ("a.mp4", "b.MOV"):
+        (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match=r"\.mp4 1, \.mov 1|\.mov 1, \.mp4 1"):
+        assert len(open_source(tmp_path)) == 3
 
 
 def test_archive_in_an_empty_folder_is_named(tmp_path: Path) -> None:

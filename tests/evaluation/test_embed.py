@@ -1,5 +1,6 @@
 """`embed` writes the encoder's features with the name and label of each image."""
 
+import csv
 import os
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def test_invalid_input_prints_one_line_and_writes_nothing(
     folder = tmp_path_factory.mktemp("folder.npz")
     folder = folder.rename(folder.with_name(f"{folder.name}.npz"))
     for args, message in (
-        ([str(run), "builtin", "--out", str(tmp_path / "f.csv")], ".parquet"),
+        ([str(run), "builtin", "--out", str(tmp_path / "f.txt")], ".csv"),
+        ([str(run), "builtin", "--out", str(tmp_path / "none" / "f.csv")], "none"),
         ([str(run), str(tmp_path / "none")], "none"),
         ([str(tmp_path / "no" / "run"), "builtin"], "no/run"),
         ([str(run), "builtin", "--device", "tpu"], "--device"),
@@ -122,6 +124,17 @@ def test_invalid_input_prints_one_line_and_writes_nothing(
         assert message in result.output
         assert len(result.output.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_csv_has_a_line_per_image(run: Path, images: Path, tmp_path: Path) -> None:
+    found = embed(run, images, tmp_path / "f.csv", device="cpu", display=silent())
+    with found.path.open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head[:3] == ["image", "class", "feature_0"]
+    assert len(rows) == found.count
+    values = np.array([row[2:] for row in rows], dtype=np.float32)
+    wanted = expected(run, [row[0] for row in rows])
+    np.testing.assert_allclose(values, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

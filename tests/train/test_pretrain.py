@@ -134,7 +134,9 @@ class Interrupting(Display):
         super().__init__(quiet=True)
         self.number, self.at = number, at
 
-    def progress(self, title: str, done: float, total: float, readings: Any = None) -> None:
+    def progress(
+        self, title: str, done: float, total: float, readings: Any = None, *, unit: str = ""
+    ) -> None:
         if readings is not None and done == self.at:
             os.kill(os.getpid(), self.number)
 
@@ -433,25 +435,27 @@ def test_warmup_longer_than_the_run_is_cut_to_a_tenth(tmp_path: Path) -> None:
     run = started(tiny("optim.warmup_epochs=10", "train.steps=30"), tmp_path, display=display)
     run.close()
     assert run.schedule.warmup == 3
-    assert any("warm-up" in line and " 3 steps" in line for line in display.said)
+    assert any("warm-up" in line and " 3 steps" in line for line in run.notes)
 
 
 @pytest.mark.slow
 def test_long_warmup_and_oversized_batch_print_a_note(tmp_path: Path) -> None:
     """40 images make 5 steps per epoch."""
     display = Written()
-    run = started(tiny("optim.warmup_epochs=2.4", "train.steps=20"), tmp_path / "a", display=display)
+    run = started(
+        tiny("optim.warmup_epochs=2.4", "train.steps=20"), tmp_path / "a", display=display
+    )
     run.close()
     assert run.schedule.warmup == 12
-    note, decoding = display.said
+    note, *_ = run.notes
     assert "60%" in note
     assert "optim.warmup_epochs=0.4" in note
-    assert decoding == "decoding  100%"
+    assert display.said == ["decoding  100%"]
     display = Written()
     changes = ("optim.warmup_epochs=0.5", "train.steps=8", "train.batch_size=64")
     run = started(tiny(*changes), tmp_path / "b", display=display)
     run.close()
-    note, _ = display.said
+    note, *_ = run.notes
     assert re.search(r"train\.batch_size is 64 .* 40 images.*train\.batch_size=32", note)
 
 
@@ -1030,7 +1034,9 @@ class Seen(Display):
         super().__init__(quiet=True)
         self.readings: dict[str, str] = {}
 
-    def progress(self, title: str, done: float, total: float, readings: Any = None) -> None:
+    def progress(
+        self, title: str, done: float, total: float, readings: Any = None, *, unit: str = ""
+    ) -> None:
         self.readings = dict(readings or {})
 
 
