@@ -54,7 +54,8 @@ def open_folder(folder: Path, config: Config, *, resume: bool, given: Sequence[s
     if changed and new["data.source"] != old["data.source"]:
         changed = ["data.source", *changed]  # the other changes may follow from it
     if changed:
-        chosen = {"data.source", *given, *_recorded_given(folder)}
+        chosen = {*given, *_recorded_given(folder)}
+        chosen |= {"data.source"} if chosen else set()
         named = [name for name in changed if name in chosen]
         shown = named or changed[:3]
         words = ", ".join(f"{name} = {old[name]}, not {new[name]}" for name in shown)
