@@ -479,3 +479,20 @@ def test_median_side_uses_the_shorter_sides(tmp_path: Path) -> None:
     for i, (height, width) in enumerate(((40, 90), (90, 50), (60, 90))):
         noise(height, width).save(tmp_path / f"{i}.png")
     assert median_side(open_source(str(tmp_path))) == 50
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "value"),
+    [
+        ("byol", "target.ema_decay", 0.99),
+        ("c-byol", "bottleneck.kappa_e", 16384.0),
+        ("c-byol", "bottleneck.beta", 0.01),
+        ("dcl", "bottleneck.kappa_b", 10.0),
+        ("vicreg", "network.projection_dim", 2048),
+        ("simclr", "optim.lr", 0.2),
+    ],
+)
+def test_automatic_settings_follow_the_method(method: str, setting: str, value: float) -> None:
+    config = auto_recipe(1000, 64, given={"method": method}).config
+    assert config.method == method
+    assert flat(config)[setting] == value

@@ -6,7 +6,7 @@ from typing import Any
 
 from compressive.config import RESNETS
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
-from compressive.recipes.small_batch import SMALL_BATCH, view_settings
+from compressive.recipes.small_batch import METHOD_SETTINGS, SMALL_BATCH, view_settings
 
 AUTO = "folder"  # the name of recipes made here
 _PAPER_BETA = ("bottleneck.beta=1", "bottleneck.schedule=linear", "bottleneck.warmup_epochs=10")
@@ -45,15 +45,17 @@ def auto_recipe(
         "probe.neighbors": (min(20, max(1, count // 10)), "default; at most 10 % of the images"),
     }
     loads = "which timm cannot load because of its small stem" if stem else "which timm can load"
+    paper_beta = Variant(_PAPER_BETA, "the paper's beta, with a linear warm-up")
+    method = given.get("method", "c-simclr")
     return make_recipe(
         AUTO,
-        "c-simclr",
-        *(SMALL_BATCH, views, layer),
+        method,
+        *(SMALL_BATCH, METHOD_SETTINGS.get(method, {}), views, layer),
         about=f"Ours, for {have}: a {network}, {loads}.",
         expected="unknown for these images",
         hardware="GPU" if has_gpu else "CPU",
         needs="gpu" if has_gpu else "cpu",
-        variants=(Variant(_PAPER_BETA, "the paper's beta, with a linear warm-up"),),
+        variants=(paper_beta,) if method == "c-simclr" else (),
     )
 
 

@@ -2,22 +2,8 @@
 
 from typing import Any
 
-from compressive.recipes import paper
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
-from compressive.recipes.small_batch import SMALL_BATCH, view_settings
-
-# lightly's values for CIFAR-10 at batch 512, except for the learning rate (our loss is 20 times
-# theirs; for weights before batch norms this matters only in the first steps). 13 runs of 20 or 30
-# epochs with smaller learning rates of SGD favored AdamW and a faster target: kNN 74.8 after 50
-# epochs.
-_SMALL_BOOTSTRAP: SettingSources = {
-    "decoder.kappa_d": (10.0, "paper, sec. A.6, 300 epochs: twice the weight 5"),
-    "target.ema_decay": (0.99, "lightly's; paper, 300 epochs"),
-    "target.independent": (False, "ours, and lightly's: starting as a copy is slightly better"),
-    "optim.name": ("sgd", "lightly's"),
-    "optim.lr": (0.24, "ours, tuned on held-out labels: 0.12 (lightly's), 0.24"),
-    "optim.weight_decay": (5e-4, "lightly's"),
-}
+from compressive.recipes.small_batch import METHOD_SETTINGS, SMALL_BATCH, view_settings
 
 # With beta = 1 from the start, as in the paper, z became constant within 300 steps. It kept 0.02
 # nats, with the loss of a decoder that knows only the mean direction. See docs/log.md.
@@ -28,7 +14,6 @@ _RISING: SettingSources = {
 
 _PRICE: dict[str, SettingSources] = {
     "c-simclr": {"bottleneck.beta": (0.3, "ours, tuned on held-out labels, of 0, 0.1, 0.3 and 1")},
-    "c-byol": {"bottleneck.beta": (0.01, "ours, tuned on held-out labels, of 0, 0.01, 0.1 and 1")},
 }
 
 # docs/results/2026-11-15-cifar10.md: test images, means of three seeds.
@@ -82,28 +67,17 @@ _CIFAR_VARIANTS = {
 
 
 # Methods that are not in the paper. Neither recipe has been tuned or run for 200 epochs here.
-_DCL: SettingSources = {
-    "bottleneck.kappa_b": (10.0, "ours: better than 5 on held-out labels of Tiny-ImageNet-100"),
-    "optim.lr": (0.4, "ours, same as SimCLR's: the losses differ only in the denominator"),
-}
-_VICREG: SettingSources = {
-    "network.projection_dim": (2048, "solo-learn's VICReg for CIFAR-10"),
-    "network.head_layers": (3, "Bardes et al. (2022), sec. 4.2: a three-layer expander"),
-    "optim.name": ("lars", "Bardes et al. (2022), sec. 4.2"),
-    "optim.lr": (0.3, "ours, not tuned"),
-}
-OTHER_METHODS = {  # settings, and results published elsewhere
-    "dcl": (_DCL, "linear 85.4 after 100 epochs, batch 256 (649459021, SimCLR 83.3)"),
-    "vicreg": (_VICREG, "linear 90.1 after 300 epochs (eb_jepa)"),
+OTHER_METHODS = {  # results published elsewhere
+    "dcl": "linear 85.4 after 100 epochs, batch 256 (649459021, SimCLR 83.3)",
+    "vicreg": "linear 90.1 after 300 epochs (eb_jepa)",
 }
 
 
 def other_method(method: str, epochs: int) -> Recipe:
     """Return the CIFAR-10 recipe of a method that is not in the paper."""
-    sources, elsewhere = OTHER_METHODS[method]
     about = f"Ours: {method}, ResNet-18 with a CIFAR stem, CIFAR-10, {epochs} epochs."
-    expected = f"not in the paper and not run here; published elsewhere: {elsewhere}"
-    return _recipe(method, epochs, sources, about=about, expected=expected)
+    expected = f"not in the paper and not run here; published elsewhere: {OTHER_METHODS[method]}"
+    return _recipe(method, epochs, METHOD_SETTINGS[method], about=about, expected=expected)
 
 
 def _recipe(method: str, epochs: int, *own: SettingSources, **words: Any) -> Recipe:
@@ -124,11 +98,11 @@ def _recipe(method: str, epochs: int, *own: SettingSources, **words: Any) -> Rec
 def cifar10(method: str, epochs: int) -> Recipe:
     """Return our recipe for CIFAR-10: 200 epochs of SimCLR take 5 minutes on an H200."""
     plain = method.removeprefix("c-")
-    own = paper.LOSS[method] | _SMALL_BOOTSTRAP if plain == "byol" else {}
+    own = METHOD_SETTINGS[method] if plain == "byol" else {}
     if plain == "simclr" and epochs == 200:  # 1.5 points better after 60 epochs, hardly after 200
         why = "ours, tuned on held-out labels: equal to 0.2, better in shorter runs"
         own = {"optim.lr": (0.4, why)}
-    price = {} if method == plain else _RISING | _PRICE[method]
+    price = {} if method == plain else _RISING | _PRICE.get(method, {})
     variants = _CIFAR_VARIANTS[plain]
     if method == plain:  # has no beta
         variants = tuple(v for v in variants if not any(".beta=" in c for c in v.changes))
