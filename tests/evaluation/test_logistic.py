@@ -321,3 +321,10 @@ def test_invalid_fit_arguments_are_refused(change: dict, message: str) -> None:
     given = {"feats": torch.randn(3, 2), "labels": torch.tensor([0, 1, 2]), "classes": 3}
     with pytest.raises(ValueError, match=message):
         fit(**{**given, **change})
+
+
+def test_fit_reports_progress_after_each_penalty() -> None:
+    feats, labels = separable_and_noisy()
+    seen: list[tuple[int, int]] = []
+    fit(feats, labels, classes=4, penalties=(0.1, 1.0), progress=lambda *now: seen.append(now))
+    assert seen == [(1, 2), (2, 2)]

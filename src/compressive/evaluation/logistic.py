@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,7 @@ _ABSENT = -1e30  # bias of a class without examples; its limit -inf would give N
 
 Labels = Int[Tensor, " count"]
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+Progress = Callable[[int, int], None]  # penalties solved, and their number
 
 
 class Fits(NamedTuple):
@@ -83,6 +84,7 @@ def fit(
     steps: int = 3000,
     tolerance: float = 3e-8,
     block_values: int = BLOCK_VALUES,
+    progress: Progress | None = None,
 ) -> Fits:
     """Minimize the objective for every penalty, on the device of the features.
 
@@ -98,7 +100,8 @@ def fit(
     with torch.no_grad(), full_precision(feats), _without_tf32():
         work = len(feats) * len(present) * len(strengths)
         space = _Space.of(promote_to_float32("feats", feats), standardize, work)
-        paths = _follow(space, dense, len(present), strengths, steps, tolerance, block_values)
+        options = {"tolerance": tolerance, "steps": steps, "block_values": block_values}
+        paths = _follow(space, dense, len(present), strengths, progress, **options)
         solved = _in_features(space, dense, strengths, paths)
     order = torch.tensor([strengths.index(float(one)) for one in penalties], device=feats.device)
     weight, bias, loss, gradient, taken, converged = (each[order] for each in solved)
@@ -120,6 +123,7 @@ def select(
     standardize: bool = False,
     steps: int = 3000,
     tolerance: float = 3e-8,
+    progress: Progress | None = None,
 ) -> Selection:
     """Fit on train, choose the penalty on validation, and fit on both with that penalty.
 
@@ -130,7 +134,7 @@ def select(
     """
     solve = partial(fit, classes=classes, standardize=standardize, steps=steps)
     rough = max(tolerance, _SWEEP_TOLERANCE)
-    sweep = solve(*train, penalties=penalties, tolerance=rough)
+    sweep = solve(*train, penalties=penalties, tolerance=rough, progress=progress)
     feats, labels = validation
     each = [sweep.logits(feats, i) for i in range(len(penalties))]
     scores = torch.stack([metric(logits, labels) for logits in each]).tolist()
@@ -226,9 +230,8 @@ def _follow(
     labels: Tensor,
     classes: int,
     strengths: list[float],
-    steps: int,
-    tol: float,
-    block_values: int,
+    progress: Progress | None,
+    **options: Any,
 ) -> list[Minimum]:
     """Solve from the strongest penalty to the weakest; extrapolate the start of each."""
     together = _TOGETHER.get(space.x.device.type, 1)
@@ -244,8 +247,9 @@ def _follow(
             reach = start.new_tensor([(math.log(one) - here) / (here - near) for one in some])
             start = last + reach[:, None, None] * (known[1] - known[0])
         penalty = start.new_tensor(some)
-        options = {"steps": steps, "block_values": block_values}
-        done.append(minimize(space.x, labels, penalty, start, last, tolerance=tol, **options))
+        done.append(minimize(space.x, labels, penalty, start, last, **options))
+        if progress is not None:
+            progress(first + len(some), len(strengths))
     return done
 
 

@@ -1,6 +1,7 @@
 """Gallery for the report: views of test images, nearest neighbors, and a t-SNE map."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,7 +74,8 @@ def write_gallery(
     drawn = torch.randperm(len(test.feats), generator=random)[:most].sort().values
     if len(drawn) >= 4:
         context.progress("map", 0, 1, "")
-        tensors["map"] = tsne(F.normalize(test.feats[drawn.to(context.device)], dim=1))
+        points = F.normalize(test.feats[drawn.to(context.device)], dim=1)
+        tensors["map"] = tsne(points, progress=partial(context.progress, "map", unit="steps"))
         tensors["map_label"] = test.labels[drawn.to(context.device)]
         perplexity = min(PERPLEXITY, (len(drawn) - 1) / 3)
         about["map_method"] = (

@@ -1,5 +1,6 @@
 """Logistic regression on the features of central crops, with the penalty chosen on train."""
 
+from functools import partial
 from typing import Literal
 
 from jaxtyping import Int
@@ -30,7 +31,8 @@ def run(context: EvalContext, *, few_held_out: int = 1000) -> None:
         context.skip(f"logistic regression on {len(train.feats):,} images: too much memory")
         return
     criterion: Criterion = "log-loss" if len(held) < few_held_out else "accuracy"
-    found = select_penalty(train, fit, held, context.classes, criterion)
+    progress = partial(context.progress, "logistic", unit="fits")
+    found = select_penalty(train, fit, held, context.classes, criterion, progress)
     protocol = context.protocol(
         classifier=CLASSIFIER,
         augmentation="none",
@@ -48,6 +50,7 @@ def select_penalty(
     held: Int[Tensor, " held"],
     classes: int,
     criterion: Criterion,
+    progress: logistic.Progress | None = None,
 ) -> logistic.Selection:
     """Fit on the rows `fit`, choose the penalty on the rows `held`, and fit on both."""
     return logistic.select(
@@ -55,4 +58,5 @@ def select_penalty(
         (train.feats[held], train.labels[held]),
         top_k_accuracy if criterion == "accuracy" else lambda logits, labels: -nll(logits, labels),
         classes=classes,
+        progress=progress,
     )

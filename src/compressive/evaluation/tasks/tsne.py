@@ -1,6 +1,7 @@
 """Exact t-SNE for the gallery: a map of points in the plane that keeps neighbors close."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,11 @@ _BISECTIONS = 60  # of the width of each Gaussian: 17 digits, minus the steps to
 
 @validates_inputs
 def tsne(
-    x: Float[Tensor, "count dim"], *, perplexity: float = PERPLEXITY, steps: int = STEPS
+    x: Float[Tensor, "count dim"],
+    *,
+    perplexity: float = PERPLEXITY,
+    steps: int = STEPS,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "count 2"]:
     """Return a map of up to a few thousand points.
 
@@ -43,6 +48,8 @@ def tsne(
             gains = torch.where(turned, gains + 0.2, gains * 0.8).clamp(min=0.01)
             update = (0.5 if early else 0.8) * update - rate * gains * slope
             y = y + update
+            if progress is not None and step % 10 == 9:
+                progress(step + 1, steps)
         return y - y.mean(0)
 
 
