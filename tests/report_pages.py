@@ -10,7 +10,7 @@ import numpy as np
 from run_files import config_text, metrics_text, record, results_text
 from safetensors.numpy import save_file
 
-from compressive.report import write_report
+from compressive.reporting import write_report
 from compressive.rundir.predictions_file import predictions_file
 
 SECTIONS = [

@@ -1,9 +1,7 @@
 """Measure and control how much information a visual representation keeps."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compressive import metrics, objectives, optim
@@ -28,6 +26,7 @@ _PLACES = {  # public name -> module and name there
     "evaluate": ("evaluation.suite", "evaluate"),
     "load": ("evaluation.frozen_model", "load_encoder"),
     "pretrain": ("train.start", "pretrain"),
+    "report": ("evaluation.runs", "report_runs"),
 }
 
 
@@ -43,24 +42,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _ReportPackage(ModuleType):
-    """The package `compressive.report`, which can also be called."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> object:
-        """Write a report; see `evaluation.runs.report_runs`."""
-        found = import_module(f"{__name__}.evaluation.runs")
-        return found.report_runs(*arguments, **options)
-
-
-class _Package(ModuleType):
-    """This package: `compressive.report` is both a package and the function of that name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "report" and isinstance(value, ModuleType):  # set when it is first imported
-            value.__class__ = _ReportPackage
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

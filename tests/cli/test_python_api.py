@@ -89,13 +89,6 @@ def test_compare_and_report_take_folders(tmp_path: Path) -> None:
         compressive.compare(str(runs[0]))
 
 
-def test_report_is_callable_and_a_package() -> None:
-    import compressive.report.page
-
-    assert callable(compressive.report)
-    assert callable(compressive.report.page.write_report)
-
-
 def test_results_and_encoder_have_short_reprs() -> None:
     results = Results("runs/<a>", set="images")
     results.add("kNN 20", "images", "top-1", 0.5, protocol={})

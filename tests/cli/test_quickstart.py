@@ -121,7 +121,7 @@ def test_rows_hold_the_named_metrics(tmp_path: Path) -> None:
 def test_table_columns_hold_the_named_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressive.report.page.write_report", lambda runs, out, **_: out)
+    monkeypatch.setattr("compressive.reporting.page.write_report", lambda runs, out, **_: out)
     monkeypatch.setattr("compressive.evaluation.tables.verdicts", lambda runs: None)
     printed = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
     assert printed.exit_code == 0, printed.output

@@ -12,7 +12,7 @@ from compressive.cli.app import app
 from compressive.data.sources import open_source
 from compressive.evaluation.embed import embed
 from compressive.evaluation.suite import evaluate
-from compressive.report.page import write_report
+from compressive.reporting.page import write_report
 from compressive.train.loop import pretrain
 
 URL = "s3://bucket/run"

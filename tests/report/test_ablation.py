@@ -10,8 +10,8 @@ import pytest
 from report_pages import Page, drawings, report, write_run
 from run_files import record, results_text
 
-from compressive.report.summary import failure, outcome
-from compressive.report.svg import CHART_HEIGHT, CHART_WIDTH, Line, chart, labels
+from compressive.reporting.summary import failure, outcome
+from compressive.reporting.svg import CHART_HEIGHT, CHART_WIDTH, Line, chart, labels
 from compressive.rundir.reader import read_runs
 
 

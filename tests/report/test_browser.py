@@ -15,7 +15,7 @@ from report_pages import SECTIONS, write_run
 from run_files import record
 from safetensors.numpy import load_file, save_file
 
-from compressive.report import write_report
+from compressive.reporting import write_report
 from compressive.rundir.records import ComparisonText
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -10,7 +10,7 @@ from report_pages import CLASSES, Page, predictions, report, write_run
 from run_files import record
 from safetensors.numpy import save_file
 
-from compressive.report.gallery import png
+from compressive.reporting.gallery import png
 from compressive.rundir.intervals import wilson_interval
 from compressive.rundir.predictions_file import predictions_file
 

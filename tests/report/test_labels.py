@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from report_pages import report, write_run
 
-from compressive.report.labels import label_runs, method_name
-from compressive.report.shareable import without_paths
+from compressive.reporting.labels import label_runs, method_name
+from compressive.reporting.shareable import without_paths
 from compressive.rundir.reader import read_runs
 
 

@@ -11,8 +11,8 @@ import pytest
 from report_pages import Page, report, write_run
 from run_files import record, results_text
 
-from compressive.report import write_report
-from compressive.report.verdict import verdict_sentence
+from compressive.reporting import write_report
+from compressive.reporting.verdict import verdict_sentence
 from compressive.rundir.intervals import mean_part, t_interval
 from compressive.rundir.records import ComparisonText
 

@@ -17,10 +17,10 @@ from run_files import config_text, metrics_text, record, results_text
 from safetensors.numpy import save_file
 
 from compressive.recipes import paper
-from compressive.report import write_report
-from compressive.report.gallery import png
-from compressive.report.svg import MAX_POINTS, Line, chart, thinned, ticks
-from compressive.report.tables import number_cell
+from compressive.reporting import write_report
+from compressive.reporting.gallery import png
+from compressive.reporting.svg import MAX_POINTS, Line, chart, thinned, ticks
+from compressive.reporting.tables import number_cell
 from compressive.rundir.fingerprint import file_fingerprint
 from compressive.rundir.records import ComparisonText, Record
 from compressive.rundir.versions import UnsupportedFormat
@@ -576,7 +576,7 @@ def test_origins_omit_empty_rows_and_format_commands_as_code(tmp_path: Path) -> 
 def test_report_does_not_import_torch(tmp_path: Path) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "r.html"
     code = (
-        "import sys; from pathlib import Path; from compressive.report import write_report\n"
+        "import sys; from pathlib import Path; from compressive.reporting import write_report\n"
         "write_report([Path(sys.argv[1])], Path(sys.argv[2]))\n"
         "print(sorted({'torch', 'timm', 'torchvision'} & set(sys.modules)))"
     )

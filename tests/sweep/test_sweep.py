@@ -27,8 +27,8 @@ from compressive.cli.app import app
 from compressive.config import Config, override
 from compressive.metric_info import ONE_SEED
 from compressive.progress import Display
-from compressive.report import write_report
-from compressive.report.summary import Spread
+from compressive.reporting import write_report
+from compressive.reporting.summary import Spread
 from compressive.rundir.folder import write_config
 from compressive.rundir.lock import acquire_lock
 from compressive.sweep.plan import PlannedRun, plan_runs, preset_axis

@@ -75,7 +75,7 @@ def report_runs(
 
     Runs are folders of runs or sweeps. `held_out` shows results on held-out training images.
     """
-    from compressive.report.page import write_report
+    from compressive.reporting.page import write_report
 
     folders = expand_sweeps(runs)
     verdicts = tables.verdicts(folders, held_out=held_out)

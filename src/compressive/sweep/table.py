@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compressive.metric_info import ONE_SEED
-from compressive.report.summary import FIGURES, NATS, Spread, failure, outcome, spread
+from compressive.reporting.summary import FIGURES, NATS, Spread, failure, outcome, spread
 from compressive.rundir.reader import read_runs
 from compressive.sweep.plan import PlannedRun
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from compressive.corruptions.parameters import EXTRAS, NAMES
 from compressive.metric_info import ACCURACIES, DESCRIPTIONS, HIGHER, LOWER, PERCENT
 from compressive.recipes import paper
-from compressive.report.labels import method_name
-from compressive.report.svg import minus
+from compressive.reporting.labels import method_name
+from compressive.reporting.svg import minus
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import Record, finite_number
 

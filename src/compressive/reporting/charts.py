@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from compressive.report import tables
-from compressive.report.labels import Labels, method_name
-from compressive.report.svg import Drawing, Line, Point, chart, thinned
+from compressive.reporting import tables
+from compressive.reporting.labels import Labels, method_name
+from compressive.reporting.svg import Drawing, Line, Point, chart, thinned
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import Record
 

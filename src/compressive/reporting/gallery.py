@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
-from compressive.report.svg import LabelBox, first_free, svg
+from compressive.reporting.svg import LabelBox, first_free, svg
 from compressive.rundir.reader import RunFolder
 
 _DOTS = 4000  # of a map: more would hide each other

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compressive.report.summary import FIGURES, NATS, Spread, failure, figures_by_origin, spread
-from compressive.report.svg import Drawing, Line, chart, minus
+from compressive.reporting.summary import FIGURES, NATS, Spread, failure, figures_by_origin, spread
+from compressive.reporting.svg import Drawing, Line, chart, minus
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import finite_number
 

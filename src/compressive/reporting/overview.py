@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from compressive.metric_info import ACCURACIES, HIGHER, LOWER
-from compressive.report.labels import Labels, method_name
-from compressive.report.summary import failure
-from compressive.report.tables import NumberCell, number_cell
-from compressive.report.verdict import NOT_TESTED, TOO_FEW, verdict_sentence
+from compressive.reporting.labels import Labels, method_name
+from compressive.reporting.summary import failure
+from compressive.reporting.tables import NumberCell, number_cell
+from compressive.reporting.verdict import NOT_TESTED, TOO_FEW, verdict_sentence
 from compressive.rundir.intervals import mean_part, t_interval
 from compressive.rundir.reader import RunFolder
 from compressive.rundir.records import ComparisonText, Record

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressive.config import flat
-from compressive.report import charts, gallery, tables
-from compressive.report.ablation import studies
-from compressive.report.classes import class_report
-from compressive.report.labels import label_runs, method_name
-from compressive.report.overview import data_name, main_metric, overview
-from compressive.report.shareable import shareable, shareable_text
-from compressive.report.svg import COLORS, dash
+from compressive.reporting import charts, gallery, tables
+from compressive.reporting.ablation import studies
+from compressive.reporting.classes import class_report
+from compressive.reporting.labels import label_runs, method_name
+from compressive.reporting.overview import data_name, main_metric, overview
+from compressive.reporting.shareable import shareable, shareable_text
+from compressive.reporting.svg import COLORS, dash
 from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.reader import RunFolder, read_runs
@@ -53,7 +53,7 @@ def _template() -> "Template":
     """Compile the template once, which takes longer than rendering it."""
     from jinja2 import Environment, StrictUndefined
 
-    source = files("compressive.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    source = files("compressive.reporting").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(source)
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compressive.report.gallery import png
-from compressive.report.labels import Labels
-from compressive.report.tables import NumberCell, ReportRow, ReportTable, finite_numbers
-from compressive.report.verdict import TOO_FEW
+from compressive.reporting.gallery import png
+from compressive.reporting.labels import Labels
+from compressive.reporting.tables import NumberCell, ReportRow, ReportTable, finite_numbers
+from compressive.reporting.verdict import TOO_FEW
 from compressive.rundir.intervals import mean_part, t_interval, wilson_interval
 from compressive.rundir.predictions_file import PREDICTED_TASKS, Predictions
 from compressive.rundir.reader import RunFolder
