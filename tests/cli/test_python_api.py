@@ -28,9 +28,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["pretrain", "evaluate", "embed", "compare", "report"])
 def test_function_has_the_arguments_of_the_command(name: str) -> None:
     function = getattr(compressive, name)
-    function = function.__call__ if name == "report" else function
-    if name == "report":
-        from compressive.evaluation.runs import report_runs as function
     options = {param.name for param in PROGRAM.commands[name].params} - OTHERS
     assert options <= set(inspect.signature(function).parameters)
 
@@ -74,7 +71,7 @@ def test_compare_and_report_take_folders(tmp_path: Path) -> None:
         evaluated(tmp_path / name, override(Config(), f"bottleneck.beta={beta}"), beta / 10)
         for name, beta in (("<a>", 3), ("b", 6))
     ]
-    (found,) = comparisons = compressive.compare(runs)
+    (found,) = comparisons = compressive.compare(*runs)
     assert [each.difference for each in found.differences] == [pytest.approx(0.3)]
     assert "1 of 1" in repr(comparisons)
     assert repr(comparisons).count("\n") == 0
@@ -82,11 +79,11 @@ def test_compare_and_report_take_folders(tmp_path: Path) -> None:
     assert escape("<a>") in html
     assert "<a>" not in html
     assert "30.0" in html
-    page = compressive.report(runs, tmp_path / "page.html")
+    page = compressive.report(*runs, out=tmp_path / "page.html")
     assert page == tmp_path / "page.html"
     assert page.is_file()
-    with pytest.raises(ValueError, match="list"):
-        compressive.compare(str(runs[0]))
+    assert compressive.report(runs[0]) == runs[0] / "report.html"
+    assert repr(compressive.compare(tmp_path)) == repr(comparisons)  # a folder of both runs
 
 
 def test_results_and_encoder_have_short_reprs() -> None:

@@ -39,6 +39,7 @@ _MAX_IMAGES_HELP = (
 )
 _DATA_HELP = "Labeled images, as for pretrain; default: the run's."
 _EVALUATION_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
+_PAGE_HELP = "The page to write; default: report.html in the run, or here if there are several."
 _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
 _WHAT, _IMAGES, _OTHERS = "What to measure", "Images", "Third-party weights"
 _EVALUATION_MACHINE, _EVALUATION_OUTPUT = "Machine", "Output"
@@ -200,7 +201,7 @@ def compare_command(
         from compressive.rundir.reader import of_other_weights
 
         console = Console()
-        for each in compare_runs(runs):
+        for each in compare_runs(*runs):
             if markdown:
                 lines = each.markdown().split("\n")
                 print(*map(printable, lines), sep="\n", end="\n\n")
@@ -216,7 +217,7 @@ def compare_command(
 
 def report_command(
     runs: RunFolders,
-    out: Annotated[Path, path_option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path | None, path_option(help=_PAGE_HELP)] = None,
 ) -> None:
     """Write one page about one run or several: curves, tables, robustness, smoothness, images.
 
@@ -225,5 +226,5 @@ def report_command(
     with one_line_errors():
         from compressive.evaluation.runs import report_runs
 
-        path = report_runs(runs, out)
+        path = report_runs(*runs, out=out)
     print_line(f"report: {path}, one page to open in a browser")

@@ -128,7 +128,7 @@ def quickstart_command(
             if outcome.step < outcome.total:
                 raise typer.Exit(130)
         runs = [out / method for method in QUICKSTART_METHODS]
-        page = report_runs(runs, out / "report.html")
+        page = report_runs(*runs, out=out / "report.html")
         print_line(f"report: {page}, one page to open in a browser")
         print_next("compare", *runs)
 
@@ -280,7 +280,7 @@ def sweep_command(
         else:
             print_line(f"no run of {out} has finished, so there is no table yet")
         if has_rows and (runs := runs_of_sweep(out)):
-            page = report_runs(runs, out / "report.html", held_out=held_out)
+            page = report_runs(*runs, out=out / "report.html", held_out=held_out)
             print_line(f"report: {page}, one page to open in a browser")
     for log in result.failed:
         print_error(f"a run failed; its output is in {log}")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from compressive.evaluation import tables
 from compressive.evaluation.compare import Difference, Experiment, compare, open_groups
-from compressive.rundir.files import CONFIG, SWEEP, local_path
+from compressive.rundir.files import CONFIG, RESULTS, local_path
 from compressive.rundir.reader import results_of
 
 
@@ -48,7 +48,7 @@ class Comparisons(tuple[Comparison, ...]):
         return "\n".join(each._repr_html_() for each in self)
 
 
-def compare_runs(runs: Sequence[str | Path]) -> Comparisons:
+def compare_runs(*runs: str | Path) -> Comparisons:
     """Compare the first run with each of the others; see `compressive compare --help`.
 
     Runs are folders of runs or sweeps, or results.json files. Runs that differ only in their seed
@@ -65,30 +65,31 @@ def compare_runs(runs: Sequence[str | Path]) -> Comparisons:
     return found
 
 
-def report_runs(
-    runs: Sequence[str | Path],
-    out: str | Path = "report.html",
-    *,
-    held_out: bool = False,
-) -> Path:
+def report_runs(*runs: str | Path, out: str | Path | None = None, held_out: bool = False) -> Path:
     """Write one HTML page about one run or several; return its path.
 
-    Runs are folders of runs or sweeps. `held_out` shows results on held-out training images.
+    Runs are folders of runs or sweeps. `out` is the page to write; by default it is report.html in
+    the folder if there is only one, or in the current folder. `held_out` shows results on held-out
+    training images.
     """
     from compressive.reporting.page import write_report
 
     folders = expand_sweeps(runs)
     verdicts = tables.verdicts(folders, held_out=held_out)
+    if out is None:
+        out = Path(runs[0], "report.html") if len(runs) == 1 else "report.html"
     return write_report(folders, local_path(out), held_out=held_out, verdicts=verdicts)
 
 
 def expand_sweeps(runs: Sequence[str | Path]) -> list[Path]:
-    """Return folders of runs; replace the folder of a sweep by its runs."""
-    if isinstance(runs, str | Path):
-        raise ValueError(f"runs must be a list of folders, got {str(runs)!r}; write [{runs!r}]")
+    """Return folders of runs; replace a folder of runs, such as that of a sweep, by its runs."""
     paths = [local_path(run) for run in runs]
-    found = [runs_of_sweep(path) if (path / SWEEP).is_file() else [path] for path in paths]
-    return list(chain.from_iterable(found))
+    return list(chain.from_iterable(_runs_inside(path) or [path] for path in paths))
+
+
+def _runs_inside(path: Path) -> list[Path]:
+    is_run = (path / CONFIG).exists() or (path / RESULTS).exists() or not path.is_dir()
+    return [] if is_run else runs_of_sweep(path)
 
 
 def runs_of_sweep(out: Path) -> list[Path]:

@@ -1,10 +1,8 @@
 """Evaluate an encoder: run a suite of tasks and write one record per number."""
 
-import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,15 +16,17 @@ from compressive.evaluation.context import EvalContext, TaskOptions
 from compressive.evaluation.dataset import open_splits
 from compressive.evaluation.features import network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel, open_model
-from compressive.evaluation.results import VALUES, Results, read
+from compressive.evaluation.results import Results, read
+from compressive.evaluation.results_folder import (
+    default_results_folder,
+    locked_folder,
+    refuse_other_files,
+)
 from compressive.evaluation.tasks import TASKS, select_tasks, split_names
-from compressive.evaluation.tasks.gallery import FILE as GALLERY
 from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
-from compressive.rundir.lock import acquire_lock, ensure_writable
-from compressive.rundir.predictions_file import PREDICTED_TASKS, predictions_file
-from compressive.rundir.records import read_results
+from compressive.rundir.lock import ensure_writable
 from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
@@ -81,13 +81,13 @@ def evaluate(
     )
     splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
     kind = HELD_OUT if held_out else EVALUATION
-    out = local_path(out or _default_results_folder(place, kind, max_images))
+    out = local_path(out or default_results_folder(place, kind, max_images))
     ensure_writable(out)
-    _refuse_other_files(out)
+    refuse_other_files(out)
     results = Results(model.name, seed=seed, command=command())
     results.about["max_images"] = max_images
     display = display or Display(quiet=rank() > 0)
-    with _locked(out), display:
+    with locked_folder(out), display:
         context = EvalContext(
             model,
             splits,
@@ -187,7 +187,10 @@ def _keep_earlier_results(
         lost, why = len(old.records), "--size"
     else:
         results.begin_with(old)
-        lost, why = len(old.records) - len(results.records), "--max-images, --data or --seed"
+        lost, why = (
+            len(old.records) - len(results.records),
+            "--max-images, --data, --labels or --seed",
+        )
     now = {f"{task} on {context.splits.name}" for task in chosen}
     for text, place in old.skipped_in.items():
         if place not in now:
@@ -257,44 +260,3 @@ def _trained_on_test(model: FrozenModel, test: Source) -> Iterator[str]:
         trained = open_source(data.source, data.split)
         if any(trained.origin(i) == test.origin(0) for i in range(len(trained))):
             yield f"the encoder was trained on these test images (data.split={data.split})"
-
-
-def _default_results_folder(place: str, kind: str, max_images: int) -> Path:
-    """Return the folder of an encoder's results.
-
-    An evaluation on fewer images than the one that is already there gets a folder of its own.
-    """
-    path, name = Path(place), Path(place).name
-    if path.is_file():  # other folders may have a file of this name
-        name += "-" + hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
-    folder = path / kind if path.is_dir() else Path("runs") / kind / name
-    if max_images and (folder / RESULTS).is_file():
-        with suppress(ValueError, OSError):  # a damaged file is reported later
-            before = read_results(folder / RESULTS)[0].about.get("max_images", 0)
-            if before != max_images:
-                return folder.with_name(f"{folder.name}-{max_images}")
-    return folder
-
-
-def _refuse_other_files(out: Path) -> None:
-    """Raise ValueError if `out` has other files, which later commands would take for results."""
-    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
-    hidden = {name for name in names if name.startswith(".")}  # also of an interrupted write
-    known = {"features", VALUES, GALLERY, *map(predictions_file, PREDICTED_TASKS)}
-    if RESULTS not in names and names - known - hidden:
-        raise ValueError(f"{out} is not empty and holds no {RESULTS}; choose another --out")
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Lock the folder: each of two evaluations would overwrite the records of the other."""
-    created = [folder for folder in (out, *out.parents) if not folder.exists()]
-    held = acquire_lock(out) if rank() == 0 else None
-    try:
-        yield
-    finally:
-        if held is not None:
-            os.close(held)
-            with suppress(OSError):  # if nothing was written
-                for folder in created:
-                    folder.rmdir()

@@ -127,6 +127,9 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: 
 def overall_verdict(found: Sequence[Difference]) -> str:
     """Count better and worse metrics; for single runs, state that methods cannot be compared."""
     judged = [each for each in found if each.p is not None]
+    if not judged:
+        why = Counter(each.verdict for each in found).most_common(1)[0][0]
+        return f"no metric can be compared ({why})"
     count, of = Counter(each.verdict for each in judged), f"of {len(judged)} metrics"
     if any(each.over == "seeds" for each in judged):
         return f"B is better in {count['better']} and worse in {count['worse']} {of}"
@@ -136,7 +139,9 @@ def overall_verdict(found: Sequence[Difference]) -> str:
 def _caption(found: Sequence[Difference]) -> str:
     one = _common_dataset(_key_parts(each)[1] for each in found)
     over = " or ".join(sorted({each.over for each in found} - {""}))
-    adjusted = f"adjusted for {sum(each.p is not None for each in found)} comparisons"
+    hidden = sum(_is_hidden(*_key_parts(each)[::2]) for each in found)
+    hidden = f", {hidden} of them not shown" if 0 < hidden < len(found) else ""
+    adjusted = f"adjusted for {sum(each.p is not None for each in found)} comparisons{hidden}"
     sure = f"95 % intervals of single metrics over {over}; verdicts {adjusted} (Benjamini-Hochberg)"
     sure = sure if over else "no intervals"
     return f"on {one}; {_SCALE}; {sure}" if one else f"{_SCALE}; {sure}"

@@ -1,5 +1,6 @@
 """Between steps: log metrics, check the health of a run, evaluate it online and save it."""
 
+import math
 import time
 
 from torch import Tensor
@@ -117,7 +118,9 @@ def _show(run: Run, reading: Reading, rate: float, status: HealthStatus) -> None
     if "residual" in reading.means:
         shown["residual"] = f"{reading.means['residual']:.1f}"
     shown["wait"] = f"{run.throughput.data_wait_fraction:.0%}"
-    title = f"{run.config.method} epoch {run.schedule.epoch(reading.step):.1f}"
+    # A run of small data ends within an epoch: it has one step more than its full batches.
+    last = run.config.train.epochs if not run.config.train.steps else math.inf
+    title = f"{run.config.method} epoch {min(last, run.schedule.epoch(reading.step)):.1f}"
     run.display.progress(title, reading.step, run.total, shown)
     if status.state != "ok":
         run.display.say(f"step {reading.step}: {status.text}")

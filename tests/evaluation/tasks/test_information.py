@@ -330,7 +330,7 @@ def test_invalid_arguments_are_refused() -> None:
         measure(method, draws=0)
     with pytest.raises(ValueError, match=r"batches .*one image"):
         measure(method, [])
-    with pytest.raises(ValueError, match="antialiased"):
+    with pytest.raises(ValueError, match="antialias"):
         measure_information(
             method, [make_batch()], (PAIR[0], replace(PAIR[1], antialias=True)), size=SIZE
         )
