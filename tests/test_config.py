@@ -356,3 +356,8 @@ def test_every_setting_is_read_by_some_module() -> None:
     # `recipe` is only recorded in config.json.
     unread = set(HINTS) - read - {"recipe"}
     assert not unread, f"no module reads {', '.join(sorted(unread))}"
+
+
+def test_misspelled_value_suggests_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match=r"method .*'simcrl'.* simclr\?$"):
+        override(Config(), "method=simcrl")

@@ -145,7 +145,10 @@ def _shown(value: float) -> str:
 def _require_one_of(name: str, value: Any, options: Collection[Any]) -> Any:
     """Return the value, or raise ValueError if it is not one of the options."""
     if value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, options))}, got {value!r}")
+        near = difflib.get_close_matches(str(value), map(str, options), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        allowed = ", ".join(map(str, options))
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}{hint}")
     return value
 
 

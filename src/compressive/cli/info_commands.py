@@ -66,7 +66,7 @@ def _print_recipe(recipe: recipes.Recipe) -> None:
     console.print(f"expected: {recipe.expected}\nhardware: {recipe.hardware}")
     table = Table(box=None)
     for column in ("setting", "value", "from"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == "setting")
     for setting, value in flat(recipe.config).items():
         table.add_row(setting, settings_reference.written(value), recipe.origins[setting])
     console.print(table)
