@@ -13,7 +13,7 @@ def pick_device(name: str, called: str = "train.device") -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda" and not has_gpu:
-        raise ValueError(f"{called} is {name}, but torch sees no GPU; use {called}=cpu")
+        raise ValueError(f"{called} is {name}, but torch sees no GPU; use cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"{called} is {name}, but torch sees {torch.cuda.device_count()} GPUs")
     return device

@@ -97,6 +97,20 @@ def test_unknown_option_names_the_right_one(line: str, option: str) -> None:
     assert f" {option}?" in message
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--epochs", "--set train.epochs="),
+        ("--bs", "--set train.batch_size="),
+        ("--foo", "--help"),
+    ],
+)
+def test_sweep_names_the_setting_of_an_option_of_pretrain(option: str, hint: str) -> None:
+    message = complaint(f"sweep x {option} 3")
+    assert option in message
+    assert hint in message
+
+
 def test_unknown_option_without_a_similar_one_names_the_help() -> None:
     assert "pretrain --help" in complaint("pretrain x --zzz 3")
 

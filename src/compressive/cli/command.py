@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from compressive.cli.terminal import print_error, print_line
+from compressive.recipes.options import OPTIONS
 
 # What other programs call an option -> its name here, if the command has it.
 _OPTION_ALIASES: dict[str, tuple[str, ...]] = {
@@ -85,10 +86,16 @@ def _unknown_option(wrong: str, command: str, names: Sequence[str]) -> str:
     wrong = wrong.partition("=")[0]
     found = [name for name in there if wrong in _OPTION_ALIASES.get(name, ())]
     if not found:
-        found = difflib.get_close_matches(wrong.replace("_", "-"), there, n=1)
-    hint = f"did you mean {found[0]}?" if found else f"`{command} --help` lists all"
-    is_setting = not found and "--set" in there
-    return f"no option {wrong}; {hint}{'; other settings: --set NAME=VALUE' if is_setting else ''}"
+        found = difflib.get_close_matches(wrong.replace("_", "-"), there, n=1, cutoff=0.75)
+    if found:
+        return f"no option {wrong}; did you mean {found[0]}?"
+    lists_all = f"`{command} --help` lists all"
+    if "--set" not in there:
+        return f"no option {wrong}; {lists_all}"
+    usual = {wrong, *(name for name, others in _OPTION_ALIASES.items() if wrong in others)}
+    settings = [OPTIONS[n] for name in usual if (n := name[2:].replace("-", "_")) in OPTIONS]
+    hint = f"use --set {settings[0]}=VALUE" if settings else f"{lists_all}; or --set NAME=VALUE"
+    return f"no option {wrong}; {hint}"
 
 
 def examples(*lines: str) -> str:
