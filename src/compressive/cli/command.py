@@ -85,17 +85,17 @@ def _unknown_option(wrong: str, command: str, names: Sequence[str]) -> str:
     there = [name for name in names if name.startswith("--")]
     wrong = wrong.partition("=")[0]
     found = [name for name in there if wrong in _OPTION_ALIASES.get(name, ())]
-    if not found:
-        found = difflib.get_close_matches(wrong.replace("_", "-"), there, n=1, cutoff=0.75)
-    if found:
-        return f"no option {wrong}; did you mean {found[0]}?"
-    lists_all = f"`{command} --help` lists all"
-    if "--set" not in there:
-        return f"no option {wrong}; {lists_all}"
     usual = {wrong, *(name for name, others in _OPTION_ALIASES.items() if wrong in others)}
     settings = [OPTIONS[n] for name in usual if (n := name[2:].replace("-", "_")) in OPTIONS]
-    hint = f"use --set {settings[0]}=VALUE" if settings else f"{lists_all}; or --set NAME=VALUE"
-    return f"no option {wrong}; {hint}"
+    if not found and settings and "--set" in there:
+        return f"no option {wrong}; use --set {settings[0]}=VALUE"
+    if not found:
+        near = wrong.replace("_", "-")
+        found = difflib.get_close_matches(near, there, n=1, cutoff=0.75)
+    if found:
+        return f"no option {wrong}; did you mean {found[0]}?"
+    more = "; or --set NAME=VALUE" if "--set" in there else ""
+    return f"no option {wrong}; `{command} --help` lists all{more}"
 
 
 def examples(*lines: str) -> str:
