@@ -146,6 +146,7 @@ def test_unreachable_server_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pretrained._is_online()
 
 
+@pytest.mark.slow
 def test_fewer_images_after_a_full_evaluation_get_their_own_folder(tmp_path: Path) -> None:
     compressive.pretrain(tiny("method=simclr"), tmp_path / "run", display=silent())
     options: dict[str, Any] = {"tasks": "calibration", "device": "cpu", "display": silent()}

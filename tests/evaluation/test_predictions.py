@@ -9,8 +9,8 @@ from tiny_context import context_of, place
 
 from compressive.evaluation.context import EvalContext, TaskOptions
 from compressive.evaluation.predictions import write_predictions
+from compressive.evaluation.results_folder import refuse_other_files
 from compressive.evaluation.scores import add_test_scores
-from compressive.evaluation.suite import _refuse_other_files
 from compressive.evaluation.thumbnails import crop_thumbnails
 from compressive.rundir.predictions_file import predictions_file, read_predictions
 
@@ -80,7 +80,7 @@ def test_evaluation_resumes_in_a_folder_with_only_predictions(tmp_path: Path) ->
     out = tmp_path / "out"
     out.mkdir()
     (out / predictions_file("linear")).write_bytes(b"")
-    _refuse_other_files(out)
+    refuse_other_files(out)
     (out / "photo.png").write_bytes(b"")
     with pytest.raises(ValueError, match="not empty"):
-        _refuse_other_files(out)
+        refuse_other_files(out)
