@@ -17,7 +17,8 @@ SCRIPT = Path(__file__).parent / "compiled.py"
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param({"fixed": "aot_eager", "objectives": "inductor"}, marks=pytest.mark.slow),
+        pytest.param({"fixed": "aot_eager", "objectives": "aot_eager"}, marks=pytest.mark.slow),
+        pytest.param({"objectives": "inductor"}, marks=pytest.mark.stress),
         pytest.param({"learned": "aot_eager", "small": "aot_eager"}, marks=pytest.mark.stress),
     ],
     ids=" ".join,

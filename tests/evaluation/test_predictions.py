@@ -53,9 +53,12 @@ def test_predictions_without_errors_have_no_images(tmp_path: Path) -> None:
 def test_scores_write_predictions_only_to_a_folder(tmp_path: Path) -> None:
     context, out = small_context(tmp_path / "data"), tmp_path / "out"
     add_test_scores(context, "linear", lambda feats: random_logits(len(feats)), {})
-    assert not out.exists()
+    assert not context.after_results
     context.options = TaskOptions(out)
     add_test_scores(context, "linear", lambda feats: random_logits(len(feats)), {})
+    assert not out.exists()
+    (write,) = context.after_results
+    write()
     found = read_predictions(out, [])["linear"]
     top1 = next(r for r in context.results.records if r.metric == "top-1")
     assert (found.predicted == found.label).mean() == top1.value

@@ -72,6 +72,7 @@ class EvalContext:
         self.classifier: Classifier | None = None  # of the linear evaluation
         self.head: dict[str, object] = {}  # protocol of that classifier
         self.task = ""  # name of the current task
+        self.after_results: list[Callable[[], object]] = []  # to call once results are written
         self.unreadable: list[tuple[str, str]] = []  # origin, reason
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}

@@ -1,6 +1,7 @@
 """Record the same scores for every classifier and every data set, from logits."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,5 +110,6 @@ def add_test_scores(
         classes=context.splits.test.classes,
         images=context.images("test", test.index),
     )
-    if context.options.out is not None:
-        write_predictions(context, task, logits, context.options.out)
+    if context.options.out is not None:  # after the results, which may not fit on the disk
+        parts = context, task, logits, context.options.out
+        context.after_results.append(partial(write_predictions, *parts))

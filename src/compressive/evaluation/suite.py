@@ -132,6 +132,8 @@ def _run_suite(
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
         if has_result:
             results.write(out)
+            while context.after_results:
+                context.after_results.pop()()
             list_unreadable(context.unreadable, out / UNREADABLE)
     if not has_result:
         raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
