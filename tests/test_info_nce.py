@@ -69,7 +69,7 @@ print((mebibytes("VmHWM") - before) / 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_batch_of_8192_fits_in_half_a_gigabyte() -> None:
     """Measure peak resident memory beyond the inputs, in GiB. The logits alone would take 1 GiB."""

@@ -154,7 +154,7 @@ def test_file_list_handles_shards_and_sources_without_files(tmp_path: Path) -> N
     assert "a.tar" in compare_files(before, now, nothing, None, 9)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_listing_of_many_files_takes_seconds(tmp_path: Path) -> None:
     """100,000 names of 1,000 files; ImageNet has 1.3 million."""
     for i in range(1000):

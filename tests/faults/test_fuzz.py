@@ -132,8 +132,13 @@ def random_line(rng: random.Random, places: list[str]) -> list[str]:
     return words
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(chunk, marks=pytest.mark.stress) for chunk in range(1, 5)),
+    ],
+)
 def test_100_random_command_lines_end_with_a_documented_exit_code(
     chunk: int,
     places: dict[str, Path],
@@ -163,7 +168,7 @@ def check(config: Config, schedule: Schedule) -> bool:
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_5000_random_settings_are_accepted_or_rejected_in_one_line() -> None:
     rng, accepted = random.Random(0), 0
     bases = [Config(), *(recipes.get(name).config for name in recipes.names())]

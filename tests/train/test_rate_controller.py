@@ -208,14 +208,13 @@ def free_nats() -> float:
     return float(np.mean(trained(None, 400)[-100:]))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("share", "adaptive_weight", "beta"),
     [
-        (0.5, None, 3.8),
-        (0.5, "likelihood", 9.6),
-        (0.2, "rank", 27.3),
+        pytest.param(0.5, None, 3.8, marks=pytest.mark.stress),
+        pytest.param(0.5, "likelihood", 9.6, marks=pytest.mark.slow),
+        pytest.param(0.2, "rank", 27.3, marks=pytest.mark.stress),
     ],
 )
 def test_network_keeps_the_target_fraction_of_its_nats(

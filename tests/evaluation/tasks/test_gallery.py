@@ -248,7 +248,7 @@ def test_tsne_gradient_matches_autograd() -> None:
     torch.testing.assert_close(kl_gradient(p, y.detach(), 1.0), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_tsne_is_as_good_as_sklearn() -> None:
     """Sum over two maps: one may reach a worse minimum, and scikit-learn varies by 8 % by start."""
     ours, theirs = [], []
