@@ -1,35 +1,21 @@
 """A finished run is continued in a new folder; conflicts name only settings that were given."""
 
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import error_line, run
 from tiny import last, photos
-from typer.testing import CliRunner, Result
 
-from compressive.cli.app import app
 from compressive.rundir.folder import read_config
 from compressive.train.health import HealthStatus
 
-RUN = CliRunner()
 SMALL = "--backbone test_resnet --image-size 16 --batch-size 4 --device cpu"
 SMALL += " --set network.hidden_dim=16 --set network.projection_dim=8 --set train.tensorboard=false"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def run(line: str) -> Result:
-    return RUN.invoke(app, shlex.split(line))
-
-
-def refused(line: str) -> str:
-    result = run(line)
-    assert result.exit_code == 2, result.output
-    (text,) = result.stderr.splitlines()
-    return text
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +36,7 @@ def finished(shared: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_printed_command_continues_a_run(finished: tuple[Path, Path]) -> None:
     images, out = finished
-    message = refused(f"pretrain {images} {SMALL} --method c-byol --epochs 4 --out {out}")
+    message = error_line(f"pretrain {images} {SMALL} --method c-byol --epochs 4 --out {out}")
     assert re.search(r"train\.epochs.* 2.* 4", message)
     assert "warmup" not in message  # derived from the epochs
     found = re.search(r"compressive (pretrain .*)$", message)
@@ -104,7 +90,7 @@ def test_run_with_other_weights_or_no_steps_left_is_not_continued(
     options: str, words: str, finished: tuple[Path, Path]
 ) -> None:
     images, out = finished
-    message = refused(f"pretrain {images} {options} --continue-from {out} --out {out}-b")
+    message = error_line(f"pretrain {images} {options} --continue-from {out} --out {out}-b")
     assert all(word in message for word in words.split()), message
     assert not out.with_name("a-b").exists()
 
@@ -113,7 +99,7 @@ def test_conflict_lists_all_given_settings_and_suggests_another_folder(
     finished: tuple[Path, Path],
 ) -> None:
     images, out = finished
-    message = refused(f"pretrain {images} --image-size 32 --seed 1 --lr 0.7 --out {out}")
+    message = error_line(f"pretrain {images} --image-size 32 --seed 1 --lr 0.7 --out {out}")
     given = "seed", "views.size", "optim.lr", "network.name", "method"
     assert all(f"{name} = " in message for name in given)
     assert "views.blur" not in message

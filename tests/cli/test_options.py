@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import typer
+from command_line import error_line, run
 from PIL import Image
 from tiny import photos
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from compressive.cli import completion
 from compressive.cli.app import app
@@ -26,18 +27,6 @@ RUN = CliRunner()
 PROGRAM: Any = typer.main.get_command(app)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def run(line: str) -> Result:
-    return RUN.invoke(app, shlex.split(line))
-
-
-def complaint(line: str) -> str:
-    """Return the single line of an error message."""
-    result = run(line)
-    assert result.exit_code == 2, result.output
-    (text,) = result.stderr.splitlines()
-    return text.removeprefix("error: ")
 
 
 def test_options_set_and_record_settings(tmp_path: Path) -> None:
@@ -65,7 +54,7 @@ def test_every_option_of_a_setting_exists() -> None:
 
 
 def test_option_and_contradicting_change_are_rejected() -> None:
-    message = complaint("pretrain builtin --recipe simclr/quickstart --lr 0.1 --set optim.lr=0.2")
+    message = error_line("pretrain builtin --recipe simclr/quickstart --lr 0.1 --set optim.lr=0.2")
     assert re.search(r"--lr 0\.1 .*optim\.lr=0\.2", message)
     assert as_changes({"lr": 0.1, "seed": None}, ["optim.lr=1e-1"]) == [
         "optim.lr=0.1",
@@ -92,7 +81,7 @@ def test_option_and_contradicting_change_are_rejected() -> None:
     ],
 )
 def test_unknown_option_names_the_right_one(line: str, option: str) -> None:
-    message = complaint(line)
+    message = error_line(line)
     assert line.split()[2].partition("=")[0] in message
     assert f" {option}?" in message
 
@@ -106,19 +95,19 @@ def test_unknown_option_names_the_right_one(line: str, option: str) -> None:
     ],
 )
 def test_sweep_names_the_setting_of_an_option_of_pretrain(option: str, hint: str) -> None:
-    message = complaint(f"sweep x {option} 3")
+    message = error_line(f"sweep x {option} 3")
     assert option in message
     assert hint in message
 
 
 def test_unknown_option_without_a_similar_one_names_the_help() -> None:
-    assert "pretrain --help" in complaint("pretrain x --zzz 3")
+    assert "pretrain --help" in error_line("pretrain x --zzz 3")
 
 
 def test_unknown_command_names_the_nearest() -> None:
-    assert "'pretain'" in complaint("pretain x")
-    assert "pretrain?" in complaint("pretain x")
-    assert "recipes" in complaint("zzz")
+    assert "'pretain'" in error_line("pretain x")
+    assert "pretrain?" in error_line("pretain x")
+    assert "recipes" in error_line("zzz")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +128,7 @@ def test_unknown_command_names_the_nearest() -> None:
 def test_unknown_setting_names_the_right_one(name: str, right: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}'.* {right}\\?"):
         override(Config(), f"{name}=1")
-    assert f" {right}?" in complaint(f"settings {name}")
+    assert f" {right}?" in error_line(f"settings {name}")
 
 
 # --- help and completion ------------------------------------------------------------------------
@@ -213,9 +202,9 @@ def test_folders_named_after_dates_can_be_ignored(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "classes" not in result.stdout
     assert "2019" not in result.stdout
-    skipped = complaint(f"evaluate {tmp_path / 'b'} --tasks knn")
+    skipped = error_line(f"evaluate {tmp_path / 'b'} --tasks knn")
     assert "labels" in skipped
-    assert "--labels" in complaint(f"evaluate {tmp_path / 'b'} --labels all --tasks knn")
+    assert "--labels" in error_line(f"evaluate {tmp_path / 'b'} --labels all --tasks knn")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +219,7 @@ def test_folders_named_after_dates_can_be_ignored(tmp_path: Path) -> None:
 )
 def test_unsupported_file_says_what_to_do(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")
-    message = complaint(f"pretrain {tmp_path / name} --recipe simclr/quickstart")
+    message = error_line(f"pretrain {tmp_path / name} --recipe simclr/quickstart")
     assert str(tmp_path / name) in message
     assert words in message
 
@@ -238,10 +227,10 @@ def test_unsupported_file_says_what_to_do(name: str, words: str, tmp_path: Path)
 def test_missing_folder_lists_only_similar_names(tmp_path: Path) -> None:
     for name in ("photos", "thesis"):
         (tmp_path / name).mkdir()
-    message = complaint(f"pretrain {tmp_path / 'photo'} --recipe simclr/quickstart")
+    message = error_line(f"pretrain {tmp_path / 'photo'} --recipe simclr/quickstart")
     assert "photos" in message
     assert "thesis" not in message
-    message = complaint(f"pretrain {tmp_path / 'nosuch'} --recipe simclr/quickstart")
+    message = error_line(f"pretrain {tmp_path / 'nosuch'} --recipe simclr/quickstart")
     assert "thesis" not in message
 
 
@@ -268,4 +257,4 @@ def test_videos_are_counted_in_a_note(tmp_path: Path) -> None:
 
 def test_archive_in_an_empty_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "images.zip").write_bytes(b"x")
-    assert "images.zip" in complaint(f"pretrain {tmp_path} --recipe simclr/quickstart")
+    assert "images.zip" in error_line(f"pretrain {tmp_path} --recipe simclr/quickstart")

@@ -192,13 +192,13 @@ def _confusion_list(found: Sequence[Predictions], classes: Sequence[str]) -> Rep
     np.fill_diagonal(counts, 0)
     rows = []
     for place in np.argsort(counts, axis=None, kind="stable")[::-1][:_MOST_CONFUSIONS]:
-        of, told = divmod(int(place), len(classes))
-        if not counts[of, told]:
+        of, predicted = divmod(int(place), len(classes))
+        if not counts[of, predicted]:
             break
-        share = float(counts[of, told] / totals[of])
+        share = float(counts[of, predicted] / totals[of])
         text = f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
-        name = f"{classes[of]} \N{RIGHTWARDS ARROW} {classes[told]}"
-        note = f"{counts[of, told] // len(found):,} of {totals[of] // len(found):,} images"
+        name = f"{classes[of]} \N{RIGHTWARDS ARROW} {classes[predicted]}"
+        note = f"{counts[of, predicted] // len(found):,} of {totals[of] // len(found):,} images"
         rows.append(ReportRow(name, note, [NumberCell(text, share, "", share)]))
     return ReportTable("", rows, heads=["share"])
 

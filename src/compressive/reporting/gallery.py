@@ -14,7 +14,7 @@ from compressive.reporting.svg import LabelBox, first_free, svg
 from compressive.rundir.reader import RunFolder
 
 _DOTS = 4000  # of a map: more would hide each other
-_LEGEND_CLASSES = 30  # with more, colors cannot be told apart
+_LEGEND_CLASSES = 30  # with more classes, colors are too similar
 
 
 def views(runs: Sequence[RunFolder]) -> list[tuple[str, list[list[str]]]]:

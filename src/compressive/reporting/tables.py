@@ -157,16 +157,16 @@ def _has_corruptions(run: RunFolder) -> bool:
 
 def corruption_notes(runs: Sequence[RunFolder]) -> list[str]:
     """Return which corruptions the means contain and which classifier was used."""
-    told: dict[str, dict[str, None]] = {}
+    runs_of: dict[str, dict[str, None]] = {}
     for run in runs:
         for record in run.records:
             if record.metric == "top-1" and "left_out" in record.protocol:
                 for sentence in (_mean_note(record, run), _classifier_note(record)):
-                    told.setdefault(sentence, {})[run.name] = None
-    every = {name for names in told.values() for name in names}
+                    runs_of.setdefault(sentence, {})[run.name] = None
+    every = {name for names in runs_of.values() for name in names}
     return [
         f"{sentence}." if len(names) == len(every) else f"{sentence} ({', '.join(names)})."
-        for sentence, names in told.items()
+        for sentence, names in runs_of.items()
     ]
 
 
