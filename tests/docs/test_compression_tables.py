@@ -14,12 +14,14 @@ COLUMNS = {
     "kNN 20": "kNN 20 top-1",
     "1 % of the labels": "few labels 1% top-1",
     "10 %": "few labels 10% top-1",
+    "corruptions": "corruptions top-1",
 }
 # Heading of the section, its file, and its number of table rows.
 SECTIONS = {
     "## Search on Tiny-ImageNet-100": ("search-tiny-imagenet-100.json", 12),
     "## Second search": ("search-2-tiny-imagenet-100.json", 12),
     "## Third search": ("search-3-tiny-imagenet-100.json", 6),
+    "## Final comparison": ("final-tiny-imagenet-100.json", 5),
 }
 
 
@@ -69,17 +71,20 @@ def row_key(row: dict[str, str]) -> tuple[str, ...]:
 def test_tables_match_result_files(heading: str) -> None:
     name, count = SECTIONS[heading]
     runs = json.loads((FOLDER / name).read_text())["runs"]
-    by_key = {run_key(run): run for run in runs if "held_out" in run}
+    by_key = {run_key(run): run for run in runs if "held_out" in run or "test" in run}
     rows = table_rows(heading)
     assert len(rows) == len(by_key) == count
     for row in rows:
         run = by_key[row_key(row)]
+        assert {"logistic", "kNN 20", "1 % of the labels", "10 %"} <= row.keys()
         for title, metric in COLUMNS.items():
-            value = run["held_out"][metric]
+            if title not in row:
+                continue
+            value = (run.get("test") or run["held_out"])[metric]
             value = value["value"] if isinstance(value, dict) else value
             # Half of the last digit, and rounding in binary.
             assert float(row[title]) == pytest.approx(100 * value, abs=0.05 + 1e-9), (row, title)
         if "Lipschitz" in row:
-            estimates = [v for k, v in run["smoothness"].items() if k.endswith(" lipschitz")]
+            estimates = [v for k, v in run["smoothness"].items() if k.endswith(("+ lipschitz", "- lipschitz"))]
             assert len(estimates) == 8
             assert float(row["Lipschitz"]) == pytest.approx(mean(estimates), abs=0.005 + 1e-9)
