@@ -51,6 +51,10 @@ WRONG = [
     "sweep builtin --vary optim.lr=1,2 --tasks nonsense",
     "sweep builtin --vary optim.lr=1,2 --suite nonsense",
     "sweep builtin --vary optim.lr=1,2 --jobs 0",
+    "pretrain nowhere",
+    "sweep nowhere --vary optim.lr=1,2",
+    "evaluate run --data nowhere",
+    "embed run nowhere",
     "report nowhere",
     "watch nowhere",
 ]

@@ -85,6 +85,10 @@ def test_tables_match_result_files(heading: str) -> None:
             # Half of the last digit, and rounding in binary.
             assert float(row[title]) == pytest.approx(100 * value, abs=0.05 + 1e-9), (row, title)
         if "Lipschitz" in row:
-            estimates = [v for k, v in run["smoothness"].items() if k.endswith(("+ lipschitz", "- lipschitz"))]
+            estimates = [
+                v
+                for k, v in run["smoothness"].items()
+                if k.endswith(("+ lipschitz", "- lipschitz"))
+            ]
             assert len(estimates) == 8
             assert float(row["Lipschitz"]) == pytest.approx(mean(estimates), abs=0.005 + 1e-9)

@@ -17,6 +17,7 @@ from compressive.cli.terminal import (
     require_at_least,
 )
 from compressive.config import check_device_name
+from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.progress import printable
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
@@ -108,6 +109,8 @@ def evaluate_command(
         select_tasks(suite, split_names(tasks))
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
+        if data:
+            check_exists(data)
         from compressive import distributed
         from compressive.evaluation import tables
         from compressive.evaluation.suite import evaluate
@@ -172,6 +175,7 @@ def embed_command(
     with one_line_errors():
         check_device_name(device, "--device")
         require_at_least(0, size=size)
+        check_exists(images)
         from compressive.distributed import launched
         from compressive.evaluation.embed import embed
 

@@ -27,6 +27,7 @@ from compressive.cli.terminal import (
     require_at_least,
 )
 from compressive.config import METHODS, Config, with_data
+from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES
 from compressive.metric_info import ONE_SEED
 from compressive.recipes.options import as_changes
@@ -186,9 +187,10 @@ def pretrain_command(
             **{"device": device, "precision": precision, "workers": workers},
         }
         given = as_changes(options, changes or ())
-        # Check recipe and settings before torch is imported, which takes seconds.
+        # Check recipe, settings and path before torch is imported, which takes seconds.
         base = recipes.get(recipe).config if recipe else Config()
         with_data(read_config(continue_from) if continue_from else base, data, *given)
+        check_exists(data)
         from compressive import distributed
         from compressive.train.start import pretrain
 
@@ -265,8 +267,9 @@ def sweep_command(
             raise ValueError("nothing is varied; give --vary, --preset or several --seeds")
         base: dict[str, Any] = {"recipe": recipe, "preset": preset, "seeds": seeds}
         base |= {"vary": vary or (), "changes": changes or ()}
-        # Check settings and tasks before NumPy and torch are imported.
+        # Check settings, path and tasks before NumPy and torch are imported.
         plan_runs(data, **base)
+        check_exists(data)
         check_evaluation(suite, tasks, max_images, held_out)
         from compressive.evaluation.runs import report_runs, runs_of_sweep
         from compressive.sweep.runner import sweep

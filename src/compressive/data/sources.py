@@ -1,6 +1,5 @@
 """Open a source by name: a folder, shards, a torchvision set, or `builtin`."""
 
-import difflib
 import os
 import re
 import warnings
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from compressive.data.decode import EXTENSIONS, MAX_PIXELS
+from compressive.data.location import ALLOWED, PYTHON, check_exists
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import (
     SPLITS,
@@ -30,11 +30,6 @@ from compressive.rundir.files import local_path
 
 __all__ = ["ImageSource", "Source", "open_source", "subset"]
 
-ALLOWED = (
-    "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
-    " or *.tar shards, or one of them; torchvision:NAME; or builtin"
-)
-PYTHON = "python:"  # prefix of the name of a source object, which cannot be opened by name
 _MANY = 10  # images next to shards that make a folder ambiguous; a few may be a banner
 _FAR = 100  # folders that are searched for images; a folder may hold a million annotations
 # Unsupported images and videos, counted in a note.
@@ -69,11 +64,8 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
         raise ValueError(f"{text} is a Python object, which cannot be opened by name; give a path")
     if text.startswith("torchvision:"):
         return with_max_pixels(open_torchvision(text, split), max_pixels)
-    if not text.strip():
-        raise ValueError(f"the source of images is empty; it can be {ALLOWED}")
+    check_exists(text)
     path = local_path(place)
-    if not path.exists():
-        raise FileNotFoundError(_missing(path))
     source = _open_path(path, split)
     if not len(source):
         raise ValueError(
@@ -250,17 +242,6 @@ def _split_in(name: str) -> str | None:
     words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
     whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
     return words[0] if words else whole[1] if whole else None
-
-
-def _missing(path: Path) -> str:
-    """Return the message for a path that does not exist, with similar names."""
-    there, wanted = path.absolute(), path.name
-    while not there.exists():
-        wanted, there = there.name, there.parent
-    names = sorted(os.listdir(there)) if there.is_dir() else []
-    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
-    hint = f"; {there} has {' and '.join(near)}" if near else ""
-    return f"no file or folder {path}{hint}; a source can be {ALLOWED}"
 
 
 def _advice(path: Path) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from compressive.corruptions.corrupt import load_frost
+from compressive.data.location import PYTHON
 from compressive.data.source import Source
-from compressive.data.sources import PYTHON, open_source
+from compressive.data.sources import open_source
 from compressive.device import pick_device
 from compressive.distributed import rank, stop, world_size
 from compressive.evaluation.context import EvalContext, TaskOptions

@@ -13,9 +13,10 @@ from torch import Tensor
 from compressive.config import Config, Data, override
 from compressive.data.fingerprint import file_states
 from compressive.data.loaders import Batch, Resident, Streaming
+from compressive.data.location import PYTHON
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, require_source, subset, without_labels
-from compressive.data.sources import PYTHON, open_source
+from compressive.data.sources import open_source
 from compressive.progress import printable
 from compressive.rundir.files import write_text
 from compressive.train.online_eval import evenly_spaced_indices
