@@ -1,0 +1,104 @@
+"""CRC-32C (Castagnoli) of large buffers in NumPy, and TensorFlow's masked form of it."""
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+_POLYNOMIAL = 0x82F63B78  # reflected
+_LANES = 4096  # pieces of a block that are processed at the same time
+_BLOCK = 2**20  # bytes
+_MASK = 0xA282EAD8
+_Words = NDArray[np.uint32]
+
+
+def crc32c(content: bytes | memoryview) -> int:
+    """Return the CRC-32C of bytes: about 0.8 s for 100 MB on one core."""
+    data = np.frombuffer(content, np.uint8)
+    whole = len(data) // _BLOCK * _BLOCK
+    crc = 0xFFFFFFFF
+    # The register of a message is the xor of two registers: that of its start value, moved by the
+    # length of the message, and that of the message with a start value of 0.
+    for at in range(0, whole, _BLOCK):
+        crc = _advance(crc, _BLOCK) ^ _of_block(data[at : at + _BLOCK])
+    table = _byte_table().tolist()
+    if (rest := data[whole:]).size >= 2 * _LANES:
+        side = rest.size // _LANES // 2 * 2 * _LANES
+        crc = _advance(crc, side) ^ _of_block(rest[:side])
+        rest = rest[side:]
+    for byte in rest.tolist():
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(crc: int) -> int:
+    """Return the form of a CRC in TensorFlow's files."""
+    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
+
+
+def _of_block(data: NDArray[np.uint8]) -> int:
+    """Return the register after a block, for a start value of 0; its length fits the lanes."""
+    words = np.ascontiguousarray(data.view("<u2").reshape(_LANES, -1).T)
+    table = _word_table()
+    lanes = np.zeros(_LANES, np.uint32)
+    for row in words:  # the next two bytes of each lane
+        lanes = table[(lanes ^ row) & 0xFFFF] ^ (lanes >> 16)
+    size = 2 * len(words)
+    while len(lanes) > 1:  # join neighbors
+        lanes = _advance_all(lanes[0::2], size) ^ lanes[1::2]
+        size *= 2
+    return int(lanes[0])
+
+
+@cache
+def _byte_table() -> _Words:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> 1) ^ np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+    return table
+
+
+@cache
+def _word_table() -> _Words:
+    """Return the register after two bytes, by the lower half of the register before."""
+    table = np.arange(2**16, dtype=np.uint32)
+    for _ in range(2):
+        table = _byte_table()[table & 0xFF] ^ (table >> 8)
+    return table
+
+
+def _advance(crc: int, size: int) -> int:
+    """Return the register after `size` bytes of 0."""
+    return int(_advance_all(np.array([crc], np.uint32), size)[0])
+
+
+def _advance_all(registers: _Words, size: int) -> _Words:
+    """Apply `_advance` to many registers, one byte of each at a time."""
+    tables = _advance_tables(size)
+    found = tables[0][registers & 0xFF]
+    for i in (1, 2, 3):
+        found = found ^ tables[i][(registers >> 8 * i) & 0xFF]
+    return found
+
+
+@cache
+def _advance_tables(size: int) -> _Words:
+    """Return the effect of `size` bytes of 0 on each of the four bytes of a register."""
+    # The effect is linear over bits: compute it for the 32 bits by repeated squaring.
+    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    power = _byte_table()[bits & 0xFF] ^ (bits >> 8)  # one byte of 0
+    total = bits
+    while size:
+        if size & 1:
+            total = _multiply(power, total)
+        power = _multiply(power, power)
+        size >>= 1
+    values = np.arange(256, dtype=np.uint32)
+    columns = [_multiply(total, values << np.uint32(8 * i)) for i in range(4)]
+    return np.stack(columns)
+
+
+def _multiply(matrix: _Words, vectors: _Words) -> _Words:
+    """Return matrix times each vector over GF(2); row i of the matrix is its effect on bit i."""
+    is_set = (vectors[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    return np.bitwise_xor.reduce(np.where(is_set, matrix, np.uint32(0)), axis=1)
