@@ -1,7 +1,7 @@
 """Find variables by the attributes of Python objects that lead to them.
 
-Names in a checkpoint depend on what else was saved: a SavedModel may call the first kernel
-`variables_list/0`. The object graph always has the attributes.
+Names in a checkpoint depend on what else was saved: a SavedModel of the official code calls the
+first kernel `trainable_variables_list/0`. The object graph always has the attributes.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ class _Node(NamedTuple):
 
 
 class ObjectGraph:
-    """The objects of a checkpoint; node 0 is the root."""
+    """The objects of a checkpoint, by their numbers; 0 is the root."""
 
     def __init__(self, message: bytes) -> None:
         self._nodes = [_read_node(as_bytes(v)) for number, v in fields(message) if number == 1]
@@ -35,20 +35,22 @@ class ObjectGraph:
         """Return the names of an object's attributes."""
         return tuple(self._nodes[node].children)
 
-    def variables(self, node: int, attribute: str) -> dict[str, str]:
-        """Return the variables below an attribute: path from it -> name in the checkpoint.
+    def find(self, node: int, path: str) -> int | None:
+        """Return the object at a path of attributes, such as `linear_layers/0/dense`."""
+        found: int | None = node
+        for name in path.split("/"):
+            if found is not None:
+                found = self._nodes[found].children.get(name)
+        return found
 
-        A variable with several paths has the shortest.
-        """
-        start = self._nodes[node].children.get(attribute)
-        if start is None:
-            return {}
-        return {path: key for i, path in self._walk(start) if (key := self._nodes[i].key)}
+    def key(self, node: int, path: str) -> str:
+        """Return the name in the checkpoint of the variable at a path, or "" if there is none."""
+        found = self.find(node, path)
+        return "" if found is None else self._nodes[found].key
 
-    def key(self, node: int, attribute: str) -> str:
-        """Return the name in the checkpoint of a variable that is an attribute, or ""."""
-        child = self._nodes[node].children.get(attribute)
-        return "" if child is None else self._nodes[child].key
+    def keys(self, node: int) -> dict[str, str]:
+        """Return all variables below an object: name in the checkpoint -> a shortest path."""
+        return {key: path for i, path in self._walk(node) if (key := self._nodes[i].key)}
 
     def _walk(self, start: int) -> Iterator[tuple[int, str]]:
         """Yield each object that can be reached, with its path, by increasing distance."""
