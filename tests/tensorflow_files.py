@@ -1,7 +1,7 @@
 """Write TensorFlow checkpoints, good and bad, without TensorFlow."""
 
-import os
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,8 +84,11 @@ def table(entries: Mapping[bytes, bytes], compression: int = 0) -> bytes:
 def block(entries: Mapping[bytes, bytes], compression: int) -> bytes:
     content, restarts, before = b"", [0], b""
     for i, (key, value) in enumerate(entries.items()):
-        shared = len(os.path.commonprefix([before, key])) if i % 16 else 0
-        if i and not shared:
+        shared = 0
+        if i % 16:
+            both = zip(before, key, strict=False)
+            shared = len([*takewhile(lambda pair: pair[0] == pair[1], both)])
+        elif i:
             restarts.append(len(content))
         sizes = varint(shared) + varint(len(key) - shared) + varint(len(value))
         content += sizes + key[shared:] + value

@@ -122,7 +122,9 @@ class ResNet(keras.layers.Layer):
         ]
 
     def call(self, x):
-        return tf.reduce_mean(chain([*self.initial_conv_relu_max_pool, *self.block_groups], x), [1, 2])
+        return tf.reduce_mean(
+            chain([*self.initial_conv_relu_max_pool, *self.block_groups], x), [1, 2]
+        )
 
 
 class Linear(keras.layers.Layer):

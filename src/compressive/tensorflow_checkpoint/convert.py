@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from compressive import methods
-from compressive.config import Config, Network, Views
+from compressive.config import Config, Network, Target, Views
 from compressive.data.loaders import most_needed
 from compressive.encoder import Encoder, describe
 from compressive.networks import build
@@ -59,7 +59,7 @@ def convert(path: str | Path, out: str | Path, *, heads: str | Path | None = Non
     model = OfficialModel(find_prefix(path))
     network = model.network
     size = _SIZES[network.stem]
-    model.check_shapes(_shapes(model.methods[0], network, size))
+    model.check_shapes(method_shapes(model.methods[0], network, size))
     weights = model.encoder_weights()
     about = {"source": model.prefix.name, "methods": json.dumps(model.methods)}
     about |= {} if model.step is None else {"step": str(model.step)}
@@ -95,10 +95,12 @@ def _output(path: str | Path, option: str) -> Path:
     return found
 
 
-def _shapes(method: str, network: Network, size: int) -> dict[str, torch.Size]:
+def method_shapes(method: str, network: Network, size: int) -> dict[str, torch.Size]:
     """Return names and shapes of the weights of a method."""
+    copied = Target(independent=False)  # faster than building a second backbone
+    config = Config(method=method, network=network, views=Views(size=size), target=copied)
     with torch.device("meta"):
-        built = methods.build(Config(method=method, network=network, views=Views(size=size)))
+        built = methods.build(config)
     return {name: value.shape for name, value in built.state_dict().items()}
 
 

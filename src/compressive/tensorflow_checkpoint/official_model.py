@@ -185,8 +185,8 @@ class OfficialModel:
         if absent:
             what = f"{len(absent)} variables of {part.attribute}, such as {absent[0]}"
             raise ValueError(f"{self.prefix} lacks {what}")
-        left = self._keys_below(part.attribute)
-        if left := {path for key, path in left.items() if key not in set(keys.values())}:
+        known, there = set(keys.values()), self._keys_below(part.attribute)
+        if left := {path for key, path in there.items() if key not in known}:
             what = f"{len(left)} unknown variables in {part.attribute}, such as {min(left)}"
             raise ValueError(f"{self.prefix} has {what}; only {_KNOWN} are supported")
         return keys

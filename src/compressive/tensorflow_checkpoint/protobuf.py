@@ -34,14 +34,11 @@ def fields(message: bytes) -> Iterator[tuple[int, Value]]:
 def varint(content: bytes, at: int) -> tuple[int, int]:
     """Return an unsigned number of up to 64 bits, and the position after it."""
     value = 0
-    for i in range(10):
-        if at + i >= len(content):
-            raise ValueError("a number is cut off")
-        byte = content[at + i]
+    for i, byte in enumerate(content[at : at + 10]):
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             return value & (2**64 - 1), at + i + 1
-    raise ValueError("a number has more than 64 bits")
+    raise ValueError("a number is cut off or has more than 64 bits")
 
 
 def as_bytes(value: Value) -> bytes:
