@@ -1,3 +1,4 @@
+# type: ignore
 """Write small checkpoints with TensorFlow, in the layout of the paper's code, and their features.
 
 Run it in an environment of its own (Python 3.11, `tensorflow-cpu==2.21.0 tf_keras==2.21.0`):

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 _POLYNOMIAL = 0x82F63B78  # reflected
 _MASK = 0xA282EAD8
 _Words = NDArray[np.uint32]
+_LOW, _HALF = np.uint32(0xFF), np.uint32(0xFFFF)  # of NumPy's type: else results have another
+_BITS = np.arange(32, dtype=np.uint32)
 
 
 def crc32c(content: bytes | memoryview, *, lanes: int = 4096, block: int = 2**20) -> int:
@@ -39,7 +41,7 @@ def _of_block(data: NDArray[np.uint8], lanes: int) -> int:
     table = _word_table()
     registers = np.zeros(lanes, np.uint32)
     for row in words:  # the next two bytes of each lane
-        registers = table[(registers ^ row) & 0xFFFF] ^ (registers >> 16)
+        registers = table[(registers ^ row) & _HALF] ^ (registers >> np.uint32(16))
     size = 2 * len(words)
     while len(registers) > 1:  # join neighbors
         registers = _advance_all(registers[0::2], size) ^ registers[1::2]
@@ -51,7 +53,8 @@ def _of_block(data: NDArray[np.uint8], lanes: int) -> int:
 def _byte_table() -> _Words:
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = (table >> 1) ^ np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+        odd = np.where(table & np.uint32(1), np.uint32(_POLYNOMIAL), np.uint32(0))
+        table = (table >> np.uint32(1)) ^ odd
     return table
 
 
@@ -60,7 +63,7 @@ def _word_table() -> _Words:
     """Return the register after two bytes, by the lower half of the register before."""
     table = np.arange(2**16, dtype=np.uint32)
     for _ in range(2):
-        table = _byte_table()[table & 0xFF] ^ (table >> 8)
+        table = _byte_table()[table & _LOW] ^ (table >> np.uint32(8))
     return table
 
 
@@ -72,9 +75,9 @@ def _advance(crc: int, size: int) -> int:
 def _advance_all(registers: _Words, size: int) -> _Words:
     """Apply `_advance` to many registers, one byte of each at a time."""
     tables = _advance_tables(size)
-    found = tables[0][registers & 0xFF]
+    found = tables[0][registers & _LOW]
     for i in (1, 2, 3):
-        found = found ^ tables[i][(registers >> 8 * i) & 0xFF]
+        found = found ^ tables[i][(registers >> np.uint32(8 * i)) & _LOW]
     return found
 
 
@@ -82,8 +85,8 @@ def _advance_all(registers: _Words, size: int) -> _Words:
 def _advance_tables(size: int) -> _Words:
     """Return the effect of `size` bytes of 0 on each of the four bytes of a register."""
     # The effect is linear over bits: compute it for the 32 bits by repeated squaring.
-    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    power = _byte_table()[bits & 0xFF] ^ (bits >> 8)  # one byte of 0
+    bits = np.uint32(1) << _BITS
+    power = _byte_table()[bits & _LOW] ^ (bits >> np.uint32(8))  # one byte of 0
     total = bits
     while size:
         if size & 1:
@@ -97,5 +100,5 @@ def _advance_tables(size: int) -> _Words:
 
 def _multiply(matrix: _Words, vectors: _Words) -> _Words:
     """Return matrix times each vector over GF(2); row i of the matrix is its effect on bit i."""
-    is_set = (vectors[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    is_set = (vectors[:, None] >> _BITS) & np.uint32(1)
     return np.bitwise_xor.reduce(np.where(is_set, matrix, np.uint32(0)), axis=1)

@@ -19,7 +19,8 @@ CLASSIFIER = {
     "classifier.weight": "linear_layer/dense/kernel",
     "classifier.bias": "linear_layer/dense/bias",
 }
-BLOCKS = {  # of each group; whether they are bottlenecks
+# Blocks of each group, and whether they are bottlenecks -> timm's name.
+BLOCKS: dict[tuple[tuple[int, ...], bool], str] = {
     ((2, 2, 2, 2), False): "resnet18",
     ((3, 4, 6, 3), False): "resnet34",
     ((3, 4, 6, 3), True): "resnet50",
