@@ -34,7 +34,7 @@ class Converted(NamedTuple):
 
     path: Path
     heads: Path | None
-    checkpoint: Path  # the begin of the names of its files
+    checkpoint: Path  # the prefix of its file names
     methods: tuple[str, ...]  # those that have these variables
     network: Network
     size: int  # input pixels
@@ -49,7 +49,7 @@ class Converted(NamedTuple):
 def convert(path: str | Path, out: str | Path, *, heads: str | Path | None = None) -> Converted:
     """Write the encoder of a TensorFlow checkpoint of the paper's code; TensorFlow is not needed.
 
-    `path` is a folder, an .index file, or the begin of the names of a checkpoint's files. `out` is
+    `path` is a folder, an .index file, or the prefix of a checkpoint's file names. `out` is
     the file to write; `compressive.load` and `evaluate` read it. `heads` is a file for all other
     weights, by their names in `compressive.methods`, and for the linear classifier.
     """

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _POLYNOMIAL = 0x82F63B78  # reflected
-_MASK = 0xA282EAD8
+_MASK_DELTA = 0xA282EAD8
 _Words = NDArray[np.uint32]
 _LOW, _HALF = np.uint32(0xFF), np.uint32(0xFFFF)  # of NumPy's type: else results have another
 _BITS = np.arange(32, dtype=np.uint32)
@@ -32,7 +32,7 @@ def crc32c(content: bytes | memoryview, *, lanes: int = 4096, block: int = 2**20
 
 def masked(crc: int) -> int:
     """Return the form of a CRC in TensorFlow's files."""
-    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def _of_block(data: NDArray[np.uint8], lanes: int) -> int:

@@ -6,7 +6,11 @@ from pathlib import Path
 from compressive.rundir.files import local_path
 
 _SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
-_PATTERNS = ("*.index", "*/*.index", "*/*/*.index")  # a SavedModel has variables/variables.index
+_INDEX_PATTERNS = (
+    "*.index",
+    "*/*.index",
+    "*/*/*.index",
+)  # a SavedModel has variables/variables.index
 _STATE = re.compile(r'^model_checkpoint_path: "(.*)"', re.MULTILINE)
 _MAX_STATE = 2**20  # bytes of the file `checkpoint`
 _OTHER_FORMATS = {  # first bytes -> what it is, and what to do
@@ -18,7 +22,7 @@ _OTHER_FORMATS = {  # first bytes -> what it is, and what to do
 
 
 def find_prefix(place: str | Path) -> Path:
-    """Return the common begin of the names of a checkpoint's files.
+    """Return the prefix of a checkpoint's file names.
 
     `place` is that, one of the files, or a folder: of one checkpoint, or with a file `checkpoint`
     that names the latest.
@@ -44,7 +48,7 @@ def find_prefix(place: str | Path) -> Path:
 
 
 def _in_folder(folder: Path) -> Path:
-    for pattern in _PATTERNS:
+    for pattern in _INDEX_PATTERNS:
         found = sorted(path.with_suffix("") for path in folder.glob(pattern) if path.is_file())
         if len(found) == 1:
             return found[0]

@@ -15,7 +15,7 @@ _NORM = {
 _STEM, _GROUPS = "initial_conv_relu_max_pool", "block_groups"
 STEM_KERNEL = f"{_STEM}/0/conv2d/kernel"
 BOTTLENECK_LAYERS = "conv_relu_dropblock_layers"
-CLASSIFIER = {
+CLASSIFIER_PATHS = {
     "classifier.weight": "linear_layer/dense/kernel",
     "classifier.bias": "linear_layer/dense/bias",
 }

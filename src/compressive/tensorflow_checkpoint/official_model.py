@@ -21,7 +21,7 @@ _STOCHASTIC_LAYERS = (0, 2)  # of C-BYOL's predictor; layer 1 is never built, la
 _STEPS = ("global_step", "finetune_global_step")
 
 
-class Part(NamedTuple):
+class SubNetwork(NamedTuple):
     """A network of the model: its attribute, and names of weights in our methods -> paths."""
 
     attribute: str
@@ -94,7 +94,7 @@ class OfficialModel:
     @cached_property
     def classifier_shape(self) -> tuple[int, int] | None:
         """Return inputs and classes of the linear classifier, if there is one."""
-        shape = self._shape(_CLASSIFIER, names.CLASSIFIER["classifier.weight"])
+        shape = self._shape(_CLASSIFIER, names.CLASSIFIER_PATHS["classifier.weight"])
         return (shape[0], shape[1]) if len(shape) == 2 else None
 
     @cached_property
@@ -108,20 +108,20 @@ class OfficialModel:
         return None
 
     @cached_property
-    def heads(self) -> tuple[Part, ...]:
+    def heads(self) -> tuple[SubNetwork, ...]:
         """Return all known networks apart from the encoder."""
         predictor = self._mlp(_PREDICTOR, "predictor")
         if self._is_stochastic:
             paths = _with_prefix("predictor", names.mlp_paths(_STOCHASTIC_LAYERS))
             paths["decoder.weight"] = "linear_layers/3/dense/kernel"
-            predictor = Part(_PREDICTOR, paths)
+            predictor = SubNetwork(_PREDICTOR, paths)
         found = (
             self._mlp(_PROJECTION, "projection"),
             predictor,
             self._mlp(_BACKWARD, "backward_encoder"),
-            Part(_TARGET, _with_prefix("target.network.0", self._backbone_paths)),
+            SubNetwork(_TARGET, _with_prefix("target.network.0", self._backbone_paths)),
             self._mlp("_target_head", "target.network.1"),
-            Part(_CLASSIFIER, names.CLASSIFIER),
+            SubNetwork(_CLASSIFIER, names.CLASSIFIER_PATHS),
         )
         return tuple(part for part in found if self._has(part.attribute))
 
@@ -137,7 +137,7 @@ class OfficialModel:
 
     def check_shapes(self, expected: Mapping[str, torch.Size]) -> None:
         """Raise ValueError if a shape differs from that of a method's weight of the same name."""
-        encoder = Part(_ENCODER, _with_prefix("encoder", self._backbone_paths))
+        encoder = SubNetwork(_ENCODER, _with_prefix("encoder", self._backbone_paths))
         for part in (encoder, *self.heads):
             for name, key in self._keys(part).items():
                 got = self._bundle.shape(key)
@@ -149,7 +149,7 @@ class OfficialModel:
 
     def encoder_weights(self) -> dict[str, Tensor]:
         """Read the backbone's weights, by timm's names."""
-        return self._weights(Part(_ENCODER, self._backbone_paths))
+        return self._weights(SubNetwork(_ENCODER, self._backbone_paths))
 
     def head_weights(self) -> dict[str, Tensor]:
         """Read all other weights, by their names in the methods of this package."""
@@ -161,7 +161,7 @@ class OfficialModel:
             found |= self._weights(part)
         return found
 
-    def _weights(self, part: Part) -> dict[str, Tensor]:
+    def _weights(self, part: SubNetwork) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, key in self._keys(part).items():
             value, path = self._bundle.tensor(key).float(), f"{part.attribute}/{part.paths[name]}"
@@ -176,7 +176,7 @@ class OfficialModel:
             found[name] = (value.T if value.ndim == 2 else value).contiguous()
         return found
 
-    def _keys(self, part: Part) -> dict[str, str]:
+    def _keys(self, part: SubNetwork) -> dict[str, str]:
         """Return names here -> names in the checkpoint; raise ValueError unless all fit."""
         node = self._graph.find(self._model, part.attribute)
         assert node is not None
@@ -232,8 +232,10 @@ class OfficialModel:
         positions = range(self._length(layers))
         return [i for i in positions if self._graph.key(self._model, f"{layers}/{i}/dense/kernel")]
 
-    def _mlp(self, attribute: str, name: str) -> Part:
-        return Part(attribute, _with_prefix(name, names.mlp_paths(self._linear_layers(attribute))))
+    def _mlp(self, attribute: str, name: str) -> SubNetwork:
+        return SubNetwork(
+            attribute, _with_prefix(name, names.mlp_paths(self._linear_layers(attribute)))
+        )
 
     def _shape(self, attribute: str, path: str) -> tuple[int, ...]:
         key = self._graph.key(self._model, f"{attribute}/{path}")

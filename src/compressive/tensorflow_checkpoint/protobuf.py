@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED = {_FIXED64: 8, _FIXED32: 4}
+_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 
 Value = int | bytes
 
@@ -20,8 +20,8 @@ def fields(message: bytes) -> Iterator[tuple[int, Value]]:
             continue
         if kind == _BYTES:
             size, at = varint(message, at)
-        elif kind in _FIXED:
-            size = _FIXED[kind]
+        elif kind in _FIXED_SIZES:
+            size = _FIXED_SIZES[kind]
         else:
             raise ValueError(f"wire type {kind} is unknown")
         if size > len(message) - at:

@@ -44,7 +44,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
 
 
 def entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values of a block; a key may share its begin with the key before."""
+    """Yield keys and values of a block; a key may share a prefix with the key before."""
     count = int.from_bytes(block[-4:], "little")  # of restarts, which are for searching
     end = len(block) - 4 * (count + 1)
     if end < 0:
