@@ -39,9 +39,9 @@ def find_prefix(place: str | Path) -> Path:
     if path != prefix:
         raise FileNotFoundError(f"{prefix}.index is missing: it belongs to {path.name}")
     with path.open("rb") as file:
-        begin = file.read(16)
+        first_bytes = file.read(16)
     for start, (what, hint) in _OTHER_FORMATS.items():
-        if begin.startswith(start):
+        if first_bytes.startswith(start):
             raise ValueError(f"{path} is {what}, not a TensorFlow checkpoint; {hint}")
     hint = "give its folder or its .index file"
     raise ValueError(f"{path} is not a TensorFlow checkpoint; {hint}")
