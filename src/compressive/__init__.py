@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from compressive.evaluation.runs import compare_runs as compare
     from compressive.evaluation.runs import report_runs as report
     from compressive.evaluation.suite import evaluate
+    from compressive.tensorflow_checkpoint.convert import convert
     from compressive.train.start import pretrain
 
-__all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "embed", "evaluate"]
-__all__ += ["load", "metrics", "objectives", "optim", "pretrain", "report"]
+__all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "convert"]
+__all__ += ["embed", "evaluate", "load", "metrics", "objectives", "optim", "pretrain", "report"]
 _PLACES = {  # public name -> module and name there
     "Encoder": ("encoder", "Encoder"),
     "HypersphericalUniform": ("distributions.uniform", "HypersphericalUniform"),
     "VonMisesFisher": ("distributions.vmf", "VonMisesFisher"),
     "compare": ("evaluation.runs", "compare_runs"),
+    "convert": ("tensorflow_checkpoint.convert", "convert"),
     "embed": ("evaluation.embed", "embed"),
     "evaluate": ("evaluation.suite", "evaluate"),
     "load": ("evaluation.frozen_model", "load_encoder"),

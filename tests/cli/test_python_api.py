@@ -25,7 +25,7 @@ OTHERS = {"changes", "markdown", "help"}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("name", ["pretrain", "evaluate", "embed", "compare", "report"])
+@pytest.mark.parametrize("name", ["pretrain", "evaluate", "embed", "compare", "report", "convert"])
 def test_function_has_the_arguments_of_the_command(name: str) -> None:
     function = getattr(compressive, name)
     options = {param.name for param in PROGRAM.commands[name].params} - OTHERS

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple, TextIO, cast
 
 import typer
 
-from compressive.cli import evaluate_commands, info_commands, train_commands
+from compressive.cli import convert_commands, evaluate_commands, info_commands, train_commands
 from compressive.cli.command import Command, Group, examples
 from compressive.cli.terminal import print_warning
 from compressive.progress import BrokenPipeSafe
@@ -28,6 +28,7 @@ class _Entry(NamedTuple):
 
 
 _TRAIN, _MEASURE, _LOOK = "Train", "Evaluate and compare", "Look up"
+_WEIGHTS = "Weights of other programs"
 _COMMANDS: dict[str, _Entry] = {
     "quickstart": _Entry(
         train_commands.quickstart_command,
@@ -76,6 +77,14 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive embed runs/a ./photos",
             "compressive embed cifar10-c-simclr-r18 ./photos --out features.csv",
+        ),
+    ),
+    "convert": _Entry(
+        convert_commands.convert_command,
+        _WEIGHTS,
+        (
+            "compressive convert ./checkpoint --out encoder.safetensors",
+            "compressive convert ./checkpoint/ckpt-312785.index --heads heads.safetensors",
         ),
     ),
     "recipes": _Entry(

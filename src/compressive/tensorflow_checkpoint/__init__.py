@@ -1,0 +1,1 @@
+"""Convert TensorFlow checkpoints of the paper's code to encoders, without TensorFlow."""
