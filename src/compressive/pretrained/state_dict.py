@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from compressive.encoder import read_safetensors
+from compressive.rundir.tensors_file import read_safetensors
 
 State = Mapping[str, Tensor]
 
