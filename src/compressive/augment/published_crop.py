@@ -1,6 +1,6 @@
 """The evaluation crop of timm and torchvision: resize the whole image, then crop its center."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, UInt8
@@ -61,13 +61,21 @@ class PublishedCrop(NamedTuple):
         else:
             near, far = (1.5 * d - 2.5) * d * d + 1, ((2.5 - 0.5 * d) * d - 4) * d + 2
             weight = torch.where(d < 1, near, torch.where(d < 2, far, 0.0))
-        # The resized image is smaller than the crop if share > 1: black outside.
         weight = weight * (pixel < side[:, None])[:, None]
-        weight = weight / weight.sum(2, keepdim=True).where(weight.sum(2, keepdim=True) != 0, 1.0)
-        inside = (to >= 0) & (to < resized[:, None])
-        return weight * inside[:, :, None]
+        return weight / weight.sum(2, keepdim=True)
 
-    def describe(self) -> str:
-        """Return the crop in words, for the protocol of a record."""
-        how = "squashed" if self.squash else "shorter side"
-        return f"{how} resized to size / {self.share:g}, {self.interpolation} as Pillow, then center"
+    @classmethod
+    def from_list(cls, values: Any) -> "PublishedCrop | None":
+        """Return the crop of a file's metadata; None if it has none."""
+        if values is None:
+            return None
+        share, interpolation, squash = values
+        if not 0 < share <= 1 or interpolation not in get_args(Interpolation):
+            raise ValueError(f"crop must be a share up to 1 and an interpolation, got {values}")
+        return cls(share, interpolation, bool(squash))
+
+    def describe(self) -> dict[str, str]:
+        """Return the crop and its kernel in words, for the protocol of a record."""
+        what = "whole image squashed" if self.squash else "shorter side resized"
+        crop = f"{what} to size / {self.share:g}, then central square"
+        return {"crop": crop, "resize": f"{self.interpolation} as in Pillow, antialiased"}
