@@ -85,9 +85,9 @@ def from_timm(name: str, size: int = 0) -> tuple[str, nn.Module, Preprocessing]:
         ) from None
     known = dict(network.pretrained_cfg)
     plain = str(known.get("architecture") or name).partition(".")[0]
-    if is_hub:
-        _check_arguments(plain, _hub_arguments(name), name)
-    return plain, network, preprocessing(known)
+    arguments = _hub_arguments(name) if is_hub else {}
+    _check_arguments(plain, arguments, name)
+    return plain, network, _at_size(preprocessing(known), arguments)
 
 
 def _require_tag(name: str) -> None:
@@ -128,12 +128,19 @@ def read_folder(folder: Path) -> TimmFolder:
         raise ValueError(f"{folder} is {library}; {hint}")
     name = config["architecture"].partition(".")[0]
     require_known(name)
-    _check_arguments(name, config.get("model_args") or {}, folder)
+    arguments = config.get("model_args") or {}
+    _check_arguments(name, arguments, folder)
     weights = next((folder / each for each in _FILES if (folder / each).is_file()), None)
     if weights is None:
         raise FileNotFoundError(f"{folder} has timm's {CONFIG}, but none of {', '.join(_FILES)}")
     known = config.get("pretrained_cfg", config)
-    return TimmFolder(name, weights, preprocessing(dict(known)))
+    return TimmFolder(name, weights, _at_size(preprocessing(dict(known)), arguments))
+
+
+def _at_size(known: Preprocessing, arguments: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing with the image size that a model was built for."""
+    size = arguments.get("img_size") or known.size
+    return known._replace(size=int(size if isinstance(size, int) else size[-1]))
 
 
 def _hub_arguments(name: str) -> dict[str, Any]:

@@ -39,12 +39,14 @@ def imagenet_adamw(method: str, network: str) -> Recipe:
     name, described, optimizer, warmup, drop_path = NETWORKS[network]
     own: SettingSources = {
         "network.name": (name, "recipe name"),
+        "network.width": (1, "the only width of this network"),
         "network.drop_path": drop_path,
         "optim.warmup_epochs": warmup,
         "train.epochs": (300, _MOCO if network == "vits16" else _CONVNEXT),
     }
     if method == "c-byol":
-        own |= {"decoder.kappa_d": (10.0, "paper, sec. A.6, 300 epochs: twice the weight 5")}
+        why = "paper, sec. A.6, 300 epochs: twice the weight 5"
+        own |= {"decoder.kappa_d": (10.0, why), "target.ema_decay": (0.99, "paper, 300 epochs")}
     elsewhere = _ELSEWHERE.get((method, network), "")
     known = f"published elsewhere: {elsewhere}" if elsewhere else "nothing published"
     return make_recipe(

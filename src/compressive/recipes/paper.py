@@ -1,5 +1,6 @@
 """The paper's ImageNet runs; "row N" is a difference of paper and code in docs/notation.md."""
 
+from compressive.config import Views
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 
 PaperRun = tuple[str, str, int]  # method, network, epochs
@@ -80,6 +81,10 @@ ALWAYS: SettingSources = {
     "views.crop_scale_min": (0.08, "paper, sec. A.1"),
     "views.blur": (True, "paper, Table 6; one sigma for each image, row 19"),
     "views.antialias": (False, "official code, row 22"),
+    "views.mean": (Views().mean, "ours: ImageNet's, as in BYOL's code"),
+    "views.std": (Views().std, "ours: ImageNet's, as in BYOL's code"),
+    "network.weights": ("", "paper: from scratch"),
+    "network.drop_path": (0.0, "official code: none"),
     "network.stem": ("imagenet", "official code"),
     "network.variant": ("official", "official code, row 23, except the running variance, row 16"),
     "network.zero_init_last": (True, "official code, row 23"),
@@ -98,6 +103,8 @@ ALWAYS: SettingSources = {
     "optim.name": ("lars", "paper, sec. A.4; in the form of the official code, row 15"),
     "optim.momentum": (0.9, "official code"),
     "optim.trust_coefficient": (0.001, "official code, row 15"),
+    "optim.clip_norm": (0.0, "official code: none"),
+    "optim.layer_decay": (1.0, "official code: none"),
     "train.batch_size": (4096, "paper, sec. 3.1"),
     "train.precision": ("auto", "ours; the official code has no mixed precision"),
 }
