@@ -128,6 +128,7 @@ def test_backbone_is_found_among_heads_and_targets(
     assert all(torch.equal(value, resnet[name]) for name, value in state.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -159,6 +160,7 @@ def test_vit_of_dino_gets_its_size_and_normalization(vit: State, tmp_path: Path)
     assert larger.backbone(torch.randn(1, 3, 96, 96)).shape == (1, 192)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registers", [0, 4])
 def test_dinov2_with_and_without_registers_is_recognized(registers: int, tmp_path: Path) -> None:
     name = f"vit_small_patch14{'_reg4' * (registers > 0)}_dinov2"
@@ -265,6 +267,7 @@ def test_folders_that_are_not_timms_are_refused(tmp_path: Path) -> None:
     assert "config.json" in refused(tmp_path)
 
 
+@pytest.mark.slow
 def test_run_and_bundled_encoder_load(tmp_path: Path) -> None:
     pretrain(tiny("views.mean=0.5 0.5 0.5"), tmp_path / "a", display=silent())
     for place in (tmp_path / "a", tmp_path / "a" / "encoder.safetensors"):

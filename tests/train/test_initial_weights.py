@@ -115,6 +115,7 @@ def test_encoder_and_target_start_as_the_weights(
         assert all(torch.equal(value, expected[name]) for name, value in state.items())
 
 
+@pytest.mark.slow
 def test_resumed_run_needs_no_weights_and_is_bitwise_equal(weights: Path, tmp_path: Path) -> None:
     """Layer-wise rates, frozen epochs and clipping continue as without the interruption."""
     own = shutil.copytree(weights, tmp_path / "hf")

@@ -59,6 +59,11 @@ class Crop(NamedTuple):
         with full_precision(batch.images):
             return crop_resize_flip(batch.images, box, still, self.size, antialias=self.antialias)
 
+    def whole(self) -> "Crop":
+        """Return the crop of the whole shorter side."""
+        published = self.published and self.published._replace(share=1.0)
+        return self._replace(share=1.0, published=published)
+
     def protocol(self) -> dict[str, Any]:
         """Describe the crop for the protocol of a record."""
         if self.published is not None:
