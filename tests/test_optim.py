@@ -429,3 +429,31 @@ def test_schedules_reject_invalid_steps(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         schedule(**arguments)
+
+
+def test_layer_groups_have_the_rates_of_timm() -> None:
+    import timm
+    from timm.optim import param_groups_layer_decay
+
+    from compressive.optim import layer_groups
+
+    for name in ("test_vit", "test_convnext", "test_resnet"):
+        whole = timm.create_model(name, num_classes=3)
+        expected = {
+            id(p): group["lr_scale"]
+            for group in param_groups_layer_decay(whole, layer_decay=0.7)
+            for p in group["params"]
+        }
+        method = nn.Module()
+        method.encoder, method.head = whole, nn.Linear(2, 2)
+        whole.reset_classifier(0)  # pyright: ignore[reportCallIssue]
+        groups = layer_groups(method, weight_decay=0.1, layer_decay=0.7)
+        found = {id(p): g["lr_scale"] for g in groups for p in g["params"] if g["is_encoder"]}
+        kept = {id(p) for p in whole.parameters()}
+        assert found == {key: scale for key, scale in expected.items() if key in kept}
+        heads = [g for g in groups if not g["is_encoder"]]
+        assert {g["lr_scale"] for g in heads} == {1.0}
+        assert all(g["weight_decay"] == (0.1 if g["adapt"] else 0) for g in groups)
+    method.encoder = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"optim\.layer_decay"):
+        layer_groups(method, weight_decay=0.0, layer_decay=0.7)

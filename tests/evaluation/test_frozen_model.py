@@ -16,8 +16,8 @@ from compressive import encoder
 from compressive.augment.ops import MEAN, STD
 from compressive.config import Config
 from compressive.evaluation.frozen_model import open_model
-from compressive.evaluation.pretrained import read_weights, with_weights
 from compressive.methods import build
+from compressive.pretrained.source import resolve
 from compressive.train.loop import pretrain
 
 CPU = torch.device("cpu")
@@ -94,40 +94,6 @@ def test_torchvision_weights_match_torchvision_features(tmp_path: Path, suffix: 
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nested_state_dict_with_module_prefix_is_loaded(tmp_path: Path) -> None:
-    network = timm.create_model("resnet18", num_classes=5)
-    state = {f"module.{name}": value for name, value in network.state_dict().items()}
-    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "a.pth")
-    found = with_weights(read_weights(tmp_path / "a.pth"))
-    assert found.name == "resnet18"
-    assert torch.equal(found.network.state_dict()["conv1.weight"], state["module.conv1.weight"])
-
-
-@pytest.mark.slow
-def test_network_option_must_match_the_weights(tmp_path: Path) -> None:
-    network = timm.create_model("test_vit", num_classes=0)
-    torch.save(network.state_dict(), tmp_path / "a.pth")
-    model = open_model(str(tmp_path / "a.pth"), CPU, network="test_vit")
-    assert "test_vit" in model.name
-    with pytest.raises(ValueError, match="resnet18: conv1"):
-        open_model(str(tmp_path / "a.pth"), CPU, network="resnet18")
-    with pytest.raises(ValueError, match="none of resnet18"):
-        open_model(str(tmp_path / "a.pth"), CPU)
-
-
-class Trap:
-    """An object whose unpickling runs code."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return (Path.touch, ())  # pyright: ignore[reportReturnType]
-
-
-def test_unsafe_pickle_is_refused(tmp_path: Path) -> None:
-    torch.save({"state_dict": Trap()}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"a\.pth .*more than weights"):
-        open_model(str(tmp_path / "a.pth"), CPU)
-
-
 @pytest.mark.parametrize(
     ("place", "message"),
     [("nowhere/weights.pth", "nowhere/weights.pth"), ("resnet51", "did you mean")],
@@ -139,18 +105,13 @@ def test_unknown_model_is_refused(place: str, message: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet34", "resnet101"])
-def test_deeper_resnet_is_not_loaded_as_a_shallower_one(name: str) -> None:
+def test_deeper_resnet_is_not_loaded_as_a_shallower_one(name: str, tmp_path: Path) -> None:
     """ResNet-34 and -101 contain all weights of ResNet-18 and -50, with the same shapes."""
-    state = timm.create_model(name).state_dict()
-    assert with_weights(state).name == name
-    with pytest.raises(ValueError, match=r"layer\d\.\d.* does not exist"):
-        with_weights(state, {"resnet34": "resnet18", "resnet101": "resnet50"}[name])
-
-
-def test_weights_without_batch_norm_counters_load() -> None:
-    state = timm.create_model("resnet18").state_dict()
-    old = {key: v for key, v in state.items() if not key.endswith("num_batches_tracked")}
-    assert with_weights(old).name == "resnet18"
+    place = str(tmp_path / "a.pth")
+    torch.save(timm.create_model(name).state_dict(), place)
+    assert resolve(place).network.name == name
+    with pytest.raises(ValueError, match=r"first layer\d\.\d"):
+        resolve(place, {"resnet34": "resnet18", "resnet101": "resnet50"}[name])
 
 
 def test_vit_is_built_for_the_requested_size(tmp_path: Path) -> None:

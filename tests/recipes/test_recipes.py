@@ -28,7 +28,7 @@ SOURCE = Path(recipes.__file__).parent
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
 NAMES = recipes.names()
 FOUR = ("simclr", "c-simclr", "byol", "c-byol")
-IMAGENET = [name for name in NAMES if "imagenet" in name]
+IMAGENET = [name for name in NAMES if "imagenet-r" in name]
 
 
 def freeze() -> str:
@@ -59,6 +59,11 @@ def test_all_documented_recipes_exist() -> None:
     promised |= {"c-byol/imagenet-r50-1500", "simclr/quickstart", "c-simclr/quickstart"}
     promised |= {f"{method}/cifar10-r18-{epochs}" for method in FOUR for epochs in (200, 1000)}
     promised |= {"dcl/cifar10-r18-200", "vicreg/cifar10-r18-200"}
+    promised |= {
+        f"{method}/imagenet-{network}-300"
+        for method in ("simclr", "c-simclr", "c-byol")
+        for network in ("vits16", "convnextt")
+    }
     assert set(NAMES) == promised
     assert len(NAMES) == len(promised)
 
@@ -128,6 +133,7 @@ def test_values_match_the_paper(line: str) -> None:
     assert asdict(config.network) | {"name": "", "width": 0} == {
         **{"name": "", "width": 0, "stem": "imagenet", "variant": "official"},
         **{"zero_init_last": True, "hidden_dim": 4096, "projection_dim": 256},
+        **{"weights": "", "drop_path": 0.0},
         **{"head_layers": 2, "head_last_norm": False},
     }
     assert (config.views.size, config.views.policy, config.views.crop_scale_min) == (

@@ -1,5 +1,6 @@
 """The paper's ImageNet runs; "row N" is a difference of paper and code in docs/notation.md."""
 
+from compressive.config import Views
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 
 PaperRun = tuple[str, str, int]  # method, network, epochs
@@ -70,7 +71,7 @@ _COMPARED: dict[PaperRun, list[Variant]] = {  # comparisons that change more tha
     ],
 }
 
-_ALWAYS: SettingSources = {
+ALWAYS: SettingSources = {
     "data.source": ("torchvision:ImageNet", "ours; DATA on the command line replaces it"),
     "data.split": ("train", "paper, sec. 3.1"),
     "data.max_side": (0, "ours; the official code crops from the full-size image"),
@@ -80,6 +81,10 @@ _ALWAYS: SettingSources = {
     "views.crop_scale_min": (0.08, "paper, sec. A.1"),
     "views.blur": (True, "paper, Table 6; one sigma for each image, row 19"),
     "views.antialias": (False, "official code, row 22"),
+    "views.mean": (Views().mean, "ours: ImageNet's, as in BYOL's code"),
+    "views.std": (Views().std, "ours: ImageNet's, as in BYOL's code"),
+    "network.weights": ("", "paper: from scratch"),
+    "network.drop_path": (0.0, "official code: none"),
     "network.stem": ("imagenet", "official code"),
     "network.variant": ("official", "official code, row 23, except the running variance, row 16"),
     "network.zero_init_last": (True, "official code, row 23"),
@@ -98,6 +103,8 @@ _ALWAYS: SettingSources = {
     "optim.name": ("lars", "paper, sec. A.4; in the form of the official code, row 15"),
     "optim.momentum": (0.9, "official code"),
     "optim.trust_coefficient": (0.001, "official code, row 15"),
+    "optim.clip_norm": (0.0, "official code: none"),
+    "optim.layer_decay": (1.0, "official code: none"),
     "train.batch_size": (4096, "paper, sec. 3.1"),
     "train.precision": ("auto", "ours; the official code has no mixed precision"),
 }
@@ -130,7 +137,7 @@ def imagenet(run: PaperRun) -> Recipe:
     return make_recipe(
         "{}/imagenet-{}-{}".format(*run),
         method,
-        *(_ALWAYS, LOSS[method], size, _schedule(run)),
+        *(ALWAYS, LOSS[method], size, _schedule(run)),
         about=f"{place}: {described}, ImageNet, {epochs} epochs.",
         expected=f"{_result(run)}; linear evaluation, {place}{_CONTRADICTIONS.get(run, '')}",
         hardware=_hardware(run),

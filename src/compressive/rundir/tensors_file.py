@@ -42,10 +42,26 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     # Third-party files and files of format 2 have no checksum.
     expected = shipped = weights.known_checksum(path)
     is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
-    if is_ours and metadata.get(FORMAT_KEY) == str(FORMAT_VERSIONS[ENCODER]):
+    if is_ours and metadata.get(FORMAT_KEY) in ("3", str(FORMAT_VERSIONS[ENCODER])):
         expected = metadata.get(CHECKSUM_KEY, "missing")
     if expected not in (None, file_checksum(metadata, tensors)):
         hint = "restore it from a copy, or run the training command again, which writes it"
         hint = "install the package again" if shipped else hint
         raise ValueError(f"{path} is damaged: its content does not fit its checksum; {hint}")
     return metadata, tensors
+
+
+def to_float16(value: Tensor, name: str) -> Tensor:
+    """Round a matrix or kernel to float16; raise ValueError if its values do not fit."""
+    if value.ndim < 2 or not value.is_floating_point():
+        return value
+    half, exact = value.half(), value.double()
+    # Float16 has 11 bits, so rounding loses at most half of 2^-10. The loss is larger only if
+    # values are too large for float16, or most are too small. Use `not <=`, so that NaN fails too.
+    if not (half - exact).norm() <= 2**-10 * exact.norm():
+        largest = exact.abs().max().item()
+        raise ValueError(
+            f"{name} does not fit float16, which holds 6e-5 to 65504: "
+            f"its largest value is {largest:.3g}; keep the encoder in float32"
+        )
+    return half

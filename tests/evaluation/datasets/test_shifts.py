@@ -191,3 +191,28 @@ def test_cifar_c_severities_are_consecutive_rows(tmp_path: Path, name: str, clas
 
 def test_there_are_15_corruptions_and_4_extras() -> None:
     assert (len(set(NAMES)), len(set(EXTRAS)), len({*NAMES, *EXTRAS})) == (15, 4, 19)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "missing"),
+    [
+        ("objectnet", "mappings/x", "mappings/folder_to_objectnet_label.json"),
+        ("imagenet-vid-robust", "metadata/pmsets.json", "metadata/labels.json"),
+        ("cifar10-c", "fog.npy", "labels.npy"),
+    ],
+)
+def test_error_of_an_incomplete_set_names_the_file_and_its_origin(
+    name: str, there: str, missing: str, tmp_path: Path
+) -> None:
+    path = tmp_path / SHIFTS[name].folders[-1] / there
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    if name == "cifar10-c":
+        np.save(path, np.zeros((5, 32, 32, 3), dtype=np.uint8))
+        (path.parent / "labels.npy").symlink_to(path.parent / "nothing")
+    arguments = (name, tmp_path, "fog", 1) if name in CELLS else (name, tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        (open_cell if name in CELLS else open_shift)(*arguments)  # pyright: ignore
+    message = str(caught.value)
+    assert missing in message
+    assert SHIFTS[name].origin in message

@@ -441,3 +441,15 @@ def test_dtd_and_aircraft_use_official_validation_splits(tmp_path: Path) -> None
     assert names(textures.val)[:2] == ["banded_10.jpg", "banded_11.jpg"]
     assert planes.test.classes == ("707-320", "A340-200")
     assert names(planes.val) == [f"1{i:06}.jpg" for i in range(4)]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_error_names_the_missing_file_and_its_origin(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        open_transfer(name, tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    folder = DATASETS[name].layout.partition("/")[0].strip()
+    assert f"no {tmp_path / folder}" in message
+    assert DATASETS[name].files in message
+    assert any(end in DATASETS[name].files for end in (".tgz", ".tar.gz", ".zip"))

@@ -48,6 +48,19 @@ def whole(what: str) -> Iterator[None]:
         raise ValueError(f"{what} is damaged or has another format: {reason}") from error
 
 
+@contextmanager
+def named_files(name: str) -> Iterator[None]:
+    """Add the layout and the origin of a set to the error of a missing file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename is None:  # the message is complete
+            raise
+        raise FileNotFoundError(
+            f"{name} is incomplete: no {error.filename}; {expected(name)}"
+        ) from error
+
+
 def find_folder(name: str, root: str | Path) -> Path:
     """Return the folder of a set: below the root, ignoring case, or the root itself."""
     root, known = Path(root).expanduser(), SHIFTS[name]

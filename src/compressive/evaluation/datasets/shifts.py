@@ -22,6 +22,7 @@ from compressive.evaluation.datasets.layouts import (
     CropKind,
     expected,
     find_folder,
+    named_files,
     whole,
 )
 from compressive.evaluation.datasets.videos import read_vid, read_ytbb
@@ -86,7 +87,7 @@ def open_shift(name: str, root: str | Path, wnids: Sequence[str] | None = None) 
         raise ValueError(f"{name!r} {kind}; open_shift opens {', '.join(_OPENERS)}")
     if wnids is not None and (len(wnids) != IMAGENET or list(wnids) != sorted(set(wnids))):
         raise ValueError(f"wnids must be ImageNet's {IMAGENET}, sorted, got {len(wnids)} names")
-    with whole(f"{name} in {root}"):
+    with whole(f"{name} in {root}"), named_files(name):
         return _OPENERS[name](name, find_folder(name, root), wnids)
 
 
@@ -112,7 +113,8 @@ def open_cell(
     if place is None:
         raise FileNotFoundError(f"no {corruption} of {name} in {root}: {expected(name)}")
     if name.startswith("cifar"):
-        return _cifar_cell(name, place, severity)
+        with named_files(name):
+            return _cifar_cell(name, place, severity)
     images = _class_folders(place / str(severity), name)
     ids = _ranks(name, place, images, classes)
     notes = (f"{corruption} {severity}", "published files, not resized")

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from jaxtyping import Int64
 from torch import Tensor
 
+from compressive.data.decode import first_line
 from compressive.data.source import Source, subset
 from compressive.data.splits import stratified
 from compressive.evaluation.datasets.layouts import PUBLISHED, whole
@@ -23,7 +24,7 @@ class Dataset(NamedTuple):
     val: int
     test: int
     layout: str  # in the folder of all data sets
-    files: str = "its authors' archive, or torchvision's class for it, with download=True"
+    files: str  # where they come from
 
 
 class Split(NamedTuple):
@@ -42,6 +43,14 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
+def _lost(error: FileNotFoundError, dataset: Dataset, root: Path) -> str:
+    """Name the missing file; torchvision's errors name none if the whole set is missing."""
+    folder = root / dataset.layout.partition("/")[0].strip()
+    cause = error.__cause__ or error
+    name = error.filename or getattr(cause, "filename", None) or ("" if folder.exists() else folder)
+    return f"no {name}" if name else first_line(cause)
+
+
 def open_transfer(name: str, root: str | Path, *, seed: int = 0) -> Split:
     """Open a data set of the paper from the folder of all data sets.
 
@@ -55,10 +64,9 @@ def open_transfer(name: str, root: str | Path, *, seed: int = 0) -> Split:
         with whole(f"{name} in {root}"):
             found = read_dataset(name, root, seed)
     except FileNotFoundError as error:
-        lost = f"no {error.filename}; " if error.filename else ""
         raise FileNotFoundError(
-            f"{name} is missing or incomplete in {root}: {lost}expected {dataset.layout}; "
-            f"the files come from {dataset.files}"
+            f"{name} is missing or incomplete in {root}: {_lost(error, dataset, root)}; expected "
+            f"{dataset.layout}; the files come from {dataset.files}"
         ) from error
     total = dataset.train + dataset.val
     size = dataset.val if len(found.train) == total else dataset.val / total

@@ -102,7 +102,7 @@ def _logits_and_protocol(context: EvalContext, shift: Shift) -> tuple[Tensor, di
 
     Raise ValueError if an image is unreadable, because the labels are in the order of the images.
     """
-    crop = context.crop if shift.crop == "resize" else context.crop._replace(share=1.0)
+    crop = context.crop if shift.crop == "resize" else context.crop.whole()
     found = context.features_of(shift.source, crop, shift.name)
     if len(found.feats) < len(shift.source):
         lost = len(shift.source) - len(found.feats)

@@ -27,7 +27,7 @@ def run(context: EvalContext) -> None:
 def evaluate_transfer(context: EvalContext, name: str, split: Split) -> None:
     """Choose the penalty on the validation part by the metric of the paper; record test scores."""
     # Resize the shorter side to the input size and crop the center, without a factor of 0.875.
-    crop = context.crop._replace(share=1.0)
+    crop = context.crop.whole()
     train, val, test = (
         context.features_of(source, crop, f"{name}, {part}")
         for part, source in zip(("train", "val", "test"), split[:3], strict=True)
