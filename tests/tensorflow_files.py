@@ -64,28 +64,28 @@ def graph_of(keys: Iterable[str]) -> bytes:
     return b"".join(nodes)
 
 
-def table(entries: Mapping[bytes, bytes], compression: int = 0) -> bytes:
+def table(entries: Mapping[bytes, bytes], *, compression: int = 0, restart: int = 16) -> bytes:
     """Return a LevelDB table with two data blocks."""
     content, index = b"", {}
     ordered = sorted(entries)
     middle = len(ordered) // 2
     for keys in (ordered[:middle], ordered[middle:]):
         if keys:
-            inside = block({key: entries[key] for key in keys}, compression)
+            inside = block({key: entries[key] for key in keys}, compression, restart)
             index[keys[-1]] = varint(len(content)) + varint(len(inside) - 5)
             content += inside
     places = b""
-    for inside in (block({}, 0), block(index, 0)):
+    for inside in (block({}), block(index)):
         places += varint(len(content)) + varint(len(inside) - 5)
         content += inside
     return content + places.ljust(40, b"\0") + _MAGIC
 
 
-def block(entries: Mapping[bytes, bytes], compression: int) -> bytes:
+def block(entries: Mapping[bytes, bytes], compression: int = 0, restart: int = 16) -> bytes:
     content, restarts, before = b"", [0], b""
     for i, (key, value) in enumerate(entries.items()):
         shared = 0
-        if i % 16:
+        if i % restart:
             both = zip(before, key, strict=False)
             shared = len([*takewhile(lambda pair: pair[0] == pair[1], both)])
         elif i:

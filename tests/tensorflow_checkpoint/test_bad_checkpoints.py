@@ -219,6 +219,7 @@ def test_checkpoint_of_tensorflow_1_is_named(tmp_path: Path) -> None:
         ({b"": number(1, 10**9)}, "1,000,000,000 shards"),
         ({b"": number(1, 1), b"a": message(2, message(2, number(1, -5)))}, "[-5]"),
         ({b"": number(1, 1), b"\xff": b""}, "damaged"),
+        ({b"": number(1, 1), b"a": message(2, 9 * message(2, b""))}, "[0, 0, 0, 0, 0, 0, 0, 0]"),
         ({b"": b"\x0b"}, "wire type 3"),
     ],
 )
@@ -227,6 +228,13 @@ def test_invalid_index_is_one_line(
 ) -> None:
     (tmp_path / "ckpt.index").write_bytes(table(entries))
     assert expected in refused(tmp_path, tmp_path / "ckpt")
+
+
+def test_long_keys_do_not_fill_memory(tmp_path: Path) -> None:
+    """Every key is the one before and one byte: a megabyte of them would need a terabyte."""
+    keys = {b"": number(1, 1)} | {b"a" * i: b"" for i in range(1, 3000)}
+    (tmp_path / "ckpt.index").write_bytes(table(keys, restart=10**6))
+    assert "too long" in refused(tmp_path, tmp_path / "ckpt")
 
 
 def test_compressed_index_is_one_line(tmp_path: Path) -> None:

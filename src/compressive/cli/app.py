@@ -84,7 +84,7 @@ _COMMANDS: dict[str, _Entry] = {
         _WEIGHTS,
         (
             "compressive convert ./checkpoint --out encoder.safetensors",
-            "compressive convert ./checkpoint/ckpt-312785.index --heads heads.safetensors",
+            "compressive convert ./ckpt-312785.index --out e.safetensors --heads heads.safetensors",
         ),
     ),
     "recipes": _Entry(

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from compressive.tensorflow_checkpoint.convert import Converted
 
 _PATH_HELP = "A folder, an .index file, or the prefix of a checkpoint's file names."
-_ENCODER_OUT_HELP = "Encoder to write."
+_ENCODER_OUT_HELP = "Encoder to write: a file that ends in .safetensors."
 _HEADS_HELP = "Also write the projection, predictor, target network and linear classifier here."
 
 
 def convert_command(
     path: Annotated[Path, path_argument(help=_PATH_HELP)],
-    out: Annotated[Path, path_option(help=_ENCODER_OUT_HELP)] = Path("encoder.safetensors"),
+    out: Annotated[Path, path_option(help=_ENCODER_OUT_HELP)],
     heads: Annotated[Path | None, path_option(help=_HEADS_HELP)] = None,
 ) -> None:
     """Convert a TensorFlow checkpoint of the paper's official code; needs no TensorFlow.

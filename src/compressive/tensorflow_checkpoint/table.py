@@ -9,6 +9,7 @@ from compressive.tensorflow_checkpoint.protobuf import varint
 _FOOTER, _TRAILER = 48, 5  # bytes
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _MAX_BYTES = 2**28  # the index of an official checkpoint has less than 1 MB
+_MAX_KEY_SHARE = 64  # bytes of keys per byte of the file; TensorFlow's have less than 2
 
 
 class NotATable(ValueError):
@@ -31,11 +32,13 @@ def read_table(path: Path) -> dict[bytes, bytes]:
         _, at = _handle(footer, 0)  # of the meta index, which TensorFlow leaves empty
         index, _ = _handle(footer, at)
         found: dict[bytes, bytes] = {}
+        total = 0  # bytes of all keys: shared prefixes could make them as long as the square
         for _, value in entries(_block(content, index)):
             place, _ = _handle(value, 0)
             for key, entry in entries(_block(content, place)):
-                if key in found:
-                    raise ValueError(f"the key {key!r} occurs twice")
+                total += len(key)
+                if key in found or total > _MAX_KEY_SHARE * size:
+                    raise ValueError(f"the key {key[:99]!r} occurs twice or is too long")
                 found[key] = entry
         return found
     except ValueError as error:

@@ -20,7 +20,7 @@ _DTYPES = {  # TensorFlow's DataType -> torch's
     19: torch.float16,
 }
 _STRING = 7
-_MAX_DIMENSIONS = 254  # TensorFlow's limit
+_MAX_DIMENSIONS = 8  # kernels have 4
 _COPY_AGAIN = "download or copy it again"
 
 
