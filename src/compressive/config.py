@@ -97,12 +97,12 @@ def _no_hidden_layer(config: "Config") -> str:
 def channels(text: str, setting: str) -> tuple[float, ...]:
     """Return the three numbers of a setting; raise ValueError, with its name, for anything else."""
     try:
-        found = tuple(map(float, text.split(" ")))
+        found = tuple(map(float, text.split(",")))
     except ValueError:
         found = ()
     if len(found) != 3 or not all(map(math.isfinite, found)):
-        example = "such as '0.5 0.5 0.5'"
-        raise ValueError(f"{setting} must be three numbers with spaces, {example}, got {text!r}")
+        rule = "must be three numbers with commas, such as 0.5,0.5,0.5"
+        raise ValueError(f"{setting} {rule}, got {text!r}")
     return found
 
 
@@ -167,10 +167,10 @@ class Views(_Section):
     )
     antialias: bool = setting(False, "anti-alias resized crops; the official code does not")
     mean: str = setting(
-        "0.485 0.456 0.406", "mean of the three channels that views are normalized with; ImageNet's"
+        "0.485,0.456,0.406", "mean of the three channels that views are normalized with; ImageNet's"
     )
     std: str = setting(
-        "0.229 0.224 0.225", "standard deviation that views are normalized with; ImageNet's"
+        "0.229,0.224,0.225", "standard deviation that views are normalized with; ImageNet's"
     )
 
     def __post_init__(self) -> None:

@@ -204,9 +204,9 @@ class Run:
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
-            weights, network, views = self.method.encoder, self.config.network, self.config.views
-            more = views.normalization | {"antialias": views.antialias, "run_id": self.run_id}
-            encoder.save(self.out, weights, network, views.size, self.side, **more)
+            views, more = self.config.views, {"side": self.side, "run_id": self.run_id}
+            more |= {"size": views.size, "antialias": views.antialias, **views.normalization}
+            encoder.save(self.out, self.method.encoder, self.config.network, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:
