@@ -45,7 +45,7 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
-FINETUNE = "finetune"  # `compressive finetune` sets it: the method learns from labels
+FINETUNE_METHOD = "finetune"  # `compressive finetune` sets it: the method learns from labels
 _SUPERVISED = MethodInfo("supervised")
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # with network.stem
 Stem = Literal["imagenet", "cifar"]
@@ -408,7 +408,7 @@ class Config:
     method: str = setting(
         "c-simclr",
         "c- is the compressed method; `compressive finetune` sets finetune",
-        choices=(*METHODS, FINETUNE),
+        choices=(*METHODS, FINETUNE_METHOD),
     )
     seed: int = setting(0, "seed of data order, views, weights and z", high=2**32 - 1)
     data: Data = field(default_factory=Data)
@@ -437,7 +437,7 @@ class Config:
 
 def method_info(config: Config) -> MethodInfo:
     """Return the facts about the config's method."""
-    return _SUPERVISED if config.method == FINETUNE else METHODS[config.method]
+    return _SUPERVISED if config.method == FINETUNE_METHOD else METHODS[config.method]
 
 
 def is_compressed(config: Config) -> bool:

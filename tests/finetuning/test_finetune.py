@@ -292,7 +292,8 @@ def test_the_record_is_next_to_the_results_of_the_run(data: Path, tmp_path: Path
     assert [record.key for record in results.records[: len(before)]] == [r.key for r in before]
     record = next(r for r in results.records if r.key == f"finetune 50%/{data.name}/top-1")
     assert record.low is not None
-    assert record.low < record.value < record.high  # pyright: ignore[reportOptionalOperand]
+    assert record.high is not None
+    assert record.low < record.value < record.high
     assert (record.n, record.protocol["labels"], record.protocol["label_fraction"]) == (12, 12, 0.5)
     assert record.protocol["chosen"] == {"learning_rate_for_256": 0.5}
     assert found.test.folder == run / "evaluation"

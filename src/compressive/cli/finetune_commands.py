@@ -1,11 +1,11 @@
 """Commands that learn from labels and predict them: finetune, predict."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compressive.cli.completion import complete_setting
 from compressive.cli.evaluate_commands import DeviceName, EncoderName, InputSize, TimmName
 from compressive.cli.terminal import (
     one_line_errors,
@@ -15,55 +15,45 @@ from compressive.cli.terminal import (
     print_next,
     require_at_least,
 )
-from compressive.cli.train_commands import print_stopped
+from compressive.cli.train_commands import Changes, print_stopped
 from compressive.config import Config, check_device_name, override
 from compressive.rundir.files import CLASSIFIER, RESULTS
 
 if TYPE_CHECKING:
     from compressive.finetuning.run import Finetuned
 
-_DATA_HELP = "Labeled images, as for pretrain, with a test split if there is one."
-_LABELS_HELP = "Percentage of the training labels to use, balanced over classes, such as 1%."
-_EPOCHS_HELP = "Passes over the images; default: 60 up to 2% of the labels, else 30."
-_LR_HELP = "Peak learning rate for 256 images; default: chosen on held-out labels."
+_LABELED_HELP = "Labeled images, as for pretrain, with a test split if there is one."
+_SHARE_HELP = "Percentage of the training labels to use, balanced over classes, such as 1%."
+_TUNING_EPOCHS_HELP = "Passes over the images; default: 60 up to 2% of the labels, else 30."
+_RATE_HELP = "Peak learning rate for 256 images; default: chosen on held-out labels."
 _BATCH_HELP = "Images per step over all processes; default: by the number of labels."
 _ROOT_HELP = "Folder of SimCLR's 1percent.txt and 10percent.txt for ImageNet."
 _FOLDER_HELP = "Folder of the run; default: runs/finetune-ENCODER-DATA-LABELS-seedN."
-_SET_HELP = "Change one of `compressive settings`; may be repeated."
 _CLASSIFIER_HELP = "The folder of a fine-tuning run, or its classifier.safetensors."
-_TRAINING, _MACHINE, _OUTPUT = "Training", "Machine", "Output and resuming"
-
-
-def _option(panel: str, text: str, **more: Any) -> Any:
-    return typer.Option(rich_help_panel=panel, help=text, **more)
+_training: partial[Any] = partial(typer.Option, rich_help_panel="Training")
 
 
 def finetune_command(
     encoder: EncoderName,
-    data: Annotated[str, path_argument(help=_DATA_HELP)],
-    labels: Annotated[str, _option(_TRAINING, _LABELS_HELP)] = "100%",
-    epochs: Annotated[int | None, _option(_TRAINING, _EPOCHS_HELP)] = None,
-    lr: Annotated[float | None, _option(_TRAINING, _LR_HELP)] = None,
-    batch_size: Annotated[int | None, _option(_TRAINING, _BATCH_HELP)] = None,
-    seed: Annotated[int, _option(_TRAINING, "Seed of everything random.")] = 0,
+    data: Annotated[str, path_argument(help=_LABELED_HELP)],
+    labels: Annotated[str, _training(help=_SHARE_HELP)] = "100%",
+    epochs: Annotated[int | None, _training(help=_TUNING_EPOCHS_HELP)] = None,
+    lr: Annotated[float | None, _training(help=_RATE_HELP)] = None,
+    batch_size: Annotated[int | None, _training(help=_BATCH_HELP)] = None,
+    seed: Annotated[int, _training(help="Seed of everything random.")] = 0,
     benchmark_root: Annotated[
-        Path | None, path_option(help=_ROOT_HELP, rich_help_panel=_TRAINING)
+        Path | None, path_option(help=_ROOT_HELP, rich_help_panel="Training")
     ] = None,
     device: DeviceName = "auto",
-    precision: Annotated[str, _option(_MACHINE, "auto, bf16 or float32.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="auto, bf16 or float32.", rich_help_panel="Machine")
+    ] = "auto",
     network: TimmName = "",
     size: InputSize = 0,
-    out: Annotated[Path | None, path_option(help=_FOLDER_HELP, rich_help_panel=_OUTPUT)] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help=_SET_HELP,
-            autocompletion=complete_setting,
-            rich_help_panel="Any other setting",
-        ),
+    out: Annotated[
+        Path | None, path_option(help=_FOLDER_HELP, rich_help_panel="Output and resuming")
     ] = None,
+    changes: Changes = None,
 ) -> None:
     """Train an encoder and a linear layer on all or few labels, and test the classifier once.
 

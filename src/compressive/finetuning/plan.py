@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compressive.config import FINETUNE as METHOD
-from compressive.config import Config, flat, override, total_steps
+from compressive.config import FINETUNE_METHOD, Config, flat, override, total_steps
 from compressive.distributed import rank, wait_for_all, world_size
 from compressive.encoder import Encoder
 from compressive.rundir.files import CONFIG, FINETUNE, write_text
@@ -18,9 +17,17 @@ DEFAULT_RATE = 0.05  # used if too few labels can be held out
 _STEPS_PER_EPOCH = 12  # as with batches of 1024 on 1 % of ImageNet
 _SHORT_RUN = 1000  # steps below which compilation takes longer than it saves
 # Settings that follow from the encoder, the labels and the protocol.
-_FIXED = ("method", "seed", "data.source", "data.split", "data.labels", "data.limit", "views.size")
-_FIXED += ("views.policy", "optim.lr", "probe.holdout", "train.epochs", "train.steps")
-_FIXED += ("train.batch_size",)
+_DETERMINED = (
+    "method",
+    "seed",
+    "data.source",
+    "data.split",
+    "data.labels",
+    "data.limit",
+    "views.size",
+)
+_DETERMINED += ("views.policy", "optim.lr", "probe.holdout", "train.epochs", "train.steps")
+_DETERMINED += ("train.batch_size",)
 
 
 def default_epochs(share: float) -> int:
@@ -57,7 +64,7 @@ def build_config(
     is_short = total_steps(count, epochs, batch_size) < _SHORT_RUN
     base = override(
         replace(Config(), network=encoder.settings),
-        f"method={METHOD}",
+        f"method={FINETUNE_METHOD}",
         f"seed={seed}",
         f"data.source={place}",
         f"views.size={encoder.size}",
@@ -79,7 +86,7 @@ def build_config(
     config = override(base, *settings)
     old, new = flat(base), flat(config)
     for name in old:
-        if old[name] != new[name] and (name in _FIXED or name.startswith("network.")):
+        if old[name] != new[name] and (name in _DETERMINED or name.startswith("network.")):
             hint = "the encoder, the data and the options of finetune determine it"
             raise ValueError(f"{name} cannot be set here, got {new[name]}; {hint}")
     return config
@@ -110,7 +117,7 @@ def open_plan(out: Path, about: dict[str, Any]) -> Plan:
             )
         Plan(about).write(out)
     wait_for_all()
-    plan = _read(out / FINETUNE)
+    plan = _read_plan(out / FINETUNE)
     changed = [name for name, value in about.items() if plan.about.get(name) != value]
     if changed:
         name = changed[0]
@@ -124,7 +131,7 @@ def open_plan(out: Path, about: dict[str, Any]) -> Plan:
     return plan
 
 
-def _read(path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     try:
         content = json.loads(path.read_bytes())
         check_format(path, FINETUNE, content.get(FORMAT_KEY))

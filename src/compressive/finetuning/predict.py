@@ -17,7 +17,7 @@ from compressive.finetuning.classify import Classified, classify
 from compressive.progress import Display
 from compressive.rundir.files import write_bytes
 
-FORMATS = (".parquet", ".csv")
+TABLE_FORMATS = (".parquet", ".csv")
 _MOST_CLASSES = 5  # most probable classes of each image
 Columns = dict[str, list[str] | list[float] | list[str | None]]
 
@@ -47,7 +47,7 @@ def predict(
     The arguments are those of `compressive predict`. The ending of `out` chooses the format.
     Unreadable images are left out.
     """
-    out = check_table_path(out, images, FORMATS, "predictions")
+    out = check_table_path(out, images, TABLE_FORMATS, "predictions")
     if out.exists():
         raise ValueError(f"--out {out} exists; delete it, or choose another file")
     where = pick_device(device, called="--device")
@@ -57,7 +57,7 @@ def predict(
         dtype = precision("auto", where)
         found = classify(model, source, precision=dtype, display=shown, title="predicting")
     columns = _columns(model, source, found)
-    write = {".parquet": _parquet, ".csv": _csv}[out.suffix.lower()]
+    write = {".parquet": _table_parquet, ".csv": _table_csv}[out.suffix.lower()]
     write_bytes(out, write(columns))
     truth = [name for name in columns.get("class", []) if name is not None]
     unknown = tuple(sorted({str(name) for name in truth} - {*map(as_text, model.classes)}))
@@ -87,7 +87,7 @@ def _label_names(labels: Tensor, names: tuple[str, ...]) -> list[str | None]:
     return [as_text(names[i]) if i >= 0 else None for i in labels.tolist()]
 
 
-def _parquet(columns: Columns) -> bytes:
+def _table_parquet(columns: Columns) -> bytes:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -97,7 +97,7 @@ def _parquet(columns: Columns) -> bytes:
     return file.getvalue()
 
 
-def _csv(columns: Columns) -> bytes:
+def _table_csv(columns: Columns) -> bytes:
     file = io.StringIO(newline="")
     lines = csv.writer(file)
     lines.writerow(columns)

@@ -16,7 +16,7 @@ from compressive.methods.step import Method, Step, direction
 from compressive.networks import feature_dim
 
 # Pretraining uses views 0 and 1 and linear evaluation view 2, so these crops are new.
-_VIEW = 3
+_TUNING_VIEW = 3
 
 
 class Supervised(Method):
@@ -28,7 +28,7 @@ class Supervised(Method):
 
     head: nn.Linear
     is_supervised = True
-    view_numbers = (_VIEW,)
+    view_numbers = (_TUNING_VIEW,)
 
     def __init__(
         self,

@@ -136,5 +136,5 @@ def _draw_views(run: Run, step: Step) -> None:
         epoch = int(run.schedule.epoch(run.step))
         batch = images.some(run.loader, evenly_spaced_indices(run.count, 8), epoch)
         numbers = run.method.view_numbers
-        views = view_maker(run.config, run.dtype, compiled=False, numbers=numbers)(batch)
+        views = view_maker(run.config, run.dtype, numbers, compiled=False)(batch)
         run.logger.draw(run.step, colors(views[0]), colors(views[-1]), step.r)

@@ -142,9 +142,8 @@ class Run:
         if learner.probe is not None:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
         self.parallel_learner: nn.Module = parallel(learner)
-        self.make_views: ViewMaker = view_maker(
-            config, self.dtype, compiled=compiled, numbers=self.method.view_numbers
-        )
+        numbers = self.method.view_numbers
+        self.make_views: ViewMaker = view_maker(config, self.dtype, numbers, compiled=compiled)
         if compiled:
             compile_learner(learner, config, device)
         self.scheduled_beta: Float[Tensor, ""] = torch.zeros((), device=device)
@@ -204,17 +203,10 @@ class Run:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
             weights, network, views = self.method.encoder, self.config.network, self.config.views
-            encoder.save(
-                self.out,
-                weights,
-                network,
-                views.size,
-                self.side,
-                antialias=views.antialias,
-                mean=self.method.mean,
-                std=self.method.std,
-                run_id=self.run_id,
-            )
+            sides = views.size, self.side
+            own: dict[str, Any] = {"mean": self.method.mean, "std": self.method.std}
+            own |= {"antialias": views.antialias, "run_id": self.run_id}
+            encoder.save(self.out, weights, network, *sides, **own)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:

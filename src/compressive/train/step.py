@@ -136,7 +136,7 @@ def view_pair(settings: Views) -> tuple[View, View]:
 
 
 def view_maker(
-    config: Config, dtype: torch.dtype, *, compiled: bool, numbers: Sequence[int] = (0, 1)
+    config: Config, dtype: torch.dtype, numbers: Sequence[int] = (0, 1), *, compiled: bool
 ) -> ViewMaker:
     """Return a function that makes one or two views of every image of a batch, on its device.
 
