@@ -78,8 +78,8 @@ def test_a_damaged_classifier_is_rejected(tmp_path: Path) -> None:
         load_classifier(path)
 
 
-@pytest.mark.parametrize("classes", [("cat", "cat", "emu"), ("cat", 1, "emu")])
-def test_invalid_classes_are_rejected(tmp_path: Path, classes: tuple) -> None:
+@pytest.mark.parametrize("classes", [("cat", "cat", "emu"), ("cat",)])
+def test_invalid_classes_are_rejected(tmp_path: Path, classes: tuple[str, ...]) -> None:
     save_classifier(tmp_path / CLASSIFIER, make(classes))
     with pytest.raises(ValueError, match="classes"):
         load_classifier(tmp_path)

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from compressive.evaluation.runs import compare_runs as compare
     from compressive.evaluation.runs import report_runs as report
     from compressive.evaluation.suite import evaluate
+    from compressive.finetuning.predict import predict
+    from compressive.finetuning.run import finetune
     from compressive.train.start import pretrain
 
 __all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "embed", "evaluate"]
-__all__ += ["load", "metrics", "objectives", "optim", "pretrain", "report"]
+__all__ += ["finetune", "load", "metrics", "objectives", "optim", "predict", "pretrain", "report"]
 _PLACES = {  # public name -> module and name there
     "Encoder": ("encoder", "Encoder"),
     "HypersphericalUniform": ("distributions.uniform", "HypersphericalUniform"),
@@ -24,7 +26,9 @@ _PLACES = {  # public name -> module and name there
     "compare": ("evaluation.runs", "compare_runs"),
     "embed": ("evaluation.embed", "embed"),
     "evaluate": ("evaluation.suite", "evaluate"),
+    "finetune": ("finetuning.run", "finetune"),
     "load": ("evaluation.frozen_model", "load_encoder"),
+    "predict": ("finetuning.predict", "predict"),
     "pretrain": ("train.start", "pretrain"),
     "report": ("evaluation.runs", "report_runs"),
 }

@@ -213,14 +213,7 @@ def pretrain_command(
 def print_outcome(outcome: "Outcome") -> None:
     """Print the final accuracy and the encoder, or where the run stopped and how to resume."""
     if outcome.step < outcome.total:
-        step = f"{outcome.step:,} of {outcome.total:,}"
-        stopped = f"stopped and saved at step {step} in {outcome.folder}"
-        if outcome.saved < outcome.step:
-            stopped = (
-                f"stopped at step {step}, where the run seemed to fail; the last checkpoint in "
-                f"{outcome.folder} is of step {outcome.saved:,}"
-            )
-        print_line(f"{stopped}; run the same command to resume")
+        print_stopped(outcome)
         return
     if outcome.accuracy is not None:
         print_line(
@@ -230,6 +223,18 @@ def print_outcome(outcome: "Outcome") -> None:
     print_line(f"encoder: {outcome.folder / ENCODER}")
     print_line(f'in Python: compressive.load("{outcome.folder}")')
     print_next("evaluate", outcome.folder)
+
+
+def print_stopped(outcome: "Outcome") -> None:
+    """Print where a run stopped and how to resume it."""
+    step = f"{outcome.step:,} of {outcome.total:,}"
+    stopped = f"stopped and saved at step {step} in {outcome.folder}"
+    if outcome.saved < outcome.step:
+        stopped = (
+            f"stopped at step {step}, where the run seemed to fail; the last checkpoint in "
+            f"{outcome.folder} is of step {outcome.saved:,}"
+        )
+    print_line(f"{stopped}; run the same command to resume")
 
 
 def sweep_command(

@@ -42,11 +42,11 @@ from compressive.train.resume import (
 from compressive.train.schedule import Schedule
 from compressive.train.step import (
     Learner,
-    ViewMaker,
     build_learner,
     build_optimizer,
     compile_learner,
     match_strides,
+    preprocessing,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -145,7 +145,9 @@ class Run:
         if learner.probe is not None:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
         self.parallel_learner: nn.Module = parallel(learner)
-        self.make_views: ViewMaker = view_maker(config, self.dtype, compiled=compiled)
+        self.make_views = view_maker(
+            config, self.dtype, self.method.view_numbers, compiled=compiled
+        )
         if compiled:
             compile_learner(learner, config, device)
         self.scheduled_beta: Float[Tensor, ""] = torch.zeros((), device=device)
@@ -204,9 +206,9 @@ class Run:
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
-            views, more = self.config.views, {"side": self.side, "run_id": self.run_id}
-            more |= {"size": views.size, "antialias": views.antialias, **views.normalization}
-            encoder.save(self.out, self.method.encoder, self.config.network, **more)
+            more = preprocessing(self.config, self.method) | {"run_id": self.run_id}
+            network = self.config.network
+            encoder.save(self.out, self.method.encoder, network, side=self.side, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:
