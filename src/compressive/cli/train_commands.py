@@ -53,10 +53,7 @@ _CONTINUE_HELP = (
     "Start a new run from the last checkpoint of this one, with its settings and optimizer state. "
     "--epochs counts its epochs, too; the learning rate follows the longer schedule."
 )
-_WEIGHTS_HELP = (
-    "Start from trained weights: a run, a file, a timm name with its tag such as resnet50.a1_in1k, "
-    "an hf-hub: id or a folder of timm."
-)
+_WEIGHTS_HELP = "Trained weights to start from: a run, a file, a timm name, an hf-hub: id."
 _METHOD_HELP = f"{', '.join(METHODS)}; c- is the compressed method."
 _LR_HELP = "Peak learning rate for 256 images; scaled with the batch size."
 _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; none: ignore them."

@@ -172,10 +172,11 @@ def view_maker(
     return make
 
 
-def preprocessing(config: Config, method: Method) -> dict[str, Any]:
+def saved_views(config: Config, method: Method, side: int) -> dict[str, Any]:
     """Return the preprocessing that the encoder's file has to state."""
     views = config.views
-    found = {"size": views.size, "antialias": views.antialias, **views.normalization}
+    found: dict[str, Any] = {"size": views.size, "side": side, "antialias": views.antialias}
+    found |= views.normalization
     if method.is_supervised:  # it converts views to the normalization of its encoder
         found |= {"mean": method.mean, "std": method.std}
     return found
