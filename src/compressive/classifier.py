@@ -19,8 +19,8 @@ from compressive.rundir.tensors_file import read_safetensors, reproducible_bytes
 
 __all__ = ["Classifier", "load_classifier", "save_classifier"]
 
-_HEAD = "classifier."  # prefix of the linear layer's weights in the file
-_USAGE = "logits: <code>classifier(classifier.encoder.preprocess(images))</code>"
+_LAYER = "classifier."  # prefix of the linear layer's weights in the file
+_LOGITS_USAGE = "logits: <code>classifier(classifier.encoder.preprocess(images))</code>"
 
 
 class Classifier(nn.Module):
@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         return f"<Classifier of {len(self.classes)} classes: {inside}>"
 
     def _repr_html_(self) -> str:
-        return f"<code>{escape(repr(self))}</code><p>{_USAGE}</p>"
+        return f"<code>{escape(repr(self))}</code><p>{_LOGITS_USAGE}</p>"
 
     @validates_inputs
     def forward(self, images: Float[Tensor, "batch 3 size size"]) -> Float[Tensor, "batch classes"]:
@@ -54,7 +54,7 @@ class Classifier(nn.Module):
 def save_classifier(path: Path, classifier: Classifier, *, run_id: str = "") -> Path:
     """Write classifier.safetensors: backbone by timm's names, linear layer, metadata, classes."""
     weights = dict(classifier.encoder.network.state_dict())
-    weights |= {f"{_HEAD}{name}": value for name, value in classifier.head.state_dict().items()}
+    weights |= {f"{_LAYER}{name}": value for name, value in classifier.head.state_dict().items()}
     metadata = describe(classifier.encoder) | {"classes": json.dumps(classifier.classes)}
     metadata |= {"run_id": run_id} if run_id else {}
     write_bytes(path, reproducible_bytes(weights, metadata))
@@ -67,14 +67,14 @@ def load_classifier(place: str | Path, device: str | torch.device = "cpu") -> Cl
     `place` is the folder of a fine-tuning run or its classifier.safetensors.
     """
     check_device(device)
-    path = _find_file(place)
+    path = _find_classifier(place)
     metadata, weights = read_safetensors(path)
     if "classes" not in metadata:
         hint = "make one with `compressive finetune`"
         raise ValueError(f"{path} is no classifier: it names no classes; {hint}")
     check_run_id(place, path, check_metadata(path, metadata))
     classes, head = _read_classes(path, metadata), _read_head(path, weights)
-    backbone = {name: w for name, w in weights.items() if not name.startswith(_HEAD)}
+    backbone = {name: w for name, w in weights.items() if not name.startswith(_LAYER)}
     encoder = restore(path, metadata, backbone)
     try:
         classifier = Classifier(encoder, head, classes)
@@ -83,7 +83,7 @@ def load_classifier(place: str | Path, device: str | torch.device = "cpu") -> Cl
     return classifier.to(device).eval().requires_grad_(False)
 
 
-def _find_file(place: str | Path) -> Path:
+def _find_classifier(place: str | Path) -> Path:
     path = local_path(place)
     if path.is_dir():
         if not (path / CLASSIFIER).is_file() and (path / ENCODER).is_file():
@@ -108,9 +108,9 @@ def _read_classes(path: Path, metadata: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _read_head(path: Path, weights: Mapping[str, Tensor]) -> nn.Linear:
-    weight, bias = (weights.get(f"{_HEAD}{name}") for name in ("weight", "bias"))
+    weight, bias = (weights.get(f"{_LAYER}{name}") for name in ("weight", "bias"))
     if weight is None or bias is None or weight.ndim != 2 or bias.shape != weight.shape[:1]:
-        raise ValueError(f"{path} is damaged: it has no linear layer {_HEAD}weight, {_HEAD}bias")
+        raise ValueError(f"{path} is damaged: it has no linear layer {_LAYER}weight, {_LAYER}bias")
     if odd := [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]:
         raise ValueError(f"{path} is damaged: {odd[0]} has values that are not finite")
     head = nn.Linear(weight.shape[1], weight.shape[0])

@@ -46,6 +46,8 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
     "dcl": MethodInfo("dcl", True, temperature=True, same_view_negatives=True),
     "vicreg": MethodInfo("vicreg", True),
 }
+FINETUNE_METHOD = "finetune"  # `compressive finetune` sets it: the method learns from labels
+_SUPERVISED = MethodInfo("supervised")
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # with network.stem
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
@@ -97,12 +99,12 @@ def _no_hidden_layer(config: "Config") -> str:
 def channels(text: str, setting: str) -> tuple[float, ...]:
     """Return the three numbers of a setting; raise ValueError, with its name, for anything else."""
     try:
-        found = tuple(map(float, text.split(" ")))
+        found = tuple(map(float, text.split(",")))
     except ValueError:
         found = ()
     if len(found) != 3 or not all(map(math.isfinite, found)):
-        example = "such as '0.5 0.5 0.5'"
-        raise ValueError(f"{setting} must be three numbers with spaces, {example}, got {text!r}")
+        rule = "must be three numbers with commas, such as 0.5,0.5,0.5"
+        raise ValueError(f"{setting} {rule}, got {text!r}")
     return found
 
 
@@ -148,9 +150,10 @@ class Views(_Section):
     """The random augmentations that make the two views of an image."""
 
     size: int = setting(224, "side of a view in pixels", low=8)
-    policy: Literal["byol", "simclr"] = setting(
+    policy: Literal["byol", "simclr", "crop"] = setting(
         "byol",
-        "byol: t and t' of the paper's Table 6; simclr: SimCLR's augmentation for both views",
+        "byol: t and t' of the paper's Table 6; simclr: SimCLR's augmentation for both views; "
+        "crop: only random crops and flips, as in fine-tuning",
     )
     crop_scale_min: float = setting(
         0.08, "smallest crop as a fraction of the image area", high=1, open_low=True
@@ -160,17 +163,19 @@ class Views(_Section):
         "strength of the color distortion",
         high=1.25,
         open_low=True,
-        unused=lambda c: "views.policy is byol" if c.views.policy == "byol" else "",
+        unused=lambda c: "" if c.views.policy == "simclr" else f"views.policy is {c.views.policy}",
     )
     blur: bool = setting(
-        True, "blur at random; SimCLR turns it off for CIFAR-10, whose views have 32 pixels"
+        True,
+        "blur at random; SimCLR turns it off for CIFAR-10, whose views have 32 pixels",
+        unused=lambda c: "views.policy is crop" if c.views.policy == "crop" else "",
     )
     antialias: bool = setting(False, "anti-alias resized crops; the official code does not")
     mean: str = setting(
-        "0.485 0.456 0.406", "mean of the three channels that views are normalized with; ImageNet's"
+        "0.485,0.456,0.406", "mean of the three channels that views are normalized with; ImageNet's"
     )
     std: str = setting(
-        "0.229 0.224 0.225", "standard deviation that views are normalized with; ImageNet's"
+        "0.229,0.224,0.225", "standard deviation that views are normalized with; ImageNet's"
     )
 
     def __post_init__(self) -> None:
@@ -339,6 +344,11 @@ class Optim(_Section):
         high=0.9999,
         unused=lambda c: "optim.name is adamw" if c.optim.name == "adamw" else "",
     )
+    nesterov: bool = setting(
+        False,
+        "use Nesterov's momentum in sgd, as fine-tuning does",
+        unused=lambda c: "" if c.optim.name == "sgd" else f"optim.name is {c.optim.name}",
+    )
     weight_decay: float = setting(1.5e-6, "weight decay; not applied to biases and batch norms")
     trust_coefficient: float = setting(
         0.001,
@@ -358,6 +368,11 @@ class Optim(_Section):
         high=1,
         open_low=True,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise ValueError("optim.momentum must be above 0 with optim.nesterov=true, got 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +451,11 @@ class Config:
     """Settings that belong to no section."""
 
     recipe: str = setting("", "the recipe that the settings are based on")
-    method: str = setting("c-simclr", "c- is the compressed method", choices=METHODS)
+    method: str = setting(
+        "c-simclr",
+        "c- is the compressed method; `compressive finetune` sets finetune",
+        choices=(*METHODS, FINETUNE_METHOD),
+    )
     seed: int = setting(0, "seed of data order, views, weights and z", high=2**32 - 1)
     data: Data = field(default_factory=Data)
     views: Views = field(default_factory=Views)
@@ -464,7 +483,7 @@ class Config:
 
 def method_info(config: Config) -> MethodInfo:
     """Return the facts about the config's method."""
-    return METHODS[config.method]
+    return _SUPERVISED if config.method == FINETUNE_METHOD else METHODS[config.method]
 
 
 def is_compressed(config: Config) -> bool:

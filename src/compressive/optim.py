@@ -208,7 +208,7 @@ def _layer_scales(encoder: nn.Module, decay: float) -> dict[str, float]:
         def named_parameters(self, *_: Any, **__: Any) -> Any:
             return [*encoder.named_parameters(), ("head_of_the_method", None)]
 
-    layers = group_parameters(WithHead(), matcher(coarse=False), reverse=True)
+    layers: Any = group_parameters(WithHead(), matcher(coarse=False), reverse=True)
     last = max(layers.values())
     return {name: decay ** (last - layers[name]) for name in names}
 

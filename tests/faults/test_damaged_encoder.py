@@ -15,6 +15,7 @@ from compressive import weights
 from compressive.cli.app import app
 from compressive.encoder import pack
 from compressive.evaluation.frozen_model import open_model
+from compressive.pretrained.source import resolve
 from compressive.rundir.checksum import CHECKSUM_KEY
 from compressive.rundir.files import ENCODER
 from compressive.train.loop import pretrain
@@ -51,7 +52,7 @@ def test_flipped_bit_in_encoder_is_reported(run: Path, tmp_path: Path) -> None:
     for use in (
         lambda: compressive.load(path),
         lambda: open_model(str(path), CPU),
-        lambda: open_model(str(path), CPU, network="test_resnet"),
+        lambda: resolve(path),
         lambda: pack(path, tmp_path / "packed"),
     ):
         with pytest.raises(ValueError, match=r"is damaged: .* checksum; restore it") as caught:
@@ -105,7 +106,7 @@ def test_third_party_and_format_2_files_are_read_without_checksum(
     assert compressive.load(path).feature_dim == 96
     packed = pack(path, tmp_path / "packed.safetensors")
     with safe_open(packed, "pt") as file:
-        assert file.metadata()["format_version"] == "3"
+        assert file.metadata()["format_version"] == "4"
         assert CHECKSUM_KEY in file.metadata()
     save_file(load_file(path), path)
     assert open_model(str(path), CPU, network="test_resnet").feature_dim == 96

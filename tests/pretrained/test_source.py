@@ -226,7 +226,7 @@ def cached(hub: Path, repository: str) -> Path:
 
 
 def test_timm_name_with_tag_loads_from_the_cache(hub: Path) -> None:
-    network = timm.create_model("test_resnet")
+    network: Any = timm.create_model("test_resnet")
     save_file(network.state_dict(), cached(hub, "timm/test_resnet.r160_in1k") / "model.safetensors")
     found = resolve("test_resnet.r160_in1k")
     assert found.network == Network(name="test_resnet")
@@ -269,7 +269,7 @@ def test_folders_that_are_not_timms_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_and_bundled_encoder_load(tmp_path: Path) -> None:
-    pretrain(tiny("views.mean=0.5 0.5 0.5"), tmp_path / "a", display=silent())
+    pretrain(tiny("views.mean=0.5,0.5,0.5"), tmp_path / "a", display=silent())
     for place in (tmp_path / "a", tmp_path / "a" / "encoder.safetensors"):
         found = resolve(place)
         assert (found.network.name, found.size) == ("test_resnet", 16)

@@ -64,7 +64,7 @@ def test_network_and_views_follow_from_the_weights(weights: Path, tmp_path: Path
     assert config.network.name == "test_resnet"
     assert config.network.weights == str(weights)
     assert (config.views.size, config.views.antialias) == (16, True)
-    assert (config.views.mean, config.views.std) == ("0.5 0.5 0.5", "0.25 0.5 0.5")
+    assert (config.views.mean, config.views.std) == ("0.5,0.5,0.5", "0.25,0.5,0.5")
     scratch = recipes.auto_recipe(40, 16, given={"method": "simclr"}).config
     assert config.optim.lr == 0.25 * scratch.optim.lr
     for name in ("optim.lr", "optim.clip_norm", "optim.layer_decay", "train.frozen_epochs"):
@@ -77,9 +77,9 @@ def test_network_and_views_follow_from_the_weights(weights: Path, tmp_path: Path
 
 
 def test_given_settings_win_and_contradictions_are_one_line(weights: Path, tmp_path: Path) -> None:
-    start(tmp_path / "a", weights, "optim.clip_norm=0", "views.std=1 1 1", image_size=24)
+    start(tmp_path / "a", weights, "optim.clip_norm=0", "views.std=1,1,1", image_size=24)
     config = read_config(tmp_path / "a")
-    assert (config.optim.clip_norm, config.views.std, config.views.size) == (0.0, "1 1 1", 24)
+    assert (config.optim.clip_norm, config.views.std, config.views.size) == (0.0, "1,1,1", 24)
     for options in ({"backbone": "resnet18"}, {"settings": ("network.width=2",)}):
         with pytest.raises(ValueError, match=r"test_resnet|network\.width") as caught:
             start(tmp_path / "b", weights, *options.pop("settings", ()), **options)
@@ -195,7 +195,7 @@ def test_views_are_normalized_with_the_settings() -> None:
     index, side = torch.arange(2), torch.full((2,), 20)
     batch = Batch(images, side, side, index, index, index)
     plain = view_maker(tiny(), torch.float32, compiled=False)(batch)
-    changed = tiny("views.mean=0.1 0.2 0.3", "views.std=1 2 4")
+    changed = tiny("views.mean=0.1,0.2,0.3", "views.std=1,2,4")
     other = view_maker(changed, torch.float32, compiled=False)(batch)
     for x, y in zip(plain, other, strict=True):
         expected = normalize(colors(x), mean=(0.1, 0.2, 0.3), std=(1, 2, 4))
@@ -203,7 +203,7 @@ def test_views_are_normalized_with_the_settings() -> None:
 
 
 def test_channels_of_a_setting_are_checked() -> None:
-    for change in ("views.mean=0.5", "views.mean=a b c", "views.std=0 1 1", "views.std=1 1 nan"):
+    for change in ("views.mean=0.5", "views.mean=a,b,c", "views.std=0,1,1", "views.std=1,1,nan"):
         with pytest.raises(ValueError, match=change.partition("=")[0]):
             tiny(change)
     assert flat(Config())["network.weights"] == ""

@@ -15,7 +15,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from tiny import silent, tiny
 from torch import Tensor, nn
 
-from compressive.augment.ops import IMAGENET, center_crop, normalize
+from compressive.augment.ops import IMAGENET_COLORS, center_crop, normalize
 from compressive.data.decode import Unreadable
 from compressive.data.loaders import Resident, Streaming
 from compressive.data.sampler import BatchIndices
@@ -231,7 +231,7 @@ def evaluate(
             held,
             size=SIZE,
             antialias=False,
-            channels=IMAGENET,
+            channels=IMAGENET_COLORS,
             precision=torch.float32,
             neighbors=3,
             bank=most,

@@ -28,7 +28,7 @@ class Channels(NamedTuple):
     std: tuple[float, ...] = STD
 
 
-IMAGENET = Channels()
+IMAGENET_COLORS = Channels()
 
 
 def brightness(images: Images, delta: Numbers) -> Images:
@@ -272,7 +272,7 @@ def augment_pair(
     width: Integers,
     dtype: torch.dtype = torch.float32,
     products: torch.dtype = torch.float32,
-    channels: Channels = IMAGENET,
+    channels: Channels = IMAGENET_COLORS,
 ) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"]]:
     """Make two views as `augment` does; `keys` are those of all first views, then all second."""
     if views[0].antialias != views[1].antialias:

@@ -64,6 +64,12 @@ def simclr_views(strength: float = 1.0) -> tuple[View, View]:
     return view, view
 
 
+def crop_views() -> tuple[View, View]:
+    """Return two equal views: a random crop and a flip, as in linear evaluation and fine-tuning."""
+    view = View(jitter=0.0, gray=0.0, blur=0.0)
+    return view, view
+
+
 class Box(NamedTuple):
     """A rectangle in each image, in whole pixels."""
 

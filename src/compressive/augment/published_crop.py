@@ -10,7 +10,7 @@ from compressive.rng import Integers
 
 Interpolation = Literal["bilinear", "bicubic"]
 _UNIT = 2.0**22  # Pillow multiplies by whole numbers of 2^-22; float64 is exact for them
-_AT_ONCE = 32  # images; float64 takes much memory
+_CROPS_AT_ONCE = 32  # images; float64 takes much memory
 
 
 class PublishedCrop(NamedTuple):
@@ -36,7 +36,7 @@ class PublishedCrop(NamedTuple):
         full = torch.ones(len(images), dtype=torch.long, device=images.device)
         height = full * images.shape[2] if height is None else height
         width = full * images.shape[3] if width is None else width
-        parts = (part.split(_AT_ONCE) for part in (images, height, width))
+        parts = (part.split(_CROPS_AT_ONCE) for part in (images, height, width))
         return torch.cat([self._crop(size, *part) for part in zip(*parts, strict=True)])
 
     def _crop(self, size: int, images: Tensor, height: Tensor, width: Tensor) -> Tensor:

@@ -7,7 +7,13 @@ from typing import Annotated, NamedTuple, TextIO, cast
 
 import typer
 
-from compressive.cli import convert_commands, evaluate_commands, info_commands, train_commands
+from compressive.cli import (
+    convert_commands,
+    evaluate_commands,
+    finetune_commands,
+    info_commands,
+    train_commands,
+)
 from compressive.cli.command import Command, Group, examples
 from compressive.cli.terminal import print_warning
 from compressive.progress import BrokenPipeSafe
@@ -52,6 +58,15 @@ _COMMANDS: dict[str, _Entry] = {
             "compressive sweep ./cifar10 --recipe c-simclr/cifar10-r18-200 --preset beta",
         ),
     ),
+    "finetune": _Entry(
+        finetune_commands.finetune_command,
+        _TRAIN,
+        (
+            "compressive finetune runs/a ./photos",
+            "compressive finetune runs/a ./photos --labels 1%",
+            "compressive finetune cifar10-c-simclr-r18 ./photos --lr 0.05 --epochs 30",
+        ),
+    ),
     "evaluate": _Entry(
         evaluate_commands.evaluate_command,
         _MEASURE,
@@ -77,6 +92,14 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive embed runs/a ./photos",
             "compressive embed cifar10-c-simclr-r18 ./photos --out features.csv",
+        ),
+    ),
+    "predict": _Entry(
+        finetune_commands.predict_command,
+        _MEASURE,
+        (
+            "compressive predict runs/finetuned ./photos",
+            "compressive predict runs/finetuned ./photos --split test --out table.csv",
         ),
     ),
     "convert": _Entry(

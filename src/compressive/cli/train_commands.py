@@ -54,10 +54,7 @@ _CONTINUE_HELP = (
     "Start a new run from the last checkpoint of this one, with its settings and optimizer state. "
     "--epochs counts its epochs, too; the learning rate follows the longer schedule."
 )
-_WEIGHTS_HELP = (
-    "Start from trained weights: a run, a file, a timm name with its tag such as resnet50.a1_in1k, "
-    "an hf-hub: id or a folder of timm."
-)
+_WEIGHTS_HELP = "Trained weights to start from: a run, a file, a timm name, an hf-hub: id."
 _METHOD_HELP = f"{', '.join(METHODS)}; c- is the compressed method."
 _LR_HELP = "Peak learning rate for 256 images; scaled with the batch size."
 _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; none: ignore them."
@@ -215,14 +212,7 @@ def pretrain_command(
 def print_outcome(outcome: "Outcome") -> None:
     """Print the final accuracy and the encoder, or where the run stopped and how to resume."""
     if outcome.step < outcome.total:
-        step = f"{outcome.step:,} of {outcome.total:,}"
-        stopped = f"stopped and saved at step {step} in {outcome.folder}"
-        if outcome.saved < outcome.step:
-            stopped = (
-                f"stopped at step {step}, where the run seemed to fail; the last checkpoint in "
-                f"{outcome.folder} is of step {outcome.saved:,}"
-            )
-        print_line(f"{stopped}; run the same command to resume")
+        print_stopped(outcome)
         return
     if outcome.accuracy is not None:
         print_line(
@@ -232,6 +222,18 @@ def print_outcome(outcome: "Outcome") -> None:
     print_line(f"encoder: {outcome.folder / ENCODER}")
     print_line(f'in Python: compressive.load("{outcome.folder}")')
     print_next("evaluate", outcome.folder)
+
+
+def print_stopped(outcome: "Outcome") -> None:
+    """Print where a run stopped and how to resume it."""
+    step = f"{outcome.step:,} of {outcome.total:,}"
+    stopped = f"stopped and saved at step {step} in {outcome.folder}"
+    if outcome.saved < outcome.step:
+        stopped = (
+            f"stopped at step {step}, where the run seemed to fail; the last checkpoint in "
+            f"{outcome.folder} is of step {outcome.saved:,}"
+        )
+    print_line(f"{stopped}; run the same command to resume")
 
 
 def sweep_command(

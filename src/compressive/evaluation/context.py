@@ -34,7 +34,7 @@ from compressive.rundir.files import UNREADABLE
 
 VALIDATION_IMAGES = 10_000  # held out of ImageNet's train; smaller data sets hold out 10 %
 
-Classifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
+FeatureClassifier = Callable[[Float[Tensor, "batch feat"]], Float[Tensor, "batch classes"]]
 
 
 class TaskOptions(NamedTuple):
@@ -69,7 +69,7 @@ class EvalContext:
         self.options = options or TaskOptions()
         self.dtype = precision("auto" if bf16 is None else "bf16" if bf16 else "float32", device)
         self.crop = model.crop(share)
-        self.classifier: Classifier | None = None  # of the linear evaluation
+        self.classifier: FeatureClassifier | None = None  # of the linear evaluation
         self.head: dict[str, object] = {}  # protocol of that classifier
         self.task = ""  # name of the current task
         self.after_results: list[Callable[[], object]] = []  # to call once results are written

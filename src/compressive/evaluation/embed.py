@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -49,20 +50,7 @@ def embed(
     The arguments are those of `compressive embed`. The ending of `out` chooses the format. Images
     are cropped as in `evaluate`. Unreadable ones are left out.
     """
-    out = local_path(out)
-    if out.suffix.lower() not in FORMATS:
-        raise ValueError(f"--out must end with {' or '.join(FORMATS)}, got {str(out)!r}")
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/features.npz")
-    if not out.parent.exists():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
-    ensure_writable(out.parent)
-    among = local_path(images).resolve()
-    if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
-        raise ValueError(
-            f"--out {out} is inside the image folder and would be read as images; choose "
-            "another folder, or .npz"
-        )
+    out = check_table_path(out, images, FORMATS, "features")
     where = pick_device(device, called="--device")
     model = open_model(str(encoder), where, network=network, size=size)
     source = open_source(images, split, max_pixels=model.max_pixels)
@@ -79,13 +67,35 @@ def embed(
             )
             unreadable = list(loader.unreadable)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
-    names = [_as_text(source.origin(int(i))) for i in index]
+    names = [as_text(source.origin(int(i))) for i in index]
     write = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}[out.suffix.lower()]
     write_bytes(out, write(feats, names, found.labels.cpu(), source))
     return Embedding(out, len(feats), feats.shape[1], unreadable)
 
 
-def _as_text(name: str) -> str:
+def check_table_path(
+    out: str | Path, images: str | Path, formats: Sequence[str], name: str
+) -> Path:
+    """Return the path of a table to write; raise ValueError if it cannot be written there."""
+    out = local_path(out)
+    if out.suffix.lower() not in formats:
+        raise ValueError(f"--out must end with {' or '.join(formats)}, got {str(out)!r}")
+    if out.is_dir():
+        example = f"{out}/{name}{formats[-1]}"
+        raise ValueError(f"--out {out} is a folder; name a file in it, such as {example}")
+    if not out.parent.exists():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
+    ensure_writable(out.parent)
+    among = local_path(images).resolve()
+    if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
+        raise ValueError(
+            f"--out {out} is inside the image folder and would be read as images; choose "
+            f"another folder, or {formats[-1]}"
+        )
+    return out
+
+
+def as_text(name: str) -> str:
     """Escape bytes of a file or folder name that are not valid Unicode."""
     return name.encode(errors="backslashreplace").decode()
 
@@ -99,7 +109,7 @@ def _parquet(feats: Vectors, names: list[str], labels: Tensor, source: Source) -
     if source.labels is not None:
         columns["label"] = pa.array(labels.numpy(), mask=labels.numpy() < 0)
         if source.classes is not None:
-            words = [_as_text(source.classes[int(i)]) if i >= 0 else None for i in labels]
+            words = [as_text(source.classes[int(i)]) if i >= 0 else None for i in labels]
             columns["class"] = pa.array(words, pa.string())
     file = io.BytesIO()
     parquet.write_table(pa.table(columns), file)
@@ -114,7 +124,7 @@ def _csv(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> by
     head = ["image"] if classes is None else ["image", "class"]
     lines.writerow([*head, *(f"feature_{i}" for i in range(feats.shape[1]))])
     for name, label, vector in zip(names, labels.tolist(), feats.tolist(), strict=True):
-        own = [name] if classes is None else [name, _as_text(classes[label]) if label >= 0 else ""]
+        own = [name] if classes is None else [name, as_text(classes[label]) if label >= 0 else ""]
         lines.writerow([*own, *(f"{number:.9g}" for number in vector)])  # exact in float32
     return file.getvalue().encode()
 
@@ -125,7 +135,7 @@ def _npz(feats: Vectors, names: list[str], labels: Tensor, source: Source) -> by
     if source.labels is not None:
         arrays["label"] = labels.numpy()
         if source.classes is not None:
-            arrays["classes"] = np.array([_as_text(name) for name in source.classes])
+            arrays["classes"] = np.array([as_text(name) for name in source.classes])
     file = io.BytesIO()
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
     return file.getvalue()

@@ -20,7 +20,7 @@ from compressive.device import pick_device
 from compressive.encoder import Encoder, least, load
 from compressive.evaluation.features import Crop, network_fingerprint
 from compressive.methods import Method, build
-from compressive.pretrained.source import Weights, is_third_party, resolve
+from compressive.pretrained.source import ResolvedWeights, is_third_party, resolve
 from compressive.rundir import checkpoint, files, folder
 
 _OTHER_WEIGHTS = (
@@ -177,7 +177,7 @@ def _own_file(name: str, place: str | Path, device: torch.device | str = "cpu") 
     )
 
 
-def _third_party(place: str, found: Weights) -> FrozenModel:
+def _third_party(place: str, found: ResolvedWeights) -> FrozenModel:
     name = found.network.name
     return FrozenModel(
         name=place if place == name else f"{place} ({name})",

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from compressive.evaluation.context import Classifier, EvalContext
+from compressive.evaluation.context import EvalContext, FeatureClassifier
 from compressive.evaluation.predictions import write_predictions
 from compressive.evaluation.results import Results
 from compressive.metrics import Labels, Logits, confidence_bin, ece, hits
@@ -94,7 +94,7 @@ def reliability(
 
 
 def add_test_scores(
-    context: EvalContext, task: str, classifier: Classifier, protocol: dict[str, Any]
+    context: EvalContext, task: str, classifier: FeatureClassifier, protocol: dict[str, Any]
 ) -> None:
     """Record the scores of a classifier on the test features, and write its predictions."""
     test = context.features("test")

@@ -116,9 +116,9 @@ def _run_suite(
 ) -> None:
     """Run the tasks in order and write the results after each; raise if none measured anything."""
     results, network = context.results, context.model.network
-    results.about, results.set = results.about | _describe(context), context.splits.name
+    results.about, results.set = results.about | describe_results(context), context.splits.name
     results.of = context.fingerprint
-    _keep_earlier_results(context, out, chosen, is_own=is_own)
+    keep_earlier_results(context, out, chosen, is_own=is_own)
     if world_size() > 1:  # all processes extract features; the first one does the rest alone
         for split in ("train", "test"):
             context.features(split)
@@ -164,7 +164,7 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
     return len(results.skipped) == skipped or any(id(r) not in records for r in results.records)
 
 
-def _keep_earlier_results(
+def keep_earlier_results(
     context: EvalContext, out: Path, chosen: Sequence[str], *, is_own: bool
 ) -> None:
     """Start with the records in `out` if they are of the same weights.
@@ -207,7 +207,7 @@ def _keep_earlier_results(
         )
 
 
-def _describe(context: EvalContext) -> dict[str, object]:
+def describe_results(context: EvalContext) -> dict[str, object]:
     """Describe the encoder, the data and the machine of the results."""
     gpu = context.device.type == "cuda"
     return {

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from compressive.augment.ops import MEAN, STD
 from compressive.checks import promote_to_float32
 from compressive.distributed import mean_value
 from compressive.methods.bottleneck import Channel
@@ -25,11 +26,12 @@ class Step(NamedTuple):
     loss: Float[Tensor, ""]
     feats: tuple[Float[Tensor, "batch feat"], ...]  # backbone features of each view
     r: Float[Tensor, "batch dim"]  # normalized projection of the first view
-    positive_cosine: Float[Tensor, ""]  # mean cosine between the projections of the two views
+    positive_cosine: Float[Tensor, ""] | None  # mean cosine of the two views' projections
     nll: Float[Tensor, ""]  # mean over images and directions, as all below
     residual: Float[Tensor, ""] | None = None  # nats; compressed methods only
     reducible_residual: Float[Tensor, ""] | None = None  # the part above the floor at equal means
     predictive: Float[Tensor, ""] | None = None  # nats, log K - nll; InfoNCE methods only
+    accuracy: Float[Tensor, ""] | None = None  # supervised methods only
     effective_beta: Float[Tensor, ""] | None = None  # weight of the residual, if it is adaptive
     effective_beta_p10: Float[Tensor, ""] | None = None  # its quantiles over images and directions
     effective_beta_p50: Float[Tensor, ""] | None = None
@@ -54,6 +56,10 @@ class Method(nn.Module):
 
     encoder: nn.Module  # the backbone, which a run saves
     channel: Channel | None = None  # the bottleneck of a compressed method
+    is_supervised: bool = False  # `forward` also takes labels
+    view_numbers: tuple[int, ...] = (0, 1)  # views of an image; they key its random numbers
+    mean: tuple[float, ...] = MEAN  # normalization that the backbone expects
+    std: tuple[float, ...] = STD
 
     def forward(
         self,

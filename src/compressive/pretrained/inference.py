@@ -8,14 +8,10 @@ from typing import NamedTuple
 import timm
 
 from compressive.config import RESNETS, Network
-from compressive.pretrained.state_dict import Found, State, find_backbone
+from compressive.pretrained.state_dict import FoundBackbone, TensorsByName, find_backbone
 
-_RESNET_NAMES = (
-    *RESNETS,
-    *("wide_resnet50_2", "wide_resnet101_2", "resnext50_32x4d", "resnext101_32x8d"),
-    "resnext101_64x4d",
-)
-_BLOCKS = {  # blocks of the four stages, and whether a block has three convolutions
+# Blocks of the four stages, and whether a block has three convolutions.
+_RESNET_BLOCKS: dict[tuple[tuple[int, ...], bool], tuple[str, ...]] = {
     ((2, 2, 2, 2), False): ("resnet18",),
     ((3, 4, 6, 3), False): ("resnet34",),
     ((3, 4, 6, 3), True): ("resnet50", "wide_resnet50_2", "resnext50_32x4d"),
@@ -41,29 +37,29 @@ class Guess(NamedTuple):
     """A network that the weights may be of."""
 
     network: Network
-    found: Found
+    found: FoundBackbone
     size: int = 0  # side of the images that position embeddings are for; 0: any
     tagged: str = ""  # timm name whose preprocessing is the usual one of such weights
 
 
-def guesses(state: State, place: object) -> Iterator[Guess]:
+def guesses(state: TensorsByName, place: object) -> Iterator[Guess]:
     """Yield the networks that weights may be of, by their names and shapes."""
     for each in (_resnets, _vits, _convnexts):
         yield from each(state, place)
 
 
-def _resnets(state: State, place: object) -> Iterator[Guess]:
+def _resnets(state: TensorsByName, place: object) -> Iterator[Guess]:
     found = find_backbone(state, "conv1.weight", ["bn1.weight", "layer1.0.conv1.weight"])
     if found is None:
         return
     own = found.state
-    blocks = tuple(_count(own, rf"layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4))
+    blocks = tuple(_count_blocks(own, rf"layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4))
     channels, _, side, _ = own["conv1.weight"].shape
     has_three = "layer1.0.conv3.weight" in own
     stem = "cifar" if side == 3 else "imagenet"
     # Only the ResNet-18 and -34 of the official code project the input of their first block.
     variant = "official" if not has_three and "layer1.0.downsample.0.weight" in own else "timm"
-    for name in _BLOCKS.get((blocks, has_three), ()):
+    for name in _RESNET_BLOCKS.get((blocks, has_three), ()):
         width = max(1, channels // 64) if name in RESNETS else 1
         plain = stem == "imagenet" and width == 1 and variant == "timm"
         if name in RESNETS or plain:
@@ -71,13 +67,13 @@ def _resnets(state: State, place: object) -> Iterator[Guess]:
             yield Guess(network, found, tagged=_tagged(name))
 
 
-def _vits(state: State, place: object) -> Iterator[Guess]:
+def _vits(state: TensorsByName, place: object) -> Iterator[Guess]:
     found = find_backbone(state, "patch_embed.proj.weight", ["blocks.0.norm1.weight", "pos_embed"])
     if found is None:
         return
     own = found.state
     width, _, patch, _ = own["patch_embed.proj.weight"].shape
-    kind = _VITS.get((width, _count(own, r"blocks\.(\d+)\.")), "")
+    kind = _VITS.get((width, _count_blocks(own, r"blocks\.(\d+)\.")), "")
     if kind == "small" and re.search("base_encoder|momentum_encoder", found.prefix):
         raise ValueError(
             f"{place} is MoCo v3's ViT-S, which has 12 heads; timm's ViT-S has 6, so its features "
@@ -97,7 +93,7 @@ def _vits(state: State, place: object) -> Iterator[Guess]:
         yield Guess(Network(name=name), found, size, _tagged(name))
 
 
-def _convnexts(state: State, place: object) -> Iterator[Guess]:
+def _convnexts(state: TensorsByName, place: object) -> Iterator[Guess]:
     for first, block in (
         ("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),
         ("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
@@ -105,7 +101,7 @@ def _convnexts(state: State, place: object) -> Iterator[Guess]:
         if (found := find_backbone(state, first, [block])) is None:
             continue
         own = found.state
-        depth = _count(own, r"stages\.2\.(?:blocks\.)?(\d+)\.(?:conv_dw|dwconv)")
+        depth = _count_blocks(own, r"stages\.2\.(?:blocks\.)?(\d+)\.(?:conv_dw|dwconv)")
         version = "v2" if any(".grn." in name for name in own) else ""
         kind = _CONVNEXTS.get((own[first].shape[0], depth), "")
         name = f"convnext{version}_{kind}"
@@ -113,7 +109,7 @@ def _convnexts(state: State, place: object) -> Iterator[Guess]:
             yield Guess(Network(name=name), found, tagged=_tagged(name))
 
 
-def _count(state: State, pattern: str) -> int:
+def _count_blocks(state: TensorsByName, pattern: str) -> int:
     """Return the number of different blocks that names have."""
     return len({found[1] for name in state if (found := re.match(pattern, name))})
 

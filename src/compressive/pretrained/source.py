@@ -17,8 +17,8 @@ from compressive.encoder import load
 from compressive.pretrained import timm_weights
 from compressive.pretrained.inference import SUPPORTED, Guess, guesses
 from compressive.pretrained.state_dict import (
-    Found,
-    State,
+    FoundBackbone,
+    TensorsByName,
     check_finite,
     find_backbone,
     mismatch,
@@ -32,7 +32,7 @@ from compressive.rundir.files import ENCODER, local_path
 _SUFFIXES = (".pth", ".pt", ".safetensors", ".bin", ".tar", ".ckpt")
 
 
-class Weights(NamedTuple):
+class ResolvedWeights(NamedTuple):
     """A loaded backbone without heads, the network it is, and its preprocessing."""
 
     network: Network
@@ -46,7 +46,7 @@ class Weights(NamedTuple):
     crop: PublishedCrop | None = None  # the evaluation crop of third-party weights
 
 
-def resolve(place: str | Path, network: str = "", size: int = 0) -> Weights:
+def resolve(place: str | Path, network: str = "", size: int = 0) -> ResolvedWeights:
     """Load weights from a run, a file, a folder of timm, a name or an `hf-hub:` id.
 
     `network` is the timm model name of third-party weights, if it cannot be inferred. Its tag, if
@@ -60,7 +60,7 @@ def resolve(place: str | Path, network: str = "", size: int = 0) -> Weights:
     return found
 
 
-def _resolve(place: str, network: str, size: int) -> Weights:
+def _resolve(place: str, network: str, size: int) -> ResolvedWeights:
     if place.startswith(HUB):
         return _from_timm(place, size)
     path = local_path(place)
@@ -91,7 +91,7 @@ def is_third_party(place: str | Path) -> bool:
     return weights.find(str(place)) is None
 
 
-def _from_folder(path: Path, size: int) -> Weights:
+def _from_folder(path: Path, size: int) -> ResolvedWeights:
     if not is_third_party(path):
         return _own(str(path), size)
     folder = timm_weights.read_folder(path)
@@ -100,7 +100,7 @@ def _from_folder(path: Path, size: int) -> Weights:
     return _load(state, [guess], path, size, folder.preprocessing)
 
 
-def _from_file(path: Path, network: str, size: int) -> Weights:
+def _from_file(path: Path, network: str, size: int) -> ResolvedWeights:
     if path.suffix == ".safetensors" and _is_own_file(path):
         return _own(str(path), size)
     state, inside = read_tensors(path)
@@ -114,7 +114,7 @@ def _from_file(path: Path, network: str, size: int) -> Weights:
     return _load(state, options, path, size, known, inside)
 
 
-def _from_timm(name: str, size: int) -> Weights:
+def _from_timm(name: str, size: int) -> ResolvedWeights:
     plain, module, known = timm_weights.from_timm(name, size)
     settings = Network(name=plain)
     size = size or known.size
@@ -122,29 +122,29 @@ def _from_timm(name: str, size: int) -> Weights:
         planned = networks.build(settings, size)
     if not networks.fits(planned, module.state_dict()):
         state = {key: value.detach() for key, value in module.state_dict().items()}
-        module = _fitted(settings, size, Found(state, ""), name)
-    return _third_party(settings, module, f"{plain} from {name}", size, known)
+        module = _fitted(settings, size, FoundBackbone(state, ""), name)
+    return _with_preprocessing(settings, module, f"{plain} from {name}", size, known)
 
 
-def _own(place: str, size: int) -> Weights:
+def _own(place: str, size: int) -> ResolvedWeights:
     own = load(place)
     module = own.network
     if size and size != own.size:
         state = {key: value.detach() for key, value in module.state_dict().items()}
-        module = _fitted(own.settings, size, Found(state, ""), place)
+        module = _fitted(own.settings, size, FoundBackbone(state, ""), place)
     words = f"{own.settings.name} from {place}"
     views = {"side": own.side, "antialias": own.antialias, "mean": own.mean, "std": own.std}
-    return Weights(own.settings, module, words, size or own.size, **views)
+    return ResolvedWeights(own.settings, module, words, size or own.size, **views)
 
 
 def _load(
-    state: State,
+    state: TensorsByName,
     options: list[Guess],
     place: Path,
     size: int,
     known: Preprocessing | None,
     inside: str = "",
-) -> Weights:
+) -> ResolvedWeights:
     """Load the first network that the weights fit; raise ValueError if there is none."""
     if not options:
         raise ValueError(
@@ -167,7 +167,7 @@ def _load(
             )
         where = ".".join(filter(None, [inside, guess.found.prefix.rstrip(".")]))
         words = f"{guess.network.name} in {where or 'the state_dict'} of {place}"
-        return _third_party(guess.network, module, words, side, kind)
+        return _with_preprocessing(guess.network, module, words, side, kind)
     assert problem is not None
     raise problem
 
@@ -179,30 +179,30 @@ def _usual(guess: Guess) -> Preprocessing:
     return known
 
 
-def _third_party(
+def _with_preprocessing(
     settings: Network, module: nn.Module, words: str, size: int, known: Preprocessing
-) -> Weights:
+) -> ResolvedWeights:
     views = {"mean": known.mean, "std": known.std, "crop": known.crop}
-    return Weights(settings, module, words, size, **views)
+    return ResolvedWeights(settings, module, words, size, **views)
 
 
-def _named(state: State, name: str, place: Path) -> Guess:
+def _named(state: TensorsByName, name: str, place: Path) -> Guess:
     """Return the guess for a network that the user or a config.json names."""
     for guess in guesses(state, place):
         if guess.network.name == name:
             return guess
     with torch.device("meta"):
         wanted = list(networks.backbone(name).state_dict())
-    found = find_backbone(state, wanted[0], wanted[1:3]) or Found(dict(state), "")
+    found = find_backbone(state, wanted[0], wanted[1:3]) or FoundBackbone(dict(state), "")
     return Guess(Network(name=name), found)
 
 
-def _fitted(settings: Network, size: int, found: Found, place: object) -> nn.Module:
+def _fitted(settings: Network, size: int, found: FoundBackbone, place: object) -> nn.Module:
     """Build the network with these weights; raise ValueError if they do not fit."""
     with torch.device("meta"):
         planned = networks.build(settings, size)
     wanted = planned.state_dict()
-    state = _converted(found.state, planned)
+    state = _in_timm_names(found.state, planned)
     cause = mismatch(wanted, state)
     if not cause and (odd := unknown_inside(state, wanted)):
         cause = f"weights that it does not have: {len(odd)}, first {odd[0]}"
@@ -215,7 +215,7 @@ def _fitted(settings: Network, size: int, found: Found, place: object) -> nn.Mod
     return module
 
 
-def _converted(state: dict[str, Tensor], planned: nn.Module) -> dict[str, Tensor]:
+def _in_timm_names(state: dict[str, Tensor], planned: nn.Module) -> dict[str, Tensor]:
     """Convert names and position embeddings with timm's own filter, if its network has one."""
     module = sys.modules[type(planned).__module__]
     convert: Callable[..., Any] | None = getattr(module, "checkpoint_filter_fn", None)

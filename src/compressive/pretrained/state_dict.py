@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressive.rundir.tensors_file import read_safetensors
 
-State = Mapping[str, Tensor]
+TensorsByName = Mapping[str, Tensor]
 
 # Keys of the weights in files of training scripts. DINO and DINOv2 evaluate the teacher.
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "student")
@@ -19,13 +19,13 @@ _WRAPPERS = ("module.", "_orig_mod.")
 # Names of a backbone that is trained by gradients. Methods with a target evaluate this one.
 _ONLINE = ("encoder_q", "base_encoder", "online", "backbone", "encoder", "trunk", "model")
 _TARGET = re.compile(r"encoder_k|momentum|target|ema|teacher|student")
-_HEAD = re.compile(
+_HEAD_NAME = re.compile(
     r"fc|heads?|last_linear|classifier|linear|probe|proj\w*|pred\w*|prototypes?|queue\w*|center|"
     r"mask_token|pre_logits|dino\w*|ibot\w*|loss\w*|temperature|logit_scale|num_batches_tracked"
 )
 
 
-class Found(NamedTuple):
+class FoundBackbone(NamedTuple):
     """Tensors of a backbone by the names of its own modules, and the prefix they had."""
 
     state: dict[str, Tensor]
@@ -85,7 +85,7 @@ def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def find_backbone(state: State, key: str, others: Collection[str]) -> Found | None:
+def find_backbone(state: TensorsByName, key: str, others: Collection[str]) -> FoundBackbone | None:
     """Return the backbone that has a tensor named `key` and one for each name in `others`.
 
     `others` distinguishes it from parts of it: every block of a ResNet has a conv1.weight, too.
@@ -101,7 +101,7 @@ def find_backbone(state: State, key: str, others: Collection[str]) -> Found | No
         return None
     prefix = min(prefixes, key=_rank)
     inside = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-    return Found(inside, prefix)
+    return FoundBackbone(inside, prefix)
 
 
 def _rank(prefix: str) -> tuple[bool, int, int]:
@@ -110,22 +110,22 @@ def _rank(prefix: str) -> tuple[bool, int, int]:
     return _TARGET.search(prefix) is not None, order[0] if order else len(_ONLINE), len(prefix)
 
 
-def unknown_inside(state: State, wanted: Collection[str]) -> list[str]:
+def unknown_inside(state: TensorsByName, wanted: Collection[str]) -> list[str]:
     """Return the names of a backbone's tensors that are neither wanted nor of a known head."""
-    return [n for n in state if n not in wanted and not _HEAD.fullmatch(n.partition(".")[0])]
+    return [n for n in state if n not in wanted and not _HEAD_NAME.fullmatch(n.partition(".")[0])]
 
 
-def unknown_outside(state: State, prefix: str) -> list[str]:
+def unknown_outside(state: TensorsByName, prefix: str) -> list[str]:
     """Return the names without the backbone's prefix that are of no known head or target."""
     rest = [name for name in state if not name.startswith(prefix)]
     return [n for n in rest if not any(map(_is_head_or_target, n.split(".")[:2]))]
 
 
 def _is_head_or_target(part: str) -> bool:
-    return bool(_HEAD.fullmatch(part) or _TARGET.search(part))
+    return bool(_HEAD_NAME.fullmatch(part) or _TARGET.search(part))
 
 
-def mismatch(wanted: State, found: State) -> str:
+def mismatch(wanted: TensorsByName, found: TensorsByName) -> str:
     """Describe missing tensors and tensors of other shapes, or return ""."""
     # Old files lack num_batches_tracked, which nothing reads.
     needed = [name for name in wanted if not name.endswith("num_batches_tracked")]

@@ -86,7 +86,7 @@ def from_timm(name: str, size: int = 0) -> tuple[str, nn.Module, Preprocessing]:
     known = dict(network.pretrained_cfg)
     plain = str(known.get("architecture") or name).partition(".")[0]
     arguments = _hub_arguments(name) if is_hub else {}
-    _check_arguments(plain, arguments, name)
+    _check_model_arguments(plain, arguments, name)
     return plain, network, _at_size(preprocessing(known), arguments)
 
 
@@ -129,7 +129,7 @@ def read_folder(folder: Path) -> TimmFolder:
     name = config["architecture"].partition(".")[0]
     require_known(name)
     arguments = config.get("model_args") or {}
-    _check_arguments(name, arguments, folder)
+    _check_model_arguments(name, arguments, folder)
     weights = next((folder / each for each in _FILES if (folder / each).is_file()), None)
     if weights is None:
         raise FileNotFoundError(f"{folder} has timm's {CONFIG}, but none of {', '.join(_FILES)}")
@@ -151,7 +151,7 @@ def _hub_arguments(name: str) -> dict[str, Any]:
         return load_model_config_from_hf(name.partition(":")[2])[2] or {}
 
 
-def _check_arguments(name: str, arguments: Mapping[str, Any], place: object) -> None:
+def _check_model_arguments(name: str, arguments: Mapping[str, Any], place: object) -> None:
     """Raise ValueError if a model was saved with arguments that its name does not express."""
     odd = {key: value for key, value in arguments.items() if key not in _HARMLESS}
     if odd:

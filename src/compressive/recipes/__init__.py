@@ -52,7 +52,7 @@ def _registry() -> dict[str, Callable[[], Recipe]]:
             made[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
     for method in OTHER_METHODS:
         made[f"{method}/cifar10-r18-200"] = partial(other_method, method, 200)
-    for network in adamw.NETWORKS:
+    for network in adamw.ADAMW_NETWORKS:
         for method in ("simclr", "c-simclr", "c-byol"):
             name = f"{method}/imagenet-{network}-300"
             made[name] = partial(adamw.imagenet_adamw, method, network)

@@ -3,12 +3,12 @@
 from compressive.recipes import paper
 from compressive.recipes.recipe import Recipe, SettingSources, make_recipe
 
-_MOCO = "MoCo v3 for ViTs (Chen et al. 2021, sec. 4 and 5)"
+_MOCO_V3 = "MoCo v3 for ViTs (Chen et al. 2021, sec. 4 and 5)"
 _CONVNEXT = "ConvNeXt-T on ImageNet (Liu et al. 2022, Table 5)"
 VIT: SettingSources = {
-    "optim.name": ("adamw", _MOCO),
-    "optim.lr": (1.5e-4, f"{_MOCO}: 1.5e-4 x batch / 256"),
-    "optim.weight_decay": (0.1, _MOCO),
+    "optim.name": ("adamw", _MOCO_V3),
+    "optim.lr": (1.5e-4, f"{_MOCO_V3}: 1.5e-4 x batch / 256"),
+    "optim.weight_decay": (0.1, _MOCO_V3),
     "network.variant": ("timm", "timm's network"),
 }
 CONVNEXT: SettingSources = {
@@ -17,8 +17,8 @@ CONVNEXT: SettingSources = {
     "optim.weight_decay": (0.05, _CONVNEXT),
     "network.variant": ("timm", "timm's network"),
 }
-NETWORKS = {  # timm name, description, settings, epochs of warm-up, drop path
-    "vits16": ("vit_small_patch16_224", "ViT-S/16", VIT, (40.0, _MOCO), (0.0, _MOCO)),
+ADAMW_NETWORKS = {  # timm name, description, settings, epochs of warm-up, drop path
+    "vits16": ("vit_small_patch16_224", "ViT-S/16", VIT, (40.0, _MOCO_V3), (0.0, _MOCO_V3)),
     "convnextt": (*("convnext_tiny", "ConvNeXt-T", CONVNEXT, (20.0, _CONVNEXT), (0.1, _CONVNEXT)),),
 }
 _ELSEWHERE = {  # MoCo v3, Table 4, 300 epochs: linear top-1 of ViT-S/16
@@ -36,13 +36,13 @@ def optimizer_settings(network: str) -> SettingSources:
 
 def imagenet_adamw(method: str, network: str) -> Recipe:
     """Return the recipe of a method with ViT-S/16 or ConvNeXt-T, 300 epochs of ImageNet."""
-    name, described, optimizer, warmup, drop_path = NETWORKS[network]
+    name, described, optimizer, warmup, drop_path = ADAMW_NETWORKS[network]
     own: SettingSources = {
         "network.name": (name, "recipe name"),
         "network.width": (1, "the only width of this network"),
         "network.drop_path": drop_path,
         "optim.warmup_epochs": warmup,
-        "train.epochs": (300, _MOCO if network == "vits16" else _CONVNEXT),
+        "train.epochs": (300, _MOCO_V3 if network == "vits16" else _CONVNEXT),
     }
     if method == "c-byol":
         why = "paper, sec. A.6, 300 epochs: twice the weight 5"

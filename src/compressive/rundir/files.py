@@ -11,6 +11,7 @@ from pathlib import Path
 CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
 CLASSIFIER = "classifier.safetensors"  # encoder and linear layer of a fine-tuning run
 CHECKPOINTS, UNREADABLE = "checkpoints", "unreadable.txt"
+FINETUNE, SEARCH = "finetune.json", "search"  # plan and learning-rate search of a fine-tuning run
 STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test and held-out images
 RESULTS, SWEEP = "results.json", "sweep.json"

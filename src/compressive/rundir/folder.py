@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressive.config import Config, Data, Health, flat, from_dict
-from compressive.rundir.files import CONFIG, PARTIAL, write_text
+from compressive.rundir.files import CONFIG, FINETUNE, PARTIAL, SEARCH, write_text
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, UnsupportedFormat, check_format
 
@@ -43,7 +43,9 @@ def open_folder(folder: Path, config: Config, *, resume: bool, given: Sequence[s
     ensure_writable(folder)
     path = folder / CONFIG
     if not path.exists():
-        if folder.is_dir() and any(not path.name.endswith(PARTIAL) for path in folder.iterdir()):
+        own = {FINETUNE, SEARCH}  # fine-tuning writes them before the run
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if any(name not in own and not name.endswith(PARTIAL) for name in names):
             raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
         return False
     if not resume:

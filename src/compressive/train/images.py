@@ -30,9 +30,12 @@ _SAMPLED_BYTES = 2**20  # read from the start of each; most images are smaller, 
 
 
 def from_python(config: Config, source: Source) -> Config:
-    """Return the config of a run on a Python source; set data.source if it has the default."""
+    """Return the config of a run on a Python source; set data.source if it has the default.
+
+    A part of the built-in images keeps the default.
+    """
     require_source(source)
-    if config.data.source != Data().source:
+    if config.data.source != Data().source or source.name == Data().source:
         return config
     return override(config, f"data.source={PYTHON}{source.name}")
 

@@ -10,14 +10,14 @@ from torch import nn
 from compressive.config import Config, flat
 from compressive.methods import Method
 from compressive.networks import Ema
-from compressive.pretrained.source import Weights, resolve
+from compressive.pretrained.source import ResolvedWeights, resolve
 from compressive.rundir.files import CONFIG
 from compressive.rundir.folder import read_config
 
-_NETWORK = ("name", "width", "stem", "variant")
+_NETWORK_SETTINGS = ("name", "width", "stem", "variant")
 # Settings that weights determine.
 _FOLLOWING = (
-    *(f"network.{name}" for name in _NETWORK),
+    *(f"network.{name}" for name in _NETWORK_SETTINGS),
     *("views.size", "views.mean", "views.std", "views.antialias"),
 )
 
@@ -45,10 +45,10 @@ def following_settings(wanted: Config, given: Sequence[str], out: Path) -> dict[
     return found
 
 
-def _described(weights: Weights) -> dict[str, Any]:
+def _described(weights: ResolvedWeights) -> dict[str, Any]:
     network = asdict(weights.network)
-    found = {f"network.{name}": network[name] for name in _NETWORK}
-    mean, std = (" ".join(f"{v:g}" for v in each) for each in (weights.mean, weights.std))
+    found = {f"network.{name}": network[name] for name in _NETWORK_SETTINGS}
+    mean, std = (",".join(f"{v:g}" for v in each) for each in (weights.mean, weights.std))
     views = {"size": weights.size, "mean": mean, "std": std, "antialias": weights.antialias}
     return found | {f"views.{name}": value for name, value in views.items()}
 

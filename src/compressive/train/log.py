@@ -16,7 +16,7 @@ from compressive.train.run import Run
 from compressive.train.step import view_maker
 
 _STEP_METRICS = (
-    *("loss", "positive_cosine", "nll", "residual", "reducible_residual", "predictive"),
+    *("loss", "accuracy", "positive_cosine", "nll", "residual", "reducible_residual", "predictive"),
     *(name for name in Step._fields if name.startswith("effective_beta")),
 )
 
@@ -112,6 +112,8 @@ def _show(run: Run, reading: Reading, rate: float, status: HealthStatus) -> None
     # Narrow terminals cut off the last entries.
     shown = {"": f"{rate:,.0f} img/s"} if rate else {}  # unknown at the first log point
     shown["loss"] = f"{reading.means['loss']:.2f}"
+    if "accuracy" in reading.means:
+        shown["accuracy"] = f"{reading.means['accuracy']:.1%}"
     if run.accuracy is not None:
         shown["kNN"] = f"{run.accuracy.neighbors:.1%}"
     if "reducible_residual" in reading.means:
@@ -134,6 +136,7 @@ def _draw_views(run: Run, step: Step) -> None:
     with run.throughput.exclude(lambda: run.loader.waited):
         epoch = int(run.schedule.epoch(run.step))
         batch = images.some(run.loader, evenly_spaced_indices(run.count, 8), epoch)
-        x, y = view_maker(run.config, run.dtype, compiled=False)(batch)
-        x, y = (colors(each, **run.config.views.normalization) for each in (x, y))
+        numbers = run.method.view_numbers
+        views = view_maker(run.config, run.dtype, numbers, compiled=False)(batch)
+        x, y = (colors(each, **run.config.views.normalization) for each in (views[0], views[-1]))
         run.logger.draw(run.step, x, y, step.r)

@@ -208,7 +208,8 @@ def _summary(run: Run) -> str:
     if run.labels is not None:
         classes = len(run.labels[(run.labels >= 0) & readable].unique())
         held_out = int((run.held_out & readable).sum())
-        words = f" in {classes:,} classes ({held_out:,} labels held out)"
+        words = f" in {classes:,} classes"
+        words += f" ({held_out:,} labels held out)" if held_out else ""
     words += f", without {len(bad):,} unreadable ones" if bad else ""
     precision = str(run.dtype).removeprefix("torch.")
     return (

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from compressive.augment.ops import IMAGENET, Channels, center_crop, normalize
+from compressive.augment.ops import IMAGENET_COLORS, Channels, center_crop, normalize
 from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.data.sampler import BatchIndices
@@ -67,7 +67,7 @@ def features(
     precision: torch.dtype,
     *,
     antialias: bool = False,
-    channels: Channels = IMAGENET,
+    channels: Channels = IMAGENET_COLORS,
 ) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
     """Return float32 features of center crops in evaluation mode, and indices of the images."""
     was_training = encoder.training

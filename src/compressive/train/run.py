@@ -41,12 +41,11 @@ from compressive.train.resume import (
 )
 from compressive.train.schedule import Schedule
 from compressive.train.step import (
-    Learner,
-    ViewMaker,
     build_learner,
     build_optimizer,
     compile_learner,
     match_strides,
+    saved_views,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -134,8 +133,7 @@ class Run:
         config, device = self.config, self.device
         self.dtype: torch.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
-        learner = build_learner(config, method, classes, device, compiled=compiled)
-        self.learner: Learner = learner
+        self.learner = learner = build_learner(config, method, classes, device, compiled=compiled)
         self.method: Method = learner.method
         self.has_custom_method: bool = method is not build  # only its own program can build it
         if self.continue_from is None and not checkpoint.steps(self.out / files.CHECKPOINTS):
@@ -145,7 +143,8 @@ class Run:
         if learner.probe is not None:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
         self.parallel_learner: nn.Module = parallel(learner)
-        self.make_views: ViewMaker = view_maker(config, self.dtype, compiled=compiled)
+        numbers = learner.method.view_numbers
+        self.make_views = view_maker(config, self.dtype, numbers, compiled=compiled)
         if compiled:
             compile_learner(learner, config, device)
         self.scheduled_beta: Float[Tensor, ""] = torch.zeros((), device=device)
@@ -204,9 +203,8 @@ class Run:
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
-            weights, network, views = self.method.encoder, self.config.network, self.config.views
-            more = views.normalization | {"antialias": views.antialias, "run_id": self.run_id}
-            encoder.save(self.out, weights, network, views.size, self.side, **more)
+            more = {"run_id": self.run_id, **saved_views(self.config, self.method, self.side)}
+            encoder.save(self.out, self.method.encoder, self.config.network, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import (
 )
 
 from compressive import optim
-from compressive.augment.ops import Channels, augment_pair
-from compressive.augment.params import View, paper_views, simclr_views
+from compressive.augment.ops import Channels, augment, augment_pair
+from compressive.augment.params import View, crop_views, paper_views, simclr_views
 from compressive.config import Config, Optim, Views
 from compressive.data.loaders import Batch
 from compressive.distributed import world_size
@@ -30,16 +30,23 @@ ViewMaker = Callable[[Batch], Sequence[Tensor]]
 
 
 class Learner(nn.Module):
-    """A method and, if images have labels, a linear probe trained on its detached features."""
+    """A method and, if images have labels, a linear probe trained on its detached features.
+
+    A supervised method gets the labels itself and has no probe.
+    """
 
     def __init__(self, method: Method, classes: int) -> None:
         super().__init__()
         self.method = method
-        self.probe = OnlineProbe(feature_dim(method.encoder), classes) if classes else None
+        has_probe = classes and not method.is_supervised
+        self.probe = OnlineProbe(feature_dim(method.encoder), classes) if has_probe else None
 
     def forward(self, views: Sequence[Tensor], beta: Tensor, label: Tensor) -> tuple[Step, Tensor]:
         """Return the method's step, and the loss of the probe over all views."""
-        step = self.method(views, beta)
+        if self.method.is_supervised:
+            step = self.method(views, beta, label)
+        else:
+            step = self.method(views, beta)
         if self.probe is None:
             return step, torch.zeros_like(step.loss)
         return step, self.probe.loss(torch.cat(step.feats), torch.cat([label] * len(step.feats)))
@@ -117,7 +124,10 @@ def _checkpoint_policy(
 
 def view_pair(settings: Views) -> tuple[View, View]:
     """Return the augmentation parameters of the two views."""
-    pair = simclr_views(settings.strength) if settings.policy == "simclr" else paper_views()
+    if settings.policy == "simclr":
+        pair = simclr_views(settings.strength)
+    else:
+        pair = crop_views() if settings.policy == "crop" else paper_views()
     changes = {"crop_scale_min": settings.crop_scale_min, "antialias": settings.antialias}
     if not settings.blur:
         changes["blur"] = 0.0
@@ -125,11 +135,14 @@ def view_pair(settings: Views) -> tuple[View, View]:
     return x, y
 
 
-def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMaker:
-    """Return a function that makes two views of every image of a batch, on its device.
+def view_maker(
+    config: Config, dtype: torch.dtype, numbers: Sequence[int] = (0, 1), *, compiled: bool
+) -> ViewMaker:
+    """Return a function that makes one or two views of every image of a batch, on its device.
 
-    With a bfloat16 network the matrix products of resizing are float16, which has three more bits
-    of precision.
+    `numbers` are those of the views: another number gives another random view of an image. With a
+    bfloat16 network the matrix products of resizing are float16, which has three more bits of
+    precision.
     """
     pair, size, seed = view_pair(config.views), config.views.size, config.seed
     channels = Channels(**config.views.normalization)
@@ -137,22 +150,36 @@ def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMak
 
     def views(
         images: Tensor, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        number = torch.arange(2, device=index.device).repeat_interleave(len(index))
+    ) -> tuple[Tensor, ...]:
+        sizes = {"height": height, "width": width}
+        if len(numbers) == 1:
+            keys = image_keys(index, seed=seed, epoch=epoch, view=numbers[0])
+            x = augment(images, keys, pair[0], size, **sizes, dtype=dtype, products=products)
+            return (x,)
+        first, last = numbers  # consecutive; a tensor of a list would wait for the device
+        number = torch.arange(first, last + 1, device=index.device).repeat_interleave(len(index))
         index, epoch = torch.cat([index, index]), torch.cat([epoch, epoch])
         keys = image_keys(index, seed=seed, epoch=epoch, view=number)
-        sizes = {"height": height, "width": width}
         kinds = {"dtype": dtype, "products": products, "channels": channels}
         return augment_pair(images, keys, pair, size, **sizes, **kinds)
 
     made = torch.compile(views, dynamic=False) if compiled else views
 
     @torch.no_grad()
-    def make(batch: Batch) -> tuple[Tensor, Tensor]:
-        x, y = made(batch.images, batch.height, batch.width, batch.index, batch.epoch)
-        return x, y
+    def make(batch: Batch) -> tuple[Tensor, ...]:
+        return made(batch.images, batch.height, batch.width, batch.index, batch.epoch)
 
     return make
+
+
+def saved_views(config: Config, method: Method, side: int) -> dict[str, Any]:
+    """Return the preprocessing that the encoder's file has to state."""
+    views = config.views
+    found: dict[str, Any] = {"size": views.size, "side": side, "antialias": views.antialias}
+    found |= views.normalization
+    if method.is_supervised:  # it converts views to the normalization of its encoder
+        found |= {"mean": method.mean, "std": method.std}
+    return found
 
 
 def build_optimizer(
@@ -169,7 +196,8 @@ def build_optimizer(
             groups, 0.0, momentum=settings.momentum, trust_coefficient=settings.trust_coefficient
         )
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, 0.0, momentum=settings.momentum)
+        momentum, nesterov = settings.momentum, settings.nesterov
+        return torch.optim.SGD(groups, 0.0, momentum=momentum, nesterov=nesterov)
     return torch.optim.AdamW(groups, 0.0)
 
 

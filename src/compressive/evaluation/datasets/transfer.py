@@ -46,7 +46,7 @@ DATASETS: dict[str, Dataset] = {
 def _lost(error: FileNotFoundError, dataset: Dataset, root: Path) -> str:
     """Name the missing file; torchvision's errors name none if the whole set is missing."""
     folder = root / dataset.layout.partition("/")[0].strip()
-    cause = error.__cause__ or error
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     name = error.filename or getattr(cause, "filename", None) or ("" if folder.exists() else folder)
     return f"no {name}" if name else first_line(cause)
 

@@ -13,7 +13,7 @@ from compressive.data.splits import few_labels, imagenet_list
 from compressive.evaluation import logistic
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.features import Features
-from compressive.evaluation.tasks.logistic import CLASSIFIER, select_penalty
+from compressive.evaluation.tasks.logistic import LOGISTIC_REGRESSION, select_penalty
 from compressive.metrics import hits
 
 _DRAWS = 3
@@ -59,7 +59,7 @@ def _record_share(context: EvalContext, share: float) -> None:
         fits.append(found)
     warnings = [found.warning for found in fits if found.warning]
     protocol = context.protocol(
-        classifier=f"{CLASSIFIER}, l2 by log-loss",
+        classifier=f"{LOGISTIC_REGRESSION}, l2 by log-loss",
         augmentation="none",
         labels=sizes,
         chosen={"l2": [found.penalty for found in fits]},

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from compressive.augment.ops import IMAGENET, Channels, augment_pair
+from compressive.augment.ops import IMAGENET_COLORS, Channels, augment_pair
 from compressive.augment.params import View
 from compressive.checks import autocast
 from compressive.data.loaders import Batch
@@ -84,7 +84,7 @@ def measure_information(
     seed: int = 0,
     draws: int = 1,
     precision: torch.dtype = torch.float32,
-    channels: Channels = IMAGENET,
+    channels: Channels = IMAGENET_COLORS,
 ) -> Information:
     """Measure the terms on new views, averaged over `draws` pairs per image.
 
@@ -150,8 +150,10 @@ def _measure(
     twice = torch.cat([batch.index, batch.index])
     view = 2 * draw + (torch.arange(len(twice), device=twice.device) >= len(batch.index)).long()
     keys = image_keys(twice, seed=seed, epoch=_VIEWS, view=view)
-    sides = {"height": batch.height, "width": batch.width}
-    views = augment_pair(batch.images, keys, pair, size, **sides, channels=channels)
+    height, width = batch.height, batch.width
+    views = augment_pair(
+        batch.images, keys, pair, size, height=height, width=width, channels=channels
+    )
     images = torch.cat(views)
     with autocast(images.device, precision):
         found = method.embeddings(images)

@@ -14,7 +14,7 @@ from torch import Tensor
 from compressive.augment.ops import augment
 from compressive.augment.params import View
 from compressive.data.sampler import BatchIndices, batch_index_stream
-from compressive.evaluation.context import Classifier, EvalContext
+from compressive.evaluation.context import EvalContext, FeatureClassifier
 from compressive.evaluation.features import forward
 from compressive.evaluation.scores import add_test_scores
 from compressive.metrics import nll, top_k_accuracy
@@ -85,7 +85,7 @@ def run(context: EvalContext) -> None:
     add_test_scores(context, "linear", context.classifier, protocol)
 
 
-def linear_classifier(context: EvalContext) -> Classifier:
+def linear_classifier(context: EvalContext) -> FeatureClassifier:
     """Return the classifier of the linear evaluation, after running it if necessary."""
     if context.classifier is None:
         run(context)

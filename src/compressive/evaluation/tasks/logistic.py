@@ -14,7 +14,7 @@ from compressive.metrics import nll, top_k_accuracy
 
 _MOST_VALUES = 2**29  # of the features; above it, float64 full-batch fits need too much memory
 
-CLASSIFIER = "multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2"
+LOGISTIC_REGRESSION = "multinomial logistic regression to its minimum, sum of losses + l2/2 |W|^2"
 Criterion = Literal["accuracy", "log-loss"]
 
 
@@ -34,7 +34,7 @@ def run(context: EvalContext, *, few_held_out: int = 1000) -> None:
     progress = partial(context.progress, "logistic", unit="fits")
     found = select_penalty(train, fit, held, context.classes, criterion, progress)
     protocol = context.protocol(
-        classifier=CLASSIFIER,
+        classifier=LOGISTIC_REGRESSION,
         augmentation="none",
         chosen={"l2": found.penalty},
         **{"chosen_on": f"{len(held):,} training images by {criterion}, then fitted on all"},

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.augment import ops
-from compressive.augment.ops import IMAGENET, Channels, Images, center_crop, normalize
+from compressive.augment.ops import IMAGENET_COLORS, Channels, Images, center_crop, normalize
 from compressive.augment.params import Numbers
 from compressive.checks import autocast, check_one_of, check_positive, validates_inputs
 from compressive.data.loaders import Batch
@@ -169,7 +169,7 @@ def measure_smoothness(
     seed: int = 0,
     precision: torch.dtype = torch.float32,
     antialias: bool = False,
-    channels: Channels = IMAGENET,
+    channels: Channels = IMAGENET_COLORS,
 ) -> Smoothness:
     """Measure how fast log e(z|x) changes under eight color changes of central crops (App. G).
 

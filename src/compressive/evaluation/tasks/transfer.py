@@ -7,7 +7,7 @@ from compressive.evaluation import logistic
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.datasets.transfer import DATASETS, Split, open_transfer
 from compressive.evaluation.scores import add_scores
-from compressive.evaluation.tasks.logistic import CLASSIFIER
+from compressive.evaluation.tasks.logistic import LOGISTIC_REGRESSION
 from compressive.metrics import mean_per_class_accuracy, top_k_accuracy
 
 
@@ -40,7 +40,7 @@ def evaluate_transfer(context: EvalContext, name: str, split: Split) -> None:
     )
     protocol = {
         **context.protocol(**crop.protocol()),
-        "classifier": CLASSIFIER,
+        "classifier": LOGISTIC_REGRESSION,
         "augmentation": "none",
         "chosen": {"l2": found.penalty},
         "chosen_on": f"{len(val.feats):,} validation images by {split.metric}, then all fitted",

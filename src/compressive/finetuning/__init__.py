@@ -1,0 +1,1 @@
+"""Fine-tune an encoder on labels, and predict the classes of images."""

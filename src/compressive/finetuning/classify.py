@@ -1,0 +1,66 @@
+"""Compute the logits of a classifier for all images of a source."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compressive.classifier import Classifier
+from compressive.data.loaders import open_loader
+from compressive.data.source import Source
+from compressive.evaluation.features import extract
+from compressive.evaluation.frozen_model import FrozenModel
+from compressive.progress import Display
+
+
+class Classified(NamedTuple):
+    """Logits and labels of the readable images, in the order of the source; -1: no label."""
+
+    logits: Float[Tensor, "count classes"]
+    labels: Int[Tensor, " count"]
+    index: Int[Tensor, " count"]
+    unreadable: list[tuple[str, str]]  # origin, reason
+
+
+def frozen_model(classifier: Classifier, name: str) -> FrozenModel:
+    """Return the backbone of a classifier with its preprocessing."""
+    encoder = classifier.encoder
+    return FrozenModel(
+        name=name,
+        network=encoder.network,
+        size=encoder.size,
+        side=encoder.side,
+        antialias=encoder.antialias,
+        mean=encoder.mean,
+        std=encoder.std,
+    )
+
+
+def classify(
+    classifier: Classifier,
+    source: Source,
+    *,
+    precision: torch.dtype,
+    display: Display,
+    title: str,
+) -> Classified:
+    """Classify the central crop of every image; processes share the work and all get the result."""
+    device = classifier.head.weight.device
+    classifier.eval().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    model = frozen_model(classifier, title)
+    shrunk, side = model.shrink(source)
+    with open_loader(shrunk, side=side, device=device, cache_on_device="no") as loader:
+        found = extract(
+            model.network,
+            loader,
+            len(source),
+            model.crop(),
+            precision=precision,
+            progress=partial(display.progress, title, unit="images"),
+        )
+        unreadable = list(loader.unreadable)
+    with torch.no_grad():
+        logits = classifier.head(found.feats)
+    return Classified(logits.cpu(), found.labels.cpu(), found.index.cpu(), unreadable)
