@@ -222,6 +222,7 @@ def test_checkpoint_of_tensorflow_1_is_named(tmp_path: Path) -> None:
         ({b"": number(1, 1), b"\xff": b""}, "damaged"),
         ({b"": number(1, 1), b"a": message(2, 9 * message(2, b""))}, "[0, 0, 0, 0, 0, 0, 0, 0]"),
         ({b"": b"\x0b"}, "wire type 3"),
+        ({b"": number(1, 1) + b"\x1a\x7f"}, "127 bytes, but 0 are left"),
     ],
 )
 def test_invalid_index_is_one_line(
