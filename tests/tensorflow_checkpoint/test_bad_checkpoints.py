@@ -16,8 +16,9 @@ from tensorflow_files import ENDING, Claimed, message, number, table, write_bund
 from compressive.config import Network
 from compressive.networks import build
 from compressive.tensorflow_checkpoint import names
-from compressive.tensorflow_checkpoint.object_graph import GRAPH
+from compressive.tensorflow_checkpoint.object_graph import GRAPH, ObjectGraph
 from compressive.tensorflow_checkpoint.official_model import OfficialModel
+from compressive.tensorflow_checkpoint.table import entries
 from compressive.tensorflow_checkpoint.tensor_bundle import TensorBundle
 
 STEM = f"model/_resnet/{names.STEM_KERNEL}{ENDING}"
@@ -212,7 +213,7 @@ def test_checkpoint_of_tensorflow_1_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "expected"),
+    ("content", "expected"),
     [
         ({b"a": b""}, "without the header"),
         ({b"": number(1, 1) + number(2, 1)}, "big-endian"),
@@ -221,13 +222,34 @@ def test_checkpoint_of_tensorflow_1_is_named(tmp_path: Path) -> None:
         ({b"": number(1, 1), b"\xff": b""}, "damaged"),
         ({b"": number(1, 1), b"a": message(2, 9 * message(2, b""))}, "[0, 0, 0, 0, 0, 0, 0, 0]"),
         ({b"": b"\x0b"}, "wire type 3"),
+        ({b"": number(1, 1) + b"\x1a\x7f"}, "127 bytes, but 0 are left"),
     ],
 )
 def test_invalid_index_is_one_line(
-    tmp_path: Path, entries: dict[bytes, bytes], expected: str
+    tmp_path: Path, content: dict[bytes, bytes], expected: str
 ) -> None:
-    (tmp_path / "ckpt.index").write_bytes(table(entries))
+    (tmp_path / "ckpt.index").write_bytes(table(content))
     assert expected in refused(tmp_path, tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [b"\x01\x00\x00", b"\x00\x05\x00ab", b"\x00\x01\x09ab"],
+    ids=["shared prefix", "key", "value"],
+)
+def test_entry_beyond_its_block_is_refused(entry: bytes) -> None:
+    with pytest.raises(ValueError, match="beyond its block"):
+        list(entries(entry + bytes(4) + b"\x01\x00\x00\x00"))
+
+
+def test_object_graph_may_have_cycles_but_no_missing_objects() -> None:
+    back = message(1, message(1, number(1, 0) + message(2, "parent")))
+    graph = ObjectGraph(message(1, message(1, number(1, 1) + message(2, "child"))) + back)
+    assert graph.find(0, "child/parent/child") == 1
+    assert graph.keys(0) == {}
+    for missing in (1, -1):
+        with pytest.raises(ValueError, match="does not have"):
+            ObjectGraph(message(1, message(1, number(1, missing) + message(2, "child"))))
 
 
 def test_long_keys_do_not_fill_memory(tmp_path: Path) -> None:
@@ -239,7 +261,7 @@ def test_long_keys_do_not_fill_memory(tmp_path: Path) -> None:
 
 def test_compressed_index_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "ckpt.index").write_bytes(table({b"": number(1, 1)}, compression=1))
-    assert "compressed" in refused(tmp_path, tmp_path / "ckpt")
+    assert "it is compressed" in refused(tmp_path, tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ def test_predictor_and_backward_encoder_tell_the_methods_apart(tmp_path: Path) -
     plain = {n: s for n, s in shapes.items() if "_target_projector" not in n}
     stochastic = {n: s for n, s in plain.items() if "_projector/linear_layers/3" not in n}
     byol = {n.replace("layers/2/dense", "layers/1/dense"): s for n, s in stochastic.items()}
+    assert opened(tmp_path / "d", plain).methods == ("byol",)
+    backward = {n: s for n, s in shapes.items() if "_target_projector" in n}
+    assert opened(tmp_path / "e", byol | backward).methods == ("byol",)
     model = opened(tmp_path / "b", byol)
     assert model.methods == ("byol",)
     assert parts(model) == {"projection", "predictor", "target", "classifier"}
