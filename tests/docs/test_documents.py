@@ -130,6 +130,15 @@ def small(words: list[str]) -> list[str]:
         if "--continue-from" in options:
             changes = [each for each in CHANGES if each.startswith("train.device")]
         return [name, generate_images(data), *_without(options, changes), *_sets(*changes)]
+    if name == "finetune":
+        encoder, data, *options = rest
+        options = _without(options, ["train.epochs=1"])
+        if "--labels" in options:  # 1 % of a few images would not cover the classes
+            options[options.index("--labels") + 1] = "50%"
+        return [name, encoder, generate_images(data), *options, "--epochs", "1", "--device", "cpu"]
+    if name == "predict":
+        classifier, images, *options = rest
+        return [name, classifier, generate_images(images), *options, "--device", "cpu"]
     if name == "evaluate":
         if "--data" in rest:
             rest[rest.index("--data") + 1] = generate_images(rest[rest.index("--data") + 1])

@@ -36,8 +36,9 @@ from compressive.evaluation.dataset import Splits
 from compressive.evaluation.features import Features
 from compressive.evaluation.results import read
 from compressive.evaluation.tasks import few_label
+from compressive.finetuning import run as run_module
 from compressive.finetuning import search as search_module
-from compressive.finetuning.plan import Plan, default_batch_size
+from compressive.finetuning.plan import BYOL_RATES, Plan, default_batch_size
 from compressive.finetuning.run import finetune
 from compressive.finetuning.subset import check_classes, draw_labels
 from compressive.methods.supervised import Supervised
@@ -139,7 +140,7 @@ def test_label_subsets_are_those_of_the_few_label_task(data: Path) -> None:
 
 
 def few_rates(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(search_module, "RATES", (0.5, 0.05))
+    patch.setattr(run_module, "SMALL_SET_RATES", (0.5, 0.05))
     patch.setattr(search_module, "_MOST_BEYOND", 0)
 
 
@@ -254,7 +255,7 @@ def test_search_extends_the_grid_beyond_its_ends(
     best: float, chosen: float, tried: int, tmp_path: Path
 ) -> None:
     plan = Plan({})
-    assert search_module.search(plan, tmp_path, "log-loss", losses(best)) == chosen
+    assert search_module.search(plan, tmp_path, BYOL_RATES, "log-loss", losses(best)) == chosen
     assert len(plan.scores) == tried
 
 

@@ -17,6 +17,7 @@ from compressive.cli.terminal import (
 )
 from compressive.cli.train_commands import Changes, print_stopped
 from compressive.config import Config, check_device_name, override
+from compressive.finetuning.label_share import parse_fraction
 from compressive.rundir.files import CLASSIFIER, RESULTS
 
 if TYPE_CHECKING:
@@ -67,14 +68,13 @@ def finetune_command(
         # Check options before torch is imported, which takes seconds.
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size)
+        parse_fraction(labels)
         numbers = {"train.epochs": epochs, "optim.lr": lr, "train.batch_size": batch_size}
         given = [f"{name}={value}" for name, value in numbers.items() if value is not None]
         override(Config(), f"train.precision={precision}", *given, *(changes or ()))
         from compressive import distributed
         from compressive.finetuning.run import finetune
-        from compressive.finetuning.subset import parse_fraction
 
-        parse_fraction(labels)
         distributed.start()
     try:
         with one_line_errors():

@@ -12,8 +12,10 @@ from compressive.encoder import Encoder
 from compressive.rundir.files import CONFIG, FINETUNE, write_text
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
 
-RATES = (0.1, 0.05, 0.02, 0.01, 0.005)  # BYOL's grid, for batches of 256 images
-DEFAULT_RATE = 0.05  # used if too few labels can be held out
+BYOL_RATES = (0.1, 0.05, 0.02, 0.01, 0.005)  # for batches of 256 images
+# Smaller data sets have smaller batches, for which the rate is scaled down, and fewer steps.
+SMALL_SET_RATES = (0.8, 0.4, 0.2, 0.1, 0.05)
+DEFAULT_RATE = 0.2  # used if too few labels can be held out
 _STEPS_PER_EPOCH = 12  # as with batches of 1024 on 1 % of ImageNet
 _SHORT_RUN = 1000  # steps below which compilation takes longer than it saves
 # Settings that follow from the encoder, the labels and the protocol.

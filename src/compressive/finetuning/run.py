@@ -20,8 +20,11 @@ from compressive.evaluation.dataset import Splits, open_splits
 from compressive.evaluation.features import network_fingerprint
 from compressive.evaluation.frozen_model import load_encoder
 from compressive.finetuning.classify import Classified, classify
+from compressive.finetuning.label_share import parse_fraction
 from compressive.finetuning.plan import (
+    BYOL_RATES,
     DEFAULT_RATE,
+    SMALL_SET_RATES,
     Plan,
     build_config,
     default_batch_size,
@@ -30,13 +33,7 @@ from compressive.finetuning.plan import (
 )
 from compressive.finetuning.record import Recorded, record_test
 from compressive.finetuning.search import Scores, search
-from compressive.finetuning.subset import (
-    Labeled,
-    check_classes,
-    draw_labels,
-    hold_out,
-    parse_fraction,
-)
+from compressive.finetuning.subset import Labeled, check_classes, draw_labels, hold_out
 from compressive.methods.supervised import Supervised
 from compressive.metrics import nll, top_k_accuracy
 from compressive.progress import Display
@@ -141,7 +138,8 @@ def _run(
 ) -> Finetuned:
     """Choose the learning rate if it is not given, train on all labels, and test."""
     assert labeled.source.labels is not None
-    by = "accuracy" if len(trainer.names) == 1000 else "log-loss"
+    is_imagenet = len(trainer.names) == 1000
+    by, grid = ("accuracy", BYOL_RATES) if is_imagenet else ("log-loss", SMALL_SET_RATES)
     parts = None if lr is not None else hold_out(labeled.source.labels, seed=trainer.config.seed)
     rate = lr or DEFAULT_RATE
     if parts is not None:
@@ -154,7 +152,7 @@ def _run(
             )
             return trainer.score(rate, folder, fit, held)
 
-        found = plan.chosen or search(plan, out, by, try_rate)
+        found = plan.chosen or search(plan, out, grid, by, try_rate)
         if found is None:
             assert trainer.outcome is not None
             return Finetuned(out, trainer.outcome)

@@ -2,11 +2,11 @@
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compressive.distributed import rank, wait_for_all
-from compressive.finetuning.plan import RATES, Plan
+from compressive.finetuning.plan import Plan
 from compressive.rundir.files import SEARCH
 from compressive.train.loop import TrainingFailed
 
@@ -15,7 +15,11 @@ Scores = dict[str, float | None]  # accuracy and nll; None if training diverged
 
 
 def search(
-    plan: Plan, out: Path, by: str, try_rate: Callable[[float, Path, str], Scores | None]
+    plan: Plan,
+    out: Path,
+    grid: Sequence[float],
+    by: str,
+    try_rate: Callable[[float, Path, str], Scores | None],
 ) -> float | None:
     """Return the best learning rate; None if a request to stop came before the end.
 
@@ -23,7 +27,7 @@ def search(
     Rates that are already in the plan are not tried again. If the best rate ends the grid, rates
     beyond it are tried, at most three.
     """
-    rates = list(RATES)
+    rates = list(grid)
     for _ in range(_MOST_BEYOND + 1):
         for number, rate in enumerate(rates, 1):
             if f"{rate:g}" in plan.scores:

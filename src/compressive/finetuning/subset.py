@@ -1,6 +1,5 @@
 """The labeled images of fine-tuning: a balanced part of train, and test."""
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,15 +19,6 @@ class Labeled(NamedTuple):
 
     source: Source
     list_file: Path | None = None  # SimCLR's list for ImageNet
-
-
-def parse_fraction(labels: str) -> float:
-    """Return the share of labels; `labels` is a percentage such as "1%"."""
-    found = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", labels.strip())
-    share = float(found[1]) / 100 if found else 0.0
-    if not 0 < share <= 1:
-        raise ValueError(f"--labels must be a percentage above 0% up to 100%, got {labels!r}")
-    return share
 
 
 def check_classes(splits: Splits, place: str) -> tuple[str, ...]:
