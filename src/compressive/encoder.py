@@ -155,7 +155,7 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
     kept, weights = _read_file(path)
     if taken := (_METADATA | {"format", FORMAT_KEY, CHECKSUM_KEY}) & (about or {}).keys():
         raise ValueError(f"about must not contain {min(taken)!r}, which the encoder sets itself")
-    rounded = {name: _to_float16(value, f"{name} of {path}") for name, value in weights.items()}
+    rounded = {name: to_float16(value, f"{name} of {path}") for name, value in weights.items()}
     write_bytes(target, _reproducible_bytes(rounded, {**kept, **(about or {})}))
     return target
 
@@ -263,7 +263,7 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     return metadata, tensors
 
 
-def _to_float16(value: Tensor, name: str) -> Tensor:
+def to_float16(value: Tensor, name: str) -> Tensor:
     if value.ndim < 2 or not value.is_floating_point():
         return value
     half, exact = value.half(), value.double()
