@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from compressive.evaluation.runs import compare_runs as compare
     from compressive.evaluation.runs import report_runs as report
     from compressive.evaluation.suite import evaluate
+    from compressive.exporting.export import export
     from compressive.train.start import pretrain
 
 __all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "embed", "evaluate"]
-__all__ += ["load", "metrics", "objectives", "optim", "pretrain", "report"]
+__all__ += ["export", "load", "metrics", "objectives", "optim", "pretrain", "report"]
 _PLACES = {  # public name -> module and name there
     "Encoder": ("encoder", "Encoder"),
     "HypersphericalUniform": ("distributions.uniform", "HypersphericalUniform"),
@@ -24,6 +25,7 @@ _PLACES = {  # public name -> module and name there
     "compare": ("evaluation.runs", "compare_runs"),
     "embed": ("evaluation.embed", "embed"),
     "evaluate": ("evaluation.suite", "evaluate"),
+    "export": ("exporting.export", "export"),
     "load": ("evaluation.frozen_model", "load_encoder"),
     "pretrain": ("train.start", "pretrain"),
     "report": ("evaluation.runs", "report_runs"),

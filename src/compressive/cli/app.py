@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple, TextIO, cast
 
 import typer
 
-from compressive.cli import evaluate_commands, info_commands, train_commands
+from compressive.cli import evaluate_commands, export_commands, info_commands, train_commands
 from compressive.cli.command import Command, Group, examples
 from compressive.cli.terminal import print_warning
 from compressive.progress import BrokenPipeSafe
@@ -28,6 +28,7 @@ class _Entry(NamedTuple):
 
 
 _TRAIN, _MEASURE, _LOOK = "Train", "Evaluate and compare", "Look up"
+_USE = "Use elsewhere"
 _COMMANDS: dict[str, _Entry] = {
     "quickstart": _Entry(
         train_commands.quickstart_command,
@@ -76,6 +77,15 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive embed runs/a ./photos",
             "compressive embed cifar10-c-simclr-r18 ./photos --out features.csv",
+        ),
+    ),
+    "export": _Entry(
+        export_commands.export_command,
+        _USE,
+        (
+            "compressive export runs/a --to timm --out exported",
+            "compressive export runs/a --to onnx --out encoder.onnx --with-preprocessing",
+            "compressive export runs/a --to huggingface --out exported --license apache-2.0",
         ),
     ),
     "recipes": _Entry(

@@ -62,5 +62,7 @@ def load_model(place: str | Path, *, network: str = "", size: int = 0) -> Export
     )
     for name, value in encoder.network.state_dict().items():
         if value.is_floating_point() and not value.isfinite().all():
-            raise ValueError(f"{place} cannot be exported: weight {name} has NaN or infinite values")
+            raise ValueError(
+                f"{place} cannot be exported: weight {name} has NaN or infinite values"
+            )
     return model

@@ -31,7 +31,7 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
     network = graph.make_graph(model, with_preprocessing=with_preprocessing, half=half)
     example = graph.example_input(model, with_preprocessing=with_preprocessing)
     axes = graph.dynamic_axes(with_preprocessing=with_preprocessing)
-    with _quiet():
+    with _without_messages():
         program = torch.onnx.export(
             network,
             (example,),
@@ -40,7 +40,6 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
             output_names=[graph.LOGITS if model.head else graph.FEATURES],
             dynamic_shapes=(axes,),
             opset_version=OPSET,
-            optimize=not half,  # the optimizer would convert float16 weights to float32
             verbose=False,
         )
         assert program is not None
@@ -48,7 +47,7 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:
+def _without_messages() -> Any:
     """Drop messages of the converter, which are about its own code."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
