@@ -21,10 +21,10 @@ from compressive.config import Network
 from compressive.data.sources import open_source
 from compressive.encoder import load, pack, save
 from compressive.evaluation.frozen_model import open_model
-from compressive.knn import nearest_neighbors
 from compressive.networks import build
 from compressive.rundir.checksum import CHECKSUM_KEY
 from compressive.rundir.files import ENCODER
+from compressive.train.knn import nearest_neighbors
 from compressive.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")

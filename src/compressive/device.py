@@ -29,3 +29,12 @@ def precision(setting: str, device: torch.device) -> torch.dtype:
 def is_compiled(setting: str, device: torch.device) -> bool:
     """Return whether to compile steps; "auto" compiles on a GPU."""
     return setting == "yes" or (setting == "auto" and device.type == "cuda")
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise ValueError if torch cannot use a device here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter if torch was built without CUDA
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"device {device} cannot be used here: {why}") from None

@@ -8,12 +8,9 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-import safetensors
 import torch
 from jaxtyping import Float, UInt8
 from PIL import Image
-from safetensors.torch import load_file
-from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from compressive import weights
@@ -22,11 +19,13 @@ from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.data.source import read_file
+from compressive.device import check_device
 from compressive.networks import build, feature_dim, fits
-from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
+from compressive.rundir.checksum import CHECKSUM_KEY
 from compressive.rundir.files import ENCODER, local_path, write_bytes
-from compressive.rundir.folder import read_run_id
-from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, check_format
+from compressive.rundir.folder import check_run_id
+from compressive.rundir.tensors_file import read_safetensors, reproducible_bytes, to_float16
+from compressive.rundir.versions import FORMAT_KEY, check_format
 
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
 
@@ -128,6 +127,8 @@ def save(
     side: int,
     *,
     antialias: bool = False,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
     run_id: str = "",
 ) -> Path:
     """Write encoder.safetensors: the backbone's weights by their timm names, and metadata.
@@ -136,13 +137,20 @@ def save(
     network. Only `load` reads networks with `stem=cifar`, `width` above 1, or `variant=official` of
     ResNet-18 and -34. With `variant=official` of deeper ones timm computes different features.
     """
-    views = {"size": str(size), "side": str(side), "antialias": json.dumps(antialias)}
-    metadata = {"format": "pt", "network": json.dumps(asdict(settings)), **views}
-    metadata |= {"run_id": run_id} if run_id else {}
-    weights = {name: value.contiguous() for name, value in network.state_dict().items()}
+    encoder = Encoder(network, settings, size, side, antialias=antialias, mean=mean, std=std)
     path = folder / ENCODER
-    write_bytes(path, _reproducible_bytes(weights, metadata))
+    more = {"run_id": run_id} if run_id else {}
+    write_bytes(path, reproducible_bytes(network.state_dict(), describe(encoder) | more))
     return path
+
+
+def describe(encoder: Encoder) -> dict[str, str]:
+    """Return the metadata of an encoder's file: the network and the preprocessing."""
+    views = {"size": str(encoder.size), "side": str(encoder.side)}
+    views["antialias"] = json.dumps(encoder.antialias)
+    if (encoder.mean, encoder.std) != (MEAN, STD):
+        views |= {"mean": json.dumps(encoder.mean), "std": json.dumps(encoder.std)}
+    return {"format": "pt", "network": json.dumps(asdict(encoder.settings)), **views}
 
 
 def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None) -> Path:
@@ -156,22 +164,8 @@ def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None
     if taken := (_METADATA | {"format", FORMAT_KEY, CHECKSUM_KEY}) & (about or {}).keys():
         raise ValueError(f"about must not contain {min(taken)!r}, which the encoder sets itself")
     rounded = {name: to_float16(value, f"{name} of {path}") for name, value in weights.items()}
-    write_bytes(target, _reproducible_bytes(rounded, {**kept, **(about or {})}))
+    write_bytes(target, reproducible_bytes(rounded, {**kept, **(about or {})}))
     return target
-
-
-def _reproducible_bytes(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """Serialize with a checksum and sorted metadata: equal content gives equal bytes."""
-    metadata = metadata | {FORMAT_KEY: str(FORMAT_VERSIONS[ENCODER])}
-    metadata[CHECKSUM_KEY] = file_checksum(metadata, weights)
-    # safetensors writes metadata in random order.
-    content = serialize(weights, metadata)
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(metadata.items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def load(
@@ -182,21 +176,26 @@ def load(
     If there is no such file or folder, `place` may name an encoder of the package
     (`weights.names`). Pass `network` to load the weights of a custom backbone.
     """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter if torch was built without CUDA
-        raise ValueError(f"device {device} cannot be used here: {first_line(error)}") from None
+    check_device(device)
     path = _find_file(place)
     metadata, weights = _read_file(path)
-    ids = {metadata.get("run_id", ""), read_run_id(path.parent)} - {""}
-    if len(ids) > 1 and Path(place).is_dir():
-        hint = f"run the training command again to write it, or give {path} itself"
-        raise ValueError(f"{path} is of another run than {place}; {hint}")
+    check_run_id(place, path, metadata)
+    return restore(path, metadata, weights, network).to(device)
+
+
+def restore(
+    path: Path,
+    metadata: Mapping[str, str],
+    weights: Mapping[str, Tensor],
+    network: nn.Module | None = None,
+) -> Encoder:
+    """Build an encoder from the content of a file, frozen and in evaluation mode, on the CPU."""
     try:
         settings = from_dict({"network": json.loads(metadata["network"])}).network
         size, side = int(metadata["size"]), int(metadata["side"])
         if not (8 <= size <= _MAX_SIDE and 1 <= side <= _MAX_SIDE):
             raise ValueError(f"size {size} and side {side}, but at most {_MAX_SIDE} are allowed")
+        mean, std = (_channels(metadata, name) for name in ("mean", "std"))
         planned = network
         if network is None:
             with torch.device("meta"):  # allocate nothing: the metadata may be wrong
@@ -206,15 +205,29 @@ def load(
         raise ValueError(f"{path} is damaged: its metadata are invalid ({why})") from None
     if planned is None or not fits(planned, weights):
         raise ValueError(
-            f"{place} has the weights of another network than {settings.name} or the given one; "
+            f"{path} has the weights of another network than {settings.name} or the given one; "
             "load a custom backbone with compressive.load(PLACE, network=...)"
         )
     if network is None:  # initializing weights that are then replaced takes seconds
         not_stored = dict(planned.named_buffers()).keys() - planned.state_dict().keys()
         network = build(settings, size) if not_stored else planned.to_empty(device="cpu")
     network.load_state_dict(weights)
-    encoder = Encoder(network, settings, size, side, antialias=metadata["antialias"] == "true")
-    return encoder.to(device).eval().requires_grad_(False)
+    antialias = metadata["antialias"] == "true"
+    encoder = Encoder(network, settings, size, side, antialias=antialias, mean=mean, std=std)
+    return encoder.eval().requires_grad_(False)
+
+
+def _channels(metadata: Mapping[str, str], name: str) -> tuple[float, ...]:
+    """Return the mean or standard deviation of the normalization; files of our runs omit it."""
+    if name not in metadata:
+        return {"mean": MEAN, "std": STD}[name]
+    values = json.loads(metadata[name])
+    if not isinstance(values, list) or len(values) != 3:
+        raise ValueError(f"{name} must have 3 numbers, got {metadata[name]}")
+    numbers = tuple(float(value) for value in values)
+    if not all(map(math.isfinite, numbers)) or (name == "std" and min(numbers) <= 0):
+        raise ValueError(f"{name} must be finite, and a deviation above 0, got {metadata[name]}")
+    return numbers
 
 
 def _find_file(place: str | Path) -> Path:
@@ -231,51 +244,23 @@ def _find_file(place: str | Path) -> Path:
     return path
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and tensors of a file; raise ValueError if its checksum does not fit."""
-    path.open("rb").close()  # safetensors reports every error as "No such file"
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-        tensors = load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
-    # Third-party files and files of format 2 have no checksum.
-    expected = shipped = weights.known_checksum(path)
-    is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
-    if is_ours and metadata.get(FORMAT_KEY) == str(FORMAT_VERSIONS[ENCODER]):
-        expected = metadata.get(CHECKSUM_KEY, "missing")
-    if expected not in (None, file_checksum(metadata, tensors)):
-        hint = "restore it from a copy, or run the training command again, which writes it"
-        hint = "install the package again" if shipped else hint
-        raise ValueError(f"{path} is damaged: its content does not fit its checksum; {hint}")
-    return metadata, tensors
-
-
 def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and weights of an encoder.safetensors."""
     metadata, tensors = read_safetensors(path)
     if "network" not in metadata:
         raise UnknownNetwork(f"{path} does not say which network it is for; timm may load it")
+    if "classes" in metadata:
+        hint = f"use the {ENCODER} of its run, or `compressive predict`"
+        raise ValueError(f"{path} is a classifier, not an encoder; {hint}")
+    return check_metadata(path, metadata), tensors
+
+
+def check_metadata(path: Path, metadata: dict[str, str]) -> dict[str, str]:
+    """Return the metadata of a file; raise ValueError for another format or missing entries."""
     check_format(path, ENCODER, metadata.get(FORMAT_KEY))
     if absent := _METADATA - metadata.keys():
         raise ValueError(f"{path} is damaged: its metadata lack {min(absent)!r}")
-    return metadata, tensors
-
-
-def to_float16(value: Tensor, name: str) -> Tensor:
-    if value.ndim < 2 or not value.is_floating_point():
-        return value
-    half, exact = value.half(), value.double()
-    # Float16 has 11 bits, so rounding loses at most half of 2^-10. The loss is larger only if
-    # values are too large for float16, or most are too small. Use `not <=`, so that NaN fails too.
-    if not (half - exact).norm() <= 2**-10 * exact.norm():
-        largest = exact.abs().max().item()
-        raise ValueError(
-            f"{name} does not fit float16, which holds 6e-5 to 65504: "
-            f"its largest value is {largest:.3g}; keep the encoder in float32"
-        )
-    return half
+    return metadata
 
 
 @validates_inputs

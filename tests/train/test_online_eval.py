@@ -20,9 +20,9 @@ from compressive.data.decode import Unreadable
 from compressive.data.loaders import Resident, Streaming
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource
-from compressive.knn import nearest_neighbors
 from compressive.train import log
 from compressive.train.auto_config import median_side
+from compressive.train.knn import nearest_neighbors
 from compressive.train.loop import pretrain
 from compressive.train.online_eval import (
     Accuracy,

@@ -15,8 +15,8 @@ import torch
 from huggingface_hub import constants
 from torch import Tensor, nn
 
-from compressive.encoder import read_safetensors
 from compressive.networks import RESNETS, require_known
+from compressive.rundir.tensors_file import read_safetensors
 
 _PATIENCE = 2.0  # seconds
 _INSIDE = ("state_dict", "model")  # keys of the weights in files of training scripts

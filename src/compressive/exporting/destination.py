@@ -23,7 +23,7 @@ def record_path(out: Path, *, is_folder: bool) -> Path:
 
 
 def check_destination(out: Path, *, is_folder: bool) -> None:
-    """Raise ValueError if the place cannot be written to or holds anything but an earlier export."""
+    """Raise ValueError if a place is not writable or holds anything but an earlier export."""
     if not out.parent.exists():
         raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     ensure_writable(out.parent)

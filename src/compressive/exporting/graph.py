@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from compressive.encoder import to_float16
 from compressive.exporting.model import ExportModel
 from compressive.exporting.preprocessing import GraphPreprocessing
+from compressive.rundir.tensors_file import to_float16
 
 INPUT, FEATURES, LOGITS = "images", "features", "logits"
 

@@ -3,14 +3,17 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import safetensors
 import torch
 from torch import Tensor, nn
 
-from compressive.encoder import Encoder, to_float16
+from compressive.classifier import load_classifier
+from compressive.encoder import Encoder
 from compressive.evaluation.frozen_model import load_encoder
 from compressive.networks import feature_dim
 from compressive.rundir.checksum import checksum
-from compressive.rundir.files import CONFIG, local_path
+from compressive.rundir.files import CLASSIFIER, CONFIG, local_path
+from compressive.rundir.tensors_file import to_float16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +55,35 @@ def stored_weights(module: nn.Module, *, half: bool) -> dict[str, Tensor]:
 
 
 def load_model(place: str | Path, *, network: str = "", size: int = 0) -> ExportModel:
-    """Load an encoder on the CPU; raise ValueError if a weight is not finite."""
-    encoder = load_encoder(place, network=network or None, size=size)
+    """Load an encoder or a classifier on the CPU; raise ValueError if a weight is not finite."""
     path = local_path(place)
-    model = ExportModel(
-        encoder=encoder,
-        source=str(place),
-        run=path if (path / CONFIG).is_file() else None,
-    )
-    for name, value in encoder.network.state_dict().items():
+    run = path if (path / CONFIG).is_file() else None
+    if _is_classifier(path):
+        if network or size:
+            raise ValueError(f"--network and --size are for third-party weights, not for {place}")
+        own = load_classifier(place)
+        model = ExportModel(
+            encoder=own.encoder, source=str(place), run=run, head=own.head, classes=own.classes
+        )
+    else:
+        encoder = load_encoder(place, network=network or None, size=size)
+        model = ExportModel(encoder=encoder, source=str(place), run=run)
+    for name, value in model.encoder.network.state_dict().items():
         if value.is_floating_point() and not value.isfinite().all():
             raise ValueError(
                 f"{place} cannot be exported: weight {name} has NaN or infinite values"
             )
     return model
+
+
+def _is_classifier(path: Path) -> bool:
+    """Return whether this is a classifier's file, or a folder that has one."""
+    if path.is_dir():
+        return (path / CLASSIFIER).is_file()
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return "classes" in (file.metadata() or {})
+    except (OSError, safetensors.SafetensorError):  # reported when it is loaded
+        return False

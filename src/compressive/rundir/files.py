@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
+CLASSIFIER = "classifier.safetensors"  # encoder and linear layer of a fine-tuning run
 CHECKPOINTS, UNREADABLE = "checkpoints", "unreadable.txt"
 STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test and held-out images

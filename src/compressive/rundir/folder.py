@@ -106,6 +106,14 @@ def read_run_id(folder: Path) -> str:
     return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{12}", found) else ""
 
 
+def check_run_id(place: str | Path, path: Path, metadata: Mapping[str, str]) -> None:
+    """Raise ValueError if `place` is the folder of another run than the one that wrote `path`."""
+    ids = {metadata.get("run_id", ""), read_run_id(path.parent)} - {""}
+    if len(ids) > 1 and Path(place).is_dir():
+        hint = f"run the training command again to write it, or give {path} itself"
+        raise ValueError(f"{path} is of another run than {place}; {hint}")
+
+
 def _recorded_given(folder: Path) -> list[str]:
     """Return the names of the settings that the user of a run gave."""
     found = _read_about(folder).get("given")

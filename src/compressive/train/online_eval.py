@@ -13,8 +13,8 @@ from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.data.sampler import BatchIndices
 from compressive.distributed import mean_value, world_size
-from compressive.knn import nearest_neighbors
 from compressive.rng import image_keys, uniforms
+from compressive.train.knn import nearest_neighbors
 
 _HELD = 2**32 - 1  # an epoch and view that no run reaches: random numbers of their own stream
 

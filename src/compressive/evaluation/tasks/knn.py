@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from compressive.evaluation.context import EvalContext
-from compressive.knn import nearest_neighbors
 from compressive.metrics import hits
+from compressive.train.knn import nearest_neighbors
 
 TEMPERATURE = 0.07
 

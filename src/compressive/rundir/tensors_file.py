@@ -1,0 +1,67 @@
+"""Read and write safetensors files with a checksum."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from compressive import weights
+from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
+from compressive.rundir.files import ENCODER
+from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS
+
+
+def reproducible_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Serialize with a checksum and sorted metadata: equal content gives equal bytes."""
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    metadata = {**metadata, FORMAT_KEY: str(FORMAT_VERSIONS[ENCODER])}
+    metadata[CHECKSUM_KEY] = file_checksum(metadata, tensors)
+    # safetensors writes metadata in random order.
+    content = serialize(tensors, metadata)
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and tensors of a file; raise ValueError if its checksum does not fit."""
+    path.open("rb").close()  # safetensors reports every error as "No such file"
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        tensors = load_file(path)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+    # Third-party files and files of format 2 have no checksum.
+    expected = shipped = weights.known_checksum(path)
+    is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
+    if is_ours and metadata.get(FORMAT_KEY) == str(FORMAT_VERSIONS[ENCODER]):
+        expected = metadata.get(CHECKSUM_KEY, "missing")
+    if expected not in (None, file_checksum(metadata, tensors)):
+        hint = "restore it from a copy, or run the training command again, which writes it"
+        hint = "install the package again" if shipped else hint
+        raise ValueError(f"{path} is damaged: its content does not fit its checksum; {hint}")
+    return metadata, tensors
+
+
+def to_float16(value: Tensor, name: str) -> Tensor:
+    """Round a matrix or kernel to float16; raise ValueError if its values do not fit."""
+    if value.ndim < 2 or not value.is_floating_point():
+        return value
+    half, exact = value.half(), value.double()
+    # Float16 has 11 bits, so rounding loses at most half of 2^-10. The loss is larger only if
+    # values are too large for float16, or most are too small. Use `not <=`, so that NaN fails too.
+    if not (half - exact).norm() <= 2**-10 * exact.norm():
+        largest = exact.abs().max().item()
+        raise ValueError(
+            f"{name} does not fit float16, which holds 6e-5 to 65504: "
+            f"its largest value is {largest:.3g}; keep the encoder in float32"
+        )
+    return half
