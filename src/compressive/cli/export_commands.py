@@ -12,10 +12,10 @@ from compressive.cli.terminal import (
     print_line,
     require_at_least,
 )
-from compressive.exporting.formats import FORMATS, check_options
+from compressive.exporting.formats import EXPORT_FORMATS, check_options
 
-_TO_HELP = f"Format: {', '.join(FORMATS)}."
-_OUT_HELP = "Folder to write (timm, huggingface), or file: .pth, .onnx or .pt2."
+_TO_HELP = f"Format: {', '.join(EXPORT_FORMATS)}."
+_EXPORT_OUT_HELP = "Folder to write (timm, huggingface), or file: .pth, .onnx or .pt2."
 _PREPROCESSING_HELP = "Include resizing, crop and normalization in the graph (onnx, torch-export)."
 _HALF_HELP = "Store weights as float16; outputs may then differ by up to 1e-2."
 _IMAGES_HELP = "Images for the comparison of features; default: the run's, else built-in ones."
@@ -25,7 +25,7 @@ _PUSH_HELP = "Also upload to this repository of the Hugging Face Hub (huggingfac
 
 def _complete_format(incomplete: str) -> list[str]:
     """Return the formats that begin with the text."""
-    return [name for name in FORMATS if name.startswith(incomplete)]
+    return [name for name in EXPORT_FORMATS if name.startswith(incomplete)]
 
 
 def export_command(
@@ -33,7 +33,7 @@ def export_command(
     to: Annotated[
         str, typer.Option("--to", metavar="FORMAT", help=_TO_HELP, autocompletion=_complete_format)
     ] = "",
-    out: Annotated[str, path_option(help=_OUT_HELP, metavar="PATH")] = "",
+    out: Annotated[str, path_option(help=_EXPORT_OUT_HELP, metavar="PATH")] = "",
     with_preprocessing: Annotated[
         bool, typer.Option("--with-preprocessing", help=_PREPROCESSING_HELP)
     ] = False,

@@ -16,14 +16,14 @@ class FormatInfo(NamedTuple):
     has_graph: bool = False  # whether it stores the computation, not only weights
 
 
-FORMATS = {
+EXPORT_FORMATS = {
     "timm": FormatInfo("timm_format", ""),
     "torchvision": FormatInfo("torchvision_format", ".pth"),
     "huggingface": FormatInfo("huggingface", "", ("transformers",), "huggingface"),
     "onnx": FormatInfo("onnx_format", ".onnx", ("onnx", "onnxscript", "onnxruntime"), "onnx", True),
     "torch-export": FormatInfo("torch_export", ".pt2", has_graph=True),
 }
-GRAPH_FORMATS = tuple(name for name, info in FORMATS.items() if info.has_graph)
+GRAPH_FORMATS = tuple(name for name, info in EXPORT_FORMATS.items() if info.has_graph)
 # What other programs call a format.
 _ALIASES = {
     **dict.fromkeys(("hf", "hub", "transformers", "hugging-face"), "huggingface"),
@@ -43,15 +43,15 @@ class CannotRepresent(ValueError):
 
 def check_format_name(to: str) -> FormatInfo:
     """Return a format; raise ValueError if it is unknown or its extra is not installed."""
-    allowed = ", ".join(FORMATS)
-    if to not in FORMATS:
+    allowed = ", ".join(EXPORT_FORMATS)
+    if to not in EXPORT_FORMATS:
         near = _ALIASES.get(to.lower()) or next(
-            iter(difflib.get_close_matches(to.lower(), FORMATS, n=1, cutoff=0.5)), ""
+            iter(difflib.get_close_matches(to.lower(), EXPORT_FORMATS, n=1, cutoff=0.5)), ""
         )
         hint = f"did you mean {near}? " if near and to else ""
         got = f"got {to!r}" if to else "but it is missing"
         raise ValueError(f"--to must be one of {allowed}, {got}; {hint}".rstrip("; "))
-    info = FORMATS[to]
+    info = EXPORT_FORMATS[to]
     if absent := [name for name in info.requires if importlib.util.find_spec(name) is None]:
         command = f"pip install 'compressive[{info.extra}]'"
         raise ValueError(f"--to {to} needs {', '.join(absent)}, not installed here; run {command}")

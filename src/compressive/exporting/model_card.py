@@ -45,17 +45,17 @@ def model_card(
     preprocessing_difference: float,
 ) -> str:
     """Return the text of the model card."""
-    run = _read_run(model.run)
+    run = _open_run(model.run)
     parts = [
         _front_matter(model, license_name),
-        f"# {_title(model, run)}\n",
-        f"{_summary(model)}\n",
-        f"## Use\n\n{_use(model)}",
-        f"## Data\n\n{_data(run)}\n",
-        f"## Recipe\n\n{_recipe(run)}\n",
-        f"## Results\n\n{_results(run)}\n",
-        f"## Preprocessing and parity\n\n{_parity(model, parity, preprocessing_difference)}\n",
-        f"## Limitations\n\n{_limitations(model, run)}\n",
+        f"# {_title_text(model, run)}\n",
+        f"{_summary_text(model)}\n",
+        f"## Use\n\n{_use_text(model)}",
+        f"## Data\n\n{_data_text(model, run)}\n",
+        f"## Recipe\n\n{_recipe_text(run)}\n",
+        f"## Results\n\n{_results_text(run)}\n",
+        f"## Preprocessing and parity\n\n{_parity_text(model, parity, preprocessing_difference)}\n",
+        f"## Limitations\n\n{_limitations_text(model, run)}\n",
         f"## License\n\n{license_name or _NO_LICENSE}\n",
         "## Citation\n\n" + _CITATION.replace("VERSION", versions.get("compressive", "")),
     ]
@@ -75,20 +75,22 @@ def _front_matter(model: ExportModel, license_name: str) -> str:
     return "\n".join(["---", *lines, "tags:", "- timm", "- compressive", "---\n"])
 
 
-def _read_run(path: Path | None) -> RunFolder | None:
+def _open_run(path: Path | None) -> RunFolder | None:
     if path is not None:
         with suppress(ValueError, OSError):
             return read_runs([path])[0]
     return None
 
 
-def _title(model: ExportModel, run: RunFolder | None) -> str:
+def _title_text(model: ExportModel, run: RunFolder | None) -> str:
     method = run.settings.get("method") if run else None
-    name = model.encoder.settings.name
-    return f"{name}, {method_name(method)}" if method else name
+    parts = [model.encoder.settings.name]
+    parts += [method_name(method)] if method else []
+    parts += [f"classifier of {len(model.classes)} classes"] if model.head else []
+    return ", ".join(parts)
 
 
-def _summary(model: ExportModel) -> str:
+def _summary_text(model: ExportModel) -> str:
     encoder = model.encoder
     count = sum(weight.numel() for weight in encoder.parameters()) / 1e6
     what = f"{len(model.classes)} classes" if model.head else f"{model.output_dim} features"
@@ -98,7 +100,7 @@ def _summary(model: ExportModel) -> str:
     return f"An image encoder: {network}. It maps {encoder.size} x {encoder.size} pixels to {what}."
 
 
-def _use(model: ExportModel) -> str:
+def _use_text(model: ExportModel) -> str:
     import_line, kind, output = (
         ("AutoModelForImageClassification", "AutoModelForImageClassification", "logits")
         if model.head
@@ -117,16 +119,17 @@ def _use(model: ExportModel) -> str:
     return "\n".join(["```python", *code, "```\n"])
 
 
-def _data(run: RunFolder | None) -> str:
+def _data_text(model: ExportModel, run: RunFolder | None) -> str:
     if run is None or not run.settings:
         return "The training images are not known: the weights were not exported from a run folder."
     source = str(run.settings.get("data.source", "?"))
     limit = run.settings.get("data.limit")
     few = f", limited to {limit:,} images" if isinstance(limit, int) and limit else ""
-    return f"Pretrained without labels on `{Path(source).name or source}`{few}."
+    how = "Fine-tuned with labels" if model.head else "Pretrained without labels"
+    return f"{how} on `{Path(source).name or source}`{few}."
 
 
-def _recipe(run: RunFolder | None) -> str:
+def _recipe_text(run: RunFolder | None) -> str:
     if run is None or not run.settings:
         return "Not known."
     found = [(name, run.settings[name]) for name in _SETTINGS if name in run.settings]
@@ -134,7 +137,7 @@ def _recipe(run: RunFolder | None) -> str:
     return "\n".join(["| setting | value |", "|---|---|", *rows])
 
 
-def _results(run: RunFolder | None) -> str:
+def _results_text(run: RunFolder | None) -> str:
     if run is None or not run.records:
         return "The encoder was not evaluated."
     if run.path is not None and of_other_weights(run.path, run.evaluated):
@@ -157,7 +160,7 @@ def _cell(value: Any) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("|", "\\|").replace("\n", " ")
 
 
-def _parity(model: ExportModel, parity: Parity, difference: float) -> str:
+def _parity_text(model: ExportModel, parity: Parity, difference: float) -> str:
     encoder = model.encoder
     how = "with" if encoder.antialias else "without"
     lines = [
@@ -172,7 +175,7 @@ def _parity(model: ExportModel, parity: Parity, difference: float) -> str:
     return "\n".join(lines)
 
 
-def _limitations(model: ExportModel, run: RunFolder | None) -> str:
+def _limitations_text(model: ExportModel, run: RunFolder | None) -> str:
     lines: Sequence[str] = [
         "- The results above are all that was measured. Other images, tasks and populations need "
         "their own evaluation.",

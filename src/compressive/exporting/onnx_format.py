@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
             verbose=False,
         )
         assert program is not None
+        program.model.metadata_props.update(_metadata(model))
         program.save(str(path), external_data=False)
 
 
@@ -57,6 +59,14 @@ def _without_messages() -> Any:
             yield
     finally:
         logging.disable(before)
+
+
+def _metadata(model: ExportModel) -> dict[str, str]:
+    """Return what a user of the file needs to know, as JSON."""
+    encoder = model.encoder
+    known = {"input_size": encoder.size, "mean": encoder.mean, "std": encoder.std}
+    known |= {"classes": model.classes} if model.classes else {}
+    return {name: json.dumps(value) for name, value in known.items()}
 
 
 def outputs(model: ExportModel, path: Path, inputs: Tensor) -> Mapping[str, Tensor]:

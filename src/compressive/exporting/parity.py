@@ -17,7 +17,7 @@ from compressive.rundir.folder import read_config
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
 _COUNT = 8  # images
-_BUILTIN = "builtin"
+_DEFAULT = "builtin"
 
 Image = UInt8[Tensor, "3 h w"]
 GraphRunner = Callable[[ExportModel, Path, Tensor], Mapping[str, Tensor]]
@@ -41,7 +41,7 @@ def parity_images(images: str | Path, run: Path | None) -> tuple[list[Image], st
         with suppress(ValueError, OSError):  # the images of a run may be elsewhere by now
             place = read_config(run).data.source
             return _spread(open_source(place)), place
-    return _spread(open_source(_BUILTIN)), _BUILTIN
+    return _spread(open_source(_DEFAULT)), _DEFAULT
 
 
 def _spread(source: Source) -> list[Image]:

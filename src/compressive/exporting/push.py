@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from compressive.data.decode import first_line
+from compressive.exporting.destination import RECORD
 
 
 def require_token() -> None:
@@ -21,7 +22,9 @@ def push_folder(folder: Path, repo: str) -> str:
     api = HfApi()
     try:
         address = api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload encoder")
+        # The record names local paths; the model card has the measured difference.
+        options = {"commit_message": "Upload encoder", "ignore_patterns": [RECORD]}
+        api.upload_folder(repo_id=repo, folder_path=folder, **options)
     except Exception as error:  # of the connection, the server and the names
         raise ValueError(
             f"--push {repo} failed: {first_line(error)}; the export is in {folder}"
