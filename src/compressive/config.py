@@ -1,5 +1,6 @@
 """The settings of a run: frozen dataclasses, changed by dotted name, stored as JSON."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -17,7 +18,7 @@ from compressive.setting_fields import (
 
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
 __all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
-__all__ += ["check_device_name", "flat", "total_steps"]
+__all__ += ["channels", "check_device_name", "flat", "total_steps"]
 __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
 
 
@@ -93,6 +94,18 @@ def _no_hidden_layer(config: "Config") -> str:
     return "" if has_hidden else "network.head_layers is 1 and there is no predictor"
 
 
+def channels(text: str, setting: str) -> tuple[float, ...]:
+    """Return the three numbers of a setting; raise ValueError, with its name, for anything else."""
+    try:
+        found = tuple(map(float, text.split(" ")))
+    except ValueError:
+        found = ()
+    if len(found) != 3 or not all(map(math.isfinite, found)):
+        example = "such as '0.5 0.5 0.5'"
+        raise ValueError(f"{setting} must be three numbers with spaces, {example}, got {text!r}")
+    return found
+
+
 def check_device_name(name: str, setting: str) -> None:
     """Raise ValueError, with the name of the setting, if this is not the name of a device."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
@@ -153,12 +166,27 @@ class Views(_Section):
         True, "blur at random; SimCLR turns it off for CIFAR-10, whose views have 32 pixels"
     )
     antialias: bool = setting(False, "anti-alias resized crops; the official code does not")
+    mean: str = setting(
+        "0.485 0.456 0.406", "mean of the three channels that views are normalized with; ImageNet's"
+    )
+    std: str = setting(
+        "0.229 0.224 0.225", "standard deviation that views are normalized with; ImageNet's"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        channels(self.mean, "views.mean")
+        if min(channels(self.std, "views.std")) <= 0:
+            raise ValueError(f"views.std must be above 0 in every channel, got {self.std!r}")
         if self.policy == "byol" and self.strength != 1:
             rule = f"views.strength must be 1 for views.policy=byol, got {self.strength:g}"
             raise ValueError(f"{rule}; views.policy=simclr allows other values")
+
+    @property
+    def normalization(self) -> dict[str, tuple[float, ...]]:
+        """Mean and standard deviation by channel, as arguments."""
+        texts = {"mean": self.mean, "std": self.std}
+        return {name: channels(text, f"views.{name}") for name, text in texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +194,18 @@ class Network(_Section):
     """The encoder and its projection and prediction heads."""
 
     name: str = setting("resnet50", "timm model name")
+    weights: str = setting(
+        "", "weights that the encoder starts from; a run, a file, a timm name or an hf-hub: id"
+    )
     width: int = setting(1, "multiplies the channels of a ResNet, including its stem", low=1)
     stem: Stem = setting(  # noqa: RUF009
         "imagenet", "cifar: a 3x3 convolution without pooling, for images of about 32 pixels"
     )
     variant: ResNetVariant = setting("timm", "ResNet of timm or of the official code")  # noqa: RUF009
     zero_init_last: bool = setting(True, "initialize every residual block as its shortcut")
+    drop_path: float = setting(
+        0.0, "stochastic depth: rate at which the last residual block is skipped", high=0.9
+    )
     hidden_dim: int = setting(
         4096, "hidden dimension of the projection and predictor", low=1, unused=_no_hidden_layer
     )
@@ -315,6 +349,15 @@ class Optim(_Section):
     warmup_epochs: float = setting(
         10.0, "epochs of linear warm-up; then the learning rate decays by a cosine"
     )
+    clip_norm: float = setting(
+        0.0, "scale gradients down to this norm over all weights; 0: do not", low=0
+    )
+    layer_decay: float = setting(
+        1.0,
+        "factor on the learning rate of the encoder per block below its end, as in timm; 1: none",
+        high=1,
+        open_low=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +371,9 @@ class Train(_Section):
         unused=lambda c: "train.steps is given" if c.train.steps > 0 else "",
     )
     steps: int = setting(0, "train for this many steps; 0: as train.epochs says")
+    frozen_epochs: float = setting(
+        0.0, "epochs at the start in which the encoder's weights stay fixed; heads are trained"
+    )
     batch_size: int = setting(512, "images per step over all processes", low=2)
     grad_accum_steps: int = setting(
         1, "split a batch into this many parts to save memory; bootstrap methods only", low=1

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from compressive import weights
 from compressive.augment.ops import MEAN, STD, center_crop, central_share, normalize, planar
+from compressive.augment.published_crop import PublishedCrop
 from compressive.checks import validates_inputs
 from compressive.config import Network, from_dict
 from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
@@ -60,6 +61,7 @@ class Encoder(nn.Module):
         antialias: bool = False,
         mean: tuple[float, ...] = MEAN,
         std: tuple[float, ...] = STD,
+        crop: PublishedCrop | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -68,6 +70,7 @@ class Encoder(nn.Module):
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
         self.mean, self.std = mean, std  # of the normalization, by channel
+        self.crop = crop  # the evaluation crop of third-party weights
 
     def __repr__(self) -> str:
         count = sum(weight.numel() for weight in self.parameters())
@@ -99,18 +102,23 @@ class Encoder(nn.Module):
         device = next(self.parameters()).device
         if isinstance(images, Tensor) and images.ndim == 4:
             images = planar(images)
-            if max(images.shape[2:]) <= self.side:
+            if self.crop is not None or max(images.shape[2:]) <= self.side:
                 return self._seen(images.to(device))
             images = list(images)
         many = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
         if not many:
             raise ValueError("no images were given")
         # Shrink on the CPU: torch resizes uint8 with antialiasing only there.
-        small = [shrink(_to_uint8(one).cpu(), self.side, least(self.size)) for one in many]
+        small = map(_to_uint8, many)
+        if self.crop is None:
+            small = (shrink(one.cpu(), self.side, least(self.size)) for one in small)
         return torch.cat([self._seen(one[None].to(device)) for one in small])
 
     def _seen(self, images: UInt8[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 3 size size"]:
-        cropped = center_crop(images, self.size, antialias=self.antialias)
+        if self.crop is not None:
+            cropped = self.crop(images, self.size)
+        else:
+            cropped = center_crop(images, self.size, antialias=self.antialias)
         return normalize(cropped, mean=self.mean, std=self.std)
 
 
@@ -150,6 +158,8 @@ def describe(encoder: Encoder) -> dict[str, str]:
     views["antialias"] = json.dumps(encoder.antialias)
     if (encoder.mean, encoder.std) != (MEAN, STD):
         views |= {"mean": json.dumps(encoder.mean), "std": json.dumps(encoder.std)}
+    if encoder.crop is not None:
+        views["crop"] = json.dumps(encoder.crop)
     return {"format": "pt", "network": json.dumps(asdict(encoder.settings)), **views}
 
 
@@ -196,6 +206,7 @@ def restore(
         if not (8 <= size <= _MAX_SIDE and 1 <= side <= _MAX_SIDE):
             raise ValueError(f"size {size} and side {side}, but at most {_MAX_SIDE} are allowed")
         mean, std = (_channels(metadata, name) for name in ("mean", "std"))
+        crop = PublishedCrop.from_list(json.loads(metadata.get("crop", "null")))
         planned = network
         if network is None:
             with torch.device("meta"):  # allocate nothing: the metadata may be wrong
@@ -213,7 +224,8 @@ def restore(
         network = build(settings, size) if not_stored else planned.to_empty(device="cpu")
     network.load_state_dict(weights)
     antialias = metadata["antialias"] == "true"
-    encoder = Encoder(network, settings, size, side, antialias=antialias, mean=mean, std=std)
+    views = {"antialias": antialias, "mean": mean, "std": std, "crop": crop}
+    encoder = Encoder(network, settings, size, side, **views)
     return encoder.eval().requires_grad_(False)
 
 

@@ -99,7 +99,15 @@ def build(settings: Network, size: int, *, biased_variance: bool = False) -> nn.
             known: Any = backbone(settings.name, **options)
         if known.pretrained_cfg.get("fixed_input_size"):
             options["img_size"] = size
-    return backbone(settings.name, **options)
+    if not settings.drop_path:
+        return backbone(settings.name, **options)
+    try:
+        return backbone(settings.name, **options, drop_path_rate=settings.drop_path)
+    except TypeError:
+        raise ValueError(
+            f"{settings.name} has no stochastic depth: network.drop_path must be 0, got "
+            f"{settings.drop_path:g}"
+        ) from None
 
 
 def feature_dim(network: nn.Module) -> int:
@@ -270,5 +278,6 @@ def require_known(name: str) -> None:
         hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
         raise ValueError(f"timm has no network {name!r}; {hint}")
     if "." in name:
-        rule = "must be without the tag of pretrained weights, which are not loaded"
-        raise ValueError(f"network.name {rule}: {name.partition('.')[0]!r}, got {name!r}")
+        rule = "must be without the tag of pretrained weights"
+        plain, hint = name.partition(".")[0], f"to start from these weights, give --weights {name}"
+        raise ValueError(f"network.name {rule}: {plain!r}, got {name!r}; {hint}")

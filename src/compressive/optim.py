@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-__all__ = ["LARS", "cosine_beta", "ema_decay", "linear_beta", "parameter_groups", "scaled_lr"]
+__all__ = ["LARS", "cosine_beta", "ema_decay", "layer_groups", "linear_beta"]
+__all__ += ["parameter_groups", "scaled_lr"]
 __all__ += ["warmup_cosine", "warmup_steps"]
 
 # Elements per chunk; each chunk has one scale. 512 keeps every view aligned for vector loads, makes
@@ -160,6 +161,56 @@ def parameter_groups(
         {"params": adapted, "weight_decay": weight_decay, "adapt": True},
         {"params": spared, "weight_decay": 0.0, "adapt": False},
     ]
+
+
+def layer_groups(
+    method: nn.Module, *, weight_decay: float, layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
+    """Return groups as `parameter_groups`, for each block of `method.encoder` and for the rest.
+
+    The groups of the encoder have `is_encoder`, and every group has `lr_scale`, which the training
+    loop multiplies the learning rate with. It is `layer_decay` to the power of the number of blocks
+    after this one, with the heads as the last, as in timm's param_groups_layer_decay.
+    """
+    scales = _layer_scales(method.get_submodule("encoder"), layer_decay)
+    groups: dict[tuple[bool, float, bool], list[Tensor]] = {}
+    for name, p in method.named_parameters():
+        if p.requires_grad:
+            inside = name.removeprefix("encoder.") if name.startswith("encoder.") else ""
+            key = bool(inside), scales.get(inside, 1.0), p.ndim > 1
+            groups.setdefault(key, []).append(p)
+    return [
+        {
+            "params": params,
+            "weight_decay": weight_decay if adapt else 0.0,
+            "adapt": adapt,
+            "lr_scale": scale,
+            "is_encoder": is_encoder,
+        }
+        for (is_encoder, scale, adapt), params in sorted(groups.items(), key=lambda each: each[0])
+    ]
+
+
+def _layer_scales(encoder: nn.Module, decay: float) -> dict[str, float]:
+    """Return the factor on the learning rate of each weight of an encoder."""
+    names = [name for name, _ in encoder.named_parameters()]
+    if decay == 1:
+        return dict.fromkeys(names, 1.0)
+    from timm.models import group_parameters  # import here: it takes seconds
+
+    matcher = getattr(encoder, "group_matcher", None)
+    if matcher is None:
+        kind = type(encoder).__name__
+        raise ValueError(f"optim.layer_decay must be 1 for {kind}, which names no blocks")
+
+    class WithHead(nn.Module):
+        # A head after the encoder is the last layer, as in timm's classifiers.
+        def named_parameters(self, *_: Any, **__: Any) -> Any:
+            return [*encoder.named_parameters(), ("head_of_the_method", None)]
+
+    layers = group_parameters(WithHead(), matcher(coarse=False), reverse=True)
+    last = max(layers.values())
+    return {name: decay ** (last - layers[name]) for name in names}
 
 
 def warmup_steps(examples: int, epochs: float, batch: int) -> int:

@@ -33,6 +33,8 @@ _SETTING_ALIASES = {
     **dict.fromkeys(("momentum_teacher", "ema", "tau_base"), "target.ema_decay"),
     **dict.fromkeys(("algorithm", "loss"), "method"),
     **dict.fromkeys(("random_seed",), "seed"),
+    **dict.fromkeys(("pretrained", "init_from", "checkpoint"), "network.weights"),
+    **dict.fromkeys(("clip_grad", "grad_clip", "max_grad_norm"), "optim.clip_norm"),
 }
 
 type_hints = functools.cache(typing.get_type_hints)  # of a dataclass; evaluating them is slow

@@ -14,8 +14,8 @@ from tiny import CHANGES, photos, silent, tiny
 import compressive
 from compressive.cli.app import app
 from compressive.config import Config, override
-from compressive.evaluation import pretrained
 from compressive.evaluation.results import Results
+from compressive.pretrained import timm_weights as pretrained
 from compressive.rundir.folder import read_config, write_config
 
 PROGRAM: Any = typer.main.get_command(app)

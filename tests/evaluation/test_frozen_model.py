@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from compressive.evaluation.pretrained import read_weights, with_weights
 from safetensors.torch import save_file
 from tiny import silent, tiny
 from torch import Tensor
@@ -16,7 +17,6 @@ from compressive import encoder
 from compressive.augment.ops import MEAN, STD
 from compressive.config import Config
 from compressive.evaluation.frozen_model import open_model
-from compressive.evaluation.pretrained import read_weights, with_weights
 from compressive.methods import build
 from compressive.train.loop import pretrain
 

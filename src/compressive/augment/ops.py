@@ -6,6 +6,7 @@ holds everything.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -18,6 +19,16 @@ from compressive.rng import Integers, Keys
 Images = Float[Tensor, "batch 3 h w"]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+
+
+class Channels(NamedTuple):
+    """Mean and standard deviation of the colors, for the normalization."""
+
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+
+
+IMAGENET = Channels()
 
 
 def brightness(images: Images, delta: Numbers) -> Images:
@@ -209,10 +220,10 @@ def normalize(
     return images.to(dtype, memory_format=torch.channels_last)
 
 
-def colors(normalized: Images) -> Images:
+def colors(normalized: Images, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Images:
     """Invert `normalize`: return colors from 0 to 1."""
-    mean = [-m / s for m, s in zip(MEAN, STD, strict=True)]
-    return normalize(normalized.float(), mean=mean, std=[1 / s for s in STD])
+    shift = [-m / s for m, s in zip(mean, std, strict=True)]
+    return normalize(normalized.float(), mean=shift, std=[1 / s for s in std])
 
 
 @validates_inputs
@@ -261,6 +272,7 @@ def augment_pair(
     width: Integers,
     dtype: torch.dtype = torch.float32,
     products: torch.dtype = torch.float32,
+    channels: Channels = IMAGENET,
 ) -> tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size size"]]:
     """Make two views as `augment` does; `keys` are those of all first views, then all second."""
     if views[0].antialias != views[1].antialias:
@@ -273,7 +285,7 @@ def augment_pair(
     both = torch.cat([images, images])
     with full_precision(images):
         made = render(both, drawn, size, antialias=views[0].antialias, products=products)
-        x, y = normalize(made, dtype).chunk(2)
+        x, y = normalize(made, dtype, *channels).chunk(2)
         return x, y
 
 

@@ -53,6 +53,10 @@ _CONTINUE_HELP = (
     "Start a new run from the last checkpoint of this one, with its settings and optimizer state. "
     "--epochs counts its epochs, too; the learning rate follows the longer schedule."
 )
+_WEIGHTS_HELP = (
+    "Start from trained weights: a run, a file, a timm name with its tag such as resnet50.a1_in1k, "
+    "an hf-hub: id or a folder of timm."
+)
 _METHOD_HELP = f"{', '.join(METHODS)}; c- is the compressed method."
 _LR_HELP = "Peak learning rate for 256 images; scaled with the batch size."
 _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; none: ignore them."
@@ -147,6 +151,7 @@ def pretrain_command(
         str | None, _option(_MODEL, _METHOD_HELP, autocompletion=complete_method)
     ] = None,
     backbone: Annotated[str | None, _option(_MODEL, "timm model name, such as resnet50.")] = None,
+    weights: Annotated[str | None, _option(_MODEL, _WEIGHTS_HELP)] = None,
     image_size: Annotated[int | None, _option(_MODEL, "Side of a view in pixels.")] = None,
     epochs: Annotated[int | None, _option(_TRAINING, "Passes over the images.")] = None,
     steps: Annotated[
@@ -183,7 +188,7 @@ def pretrain_command(
         options: dict[str, Any] = {
             **{"method": method, "backbone": backbone, "image_size": image_size, "epochs": epochs},
             **{"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed, "labels": labels},
-            **{"device": device, "precision": precision, "workers": workers},
+            **{"device": device, "precision": precision, "workers": workers, "weights": weights},
         }
         given = as_changes(options, changes or ())
         # Check recipe and settings before torch is imported, which takes seconds.

@@ -15,6 +15,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from compressive.augment.ops import center_box, crop_resize_flip, normalize
+from compressive.augment.published_crop import PublishedCrop
 from compressive.checks import autocast, full_precision
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import BatchIndices
@@ -43,6 +44,7 @@ class Crop(NamedTuple):
     antialias: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    published: PublishedCrop | None = None  # of third-party weights; replaces `share`
 
     def __call__(self, batch: Batch) -> Float[Tensor, "batch 3 size size"]:
         """Return crops with normalized colors."""
@@ -50,6 +52,8 @@ class Crop(NamedTuple):
 
     def pixels(self, batch: Batch) -> Float[Tensor, "batch 3 size size"]:
         """Return crops with colors in [0, 1]."""
+        if self.published is not None:
+            return self.published(batch.images, self.size, batch.height, batch.width)
         box = center_box(batch.height, batch.width, self.share)
         still = torch.zeros_like(batch.index, dtype=torch.bool)
         with full_precision(batch.images):
@@ -57,6 +61,8 @@ class Crop(NamedTuple):
 
     def protocol(self) -> dict[str, Any]:
         """Describe the crop for the protocol of a record."""
+        if self.published is not None:
+            return {"size": self.size, **self.published.describe()}
         kernel = "bicubic, a = -0.5, " + ("antialiased" if self.antialias else "not antialiased")
         return {"size": self.size, "crop": f"central square, {self.share:g}", "resize": kernel}
 

@@ -1,25 +1,26 @@
-"""Open the model to evaluate: a run, a packaged encoder, a file of weights or a timm network."""
+"""Open the model to evaluate: a run, a packaged encoder, or third-party weights."""
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compressive import networks, weights
+from compressive import networks
 from compressive.augment.ops import MEAN, STD, central_share
+from compressive.augment.published_crop import PublishedCrop
 from compressive.config import Config, Data, Network
 from compressive.data.loaders import canvas_side, most_needed
 from compressive.data.source import Source, shrunk
 from compressive.device import pick_device
-from compressive.encoder import Encoder, UnknownNetwork, least, load
-from compressive.evaluation import pretrained
+from compressive.encoder import Encoder, least, load
 from compressive.evaluation.features import Crop, network_fingerprint
 from compressive.methods import Method, build
+from compressive.pretrained.source import Weights, is_third_party, resolve
 from compressive.rundir import checkpoint, files, folder
 
 _OTHER_WEIGHTS = (
@@ -35,11 +36,12 @@ class FrozenModel:
     name: str
     network: nn.Module
     size: int
-    network_name: str = ""  # timm's, of third-party weights
+    settings: Network = field(default_factory=Network)
     side: int = 0  # training shrank longer images to it; 0: unknown
     antialias: bool = False
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
+    published: PublishedCrop | None = None  # the evaluation crop of third-party weights
     method: Method | None = None  # backbone and heads; only for a run
     why_no_method: str = ""  # the reason if the heads of a run cannot be used
     config: Config | None = None  # only for a run
@@ -57,7 +59,7 @@ class FrozenModel:
     def crop(self, share: float | None = None) -> Crop:
         """Return the central crop of evaluation; small images are used whole, as in training."""
         share = share or central_share(self.size)
-        return Crop(self.size, share, self.antialias, self.mean, self.std)
+        return Crop(self.size, share, self.antialias, self.mean, self.std, self.published)
 
     def shrink_protocol(self) -> dict[str, str]:
         """Describe `shrink` for the protocol of a record."""
@@ -76,29 +78,18 @@ class FrozenModel:
 def open_model(
     place: str, device: torch.device, *, network: str = "", size: int = 0
 ) -> FrozenModel:
-    """Open a run folder, a file of weights (our format, timm's or torchvision's), or a named model.
+    """Open a run folder, a file of weights, a folder of timm, a named model or an `hf-hub:` id.
 
     A name is looked up among the encoders in the package, then among timm's networks.
     """
-    path = files.local_path(place)
-    if path.is_dir():
-        if network or size:
-            raise ValueError("--network and --size are for third-party weights; a run has its own")
+    if is_third_party(place):
+        model = _third_party(place, resolve(place, network, size))
+    elif network or size:
+        raise ValueError(f"--network and --size are for third-party weights, not for {place}")
+    elif (path := files.local_path(place)).is_dir():
         model = _from_run(path, device)
-    elif path.is_file():
-        model = _from_file(path, network, size)
-    elif (inside := weights.find(place)) is not None:
-        if network or size:
-            raise ValueError(f"--network and --size are for third-party weights, not for {place}")
-        model = _own_file(place, inside)
-    elif "/" in place or path.suffix in (".pth", ".pt", ".safetensors"):
-        raise FileNotFoundError(f"{place} does not exist: neither a run folder nor a file")
     else:
-        try:
-            model = _third_party(place, pretrained.pretrained(place, size), size)
-        except ValueError as error:
-            hint = weights.hint()
-            raise ValueError(f"no folder or file {place!r} here, and {error}{hint}") from None
+        model = _own_file(place, place)
     for part in (model.network, model.method):
         if part is not None:
             part.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -115,28 +106,27 @@ def load_encoder(
 ) -> Encoder:
     """Load an encoder, frozen and in evaluation mode: everything that `evaluate` reads.
 
-    `encoder` is a run folder, a file of weights (in our, timm's or torchvision's format), the name
-    of an encoder that comes with the package, or a timm model name with its published weights.
-    `network` is a timm model name, needed only for third-party weights, or a custom backbone of a
-    run. `size` is the input size of third-party weights; 0: as trained.
+    `encoder` is a run folder, a file of weights (ours, timm's, torchvision's, DINO's, MoCo's and
+    others), a Hugging Face folder of timm, an `hf-hub:` id, the name of an encoder that comes with
+    the package, or a timm model name with its published weights; see docs/weights.md. `network` is
+    a timm model name, needed only for third-party weights whose network cannot be inferred, or a
+    custom backbone of a run. `size` is the input size of third-party weights; 0: as trained.
     """
     if isinstance(network, nn.Module):
         return load(encoder, device, network=network)
-    path = files.local_path(encoder)
-    is_ours = path.is_dir() or path.suffix == ".safetensors" or weights.find(str(encoder))
-    if is_ours and not network and not size:
-        with suppress(UnknownNetwork):
-            return load(encoder, device)
+    if not is_third_party(encoder) and not network and not size:
+        return load(encoder, device)
     where = pick_device(str(device), called="device")
     model = open_model(str(encoder), where, network=network or "", size=size)
     return Encoder(
         model.network,
-        Network(name=model.network_name),
+        model.settings,
         model.size,
         model.side or most_needed(model.size),
         antialias=model.antialias,
         mean=model.mean,
         std=model.std,
+        crop=model.published,
     )
 
 
@@ -172,33 +162,32 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
     return method, ""
 
 
-def _from_file(path: Path, name: str, size: int) -> FrozenModel:
-    if path.suffix == ".safetensors" and not name:
-        with suppress(UnknownNetwork):
-            model = _own_file(str(path), path)
-            if size:
-                raise ValueError(f"--size is for third-party weights, not for {path}")
-            return model
-    found = pretrained.with_weights(pretrained.read_weights(path), name, size)
-    return _third_party(str(path), found, size)
-
-
-def _own_file(name: str, path: Path, device: torch.device | str = "cpu") -> FrozenModel:
-    own = load(path, device)
+def _own_file(name: str, place: str | Path, device: torch.device | str = "cpu") -> FrozenModel:
+    own = load(place, device)
     return FrozenModel(
-        name=name, network=own.network, size=own.size, side=own.side, antialias=own.antialias
+        name=name,
+        network=own.network,
+        settings=own.settings,
+        size=own.size,
+        side=own.side,
+        antialias=own.antialias,
+        mean=own.mean,
+        std=own.std,
+        published=own.crop,
     )
 
 
-def _third_party(place: str, found: pretrained.Published, size: int) -> FrozenModel:
+def _third_party(place: str, found: Weights) -> FrozenModel:
+    name = found.network.name
     return FrozenModel(
-        name=place if place == found.name else f"{place} ({found.name})",
-        network=found.network,
-        network_name=found.name.partition(".")[0],
-        size=size or found.size,
+        name=place if place == name else f"{place} ({name})",
+        network=found.backbone,
+        settings=found.network,
+        size=found.size,
+        antialias=found.antialias,
         mean=found.mean,
         std=found.std,
-        antialias=True,  # as in the training of such networks
+        published=found.crop,
     )
 
 

@@ -4,10 +4,11 @@ import difflib
 from collections.abc import Callable
 from functools import partial
 
-from compressive.recipes import paper
+from compressive.recipes import adamw, paper
 from compressive.recipes.auto import AUTO as AUTO
 from compressive.recipes.auto import auto_recipe as auto_recipe
 from compressive.recipes.cifar10 import OTHER_METHODS, cifar10, other_method
+from compressive.recipes.continued import SHOWN as SHOWN
 from compressive.recipes.quickstart import quickstart
 from compressive.recipes.recipe import Recipe as Recipe
 
@@ -51,4 +52,8 @@ def _registry() -> dict[str, Callable[[], Recipe]]:
             made[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
     for method in OTHER_METHODS:
         made[f"{method}/cifar10-r18-200"] = partial(other_method, method, 200)
+    for network in adamw.NETWORKS:
+        for method in ("simclr", "c-simclr", "c-byol"):
+            name = f"{method}/imagenet-{network}-300"
+            made[name] = partial(adamw.imagenet_adamw, method, network)
     return made | {f"{m}/quickstart": partial(quickstart, m) for m in ("simclr", "c-simclr")}

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from compressive.config import RESNETS
+from compressive.recipes.adamw import optimizer_settings
+from compressive.recipes.continued import continued, from_weights
 from compressive.recipes.recipe import Recipe, SettingSources, Variant, make_recipe
 from compressive.recipes.small_batch import METHOD_SETTINGS, SMALL_BATCH, view_settings
 
@@ -13,18 +15,25 @@ _PAPER_BETA = ("bottleneck.beta=1", "bottleneck.schedule=linear", "bottleneck.wa
 
 
 def auto_recipe(
-    count: int, side: int, *, memory: float = 0.0, given: Mapping[str, Any] | None = None
+    count: int,
+    side: int,
+    *,
+    memory: float = 0.0,
+    given: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """Return a first recipe for `count` images with a median shorter side of `side` pixels.
 
     `memory` is the GPU memory of all processes in GiB, or 0 without a GPU. `given` are settings
-    that the user chose, by dotted name; the others follow from them.
+    that the user chose, by dotted name; the others follow from them. `weights` are the settings
+    that the weights determine which the run starts from; {} or None: it starts from scratch.
     """
     if count < 2:
         raise ValueError(f"count must be 2 images or more, got {count}")
     if side < 1 or not 0 <= memory < math.inf:
         raise ValueError(f"side must be 1 or more and memory 0 or more, got {side} and {memory}")
-    has_gpu, given = memory > 0, given or {}
+    has_gpu, weights = memory > 0, weights or {}
+    given = {**weights, **(given or {})}
     size = given.get("views.size") or _view_size(side, has_gpu)
     views = view_settings(size, has_gpu)
     if given.get("network.name", "resnet18") not in RESNETS:
@@ -37,6 +46,8 @@ def auto_recipe(
     epochs = given.get("train.epochs") or _epochs(count, has_gpu)
     have = f"{count:,} images of {side} pixels and " + (f"{memory:g} GiB" if has_gpu else "no GPU")
     warmup = min(10.0, epochs / 10)
+    method = given.get("method", "c-simclr")
+    optimizer = METHOD_SETTINGS.get(method, {}) | optimizer_settings(network)
     layer: SettingSources = {
         "network.name": (network, f"ours, for {have}"),
         "train.batch_size": (_batch(count, network, size, stem, memory), f"ours, for {have}"),
@@ -46,11 +57,12 @@ def auto_recipe(
     }
     loads = "which timm cannot load because of its small stem" if stem else "which timm can load"
     paper_beta = Variant(_PAPER_BETA, "the paper's beta, with a linear warm-up")
-    method = given.get("method", "c-simclr")
+    if weights:
+        layer |= continued((SMALL_BATCH | optimizer)["optim.lr"][0], network, epochs)
     return make_recipe(
         AUTO,
         method,
-        *(SMALL_BATCH, METHOD_SETTINGS.get(method, {}), views, layer),
+        *(SMALL_BATCH, optimizer, views, layer, from_weights(weights)),
         about=f"Ours, for {have}: a {network}, {loads}.",
         expected="unknown for these images",
         hardware="GPU" if has_gpu else "CPU",

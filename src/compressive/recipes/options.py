@@ -8,6 +8,7 @@ from compressive.config import Config, flat, override
 OPTIONS: dict[str, str] = {  # option, as an argument in Python -> setting
     "method": "method",
     "backbone": "network.name",
+    "weights": "network.weights",
     "image_size": "views.size",
     "batch_size": "train.batch_size",
     "epochs": "train.epochs",

@@ -70,7 +70,7 @@ _COMPARED: dict[PaperRun, list[Variant]] = {  # comparisons that change more tha
     ],
 }
 
-_ALWAYS: SettingSources = {
+ALWAYS: SettingSources = {
     "data.source": ("torchvision:ImageNet", "ours; DATA on the command line replaces it"),
     "data.split": ("train", "paper, sec. 3.1"),
     "data.max_side": (0, "ours; the official code crops from the full-size image"),
@@ -130,7 +130,7 @@ def imagenet(run: PaperRun) -> Recipe:
     return make_recipe(
         "{}/imagenet-{}-{}".format(*run),
         method,
-        *(_ALWAYS, LOSS[method], size, _schedule(run)),
+        *(ALWAYS, LOSS[method], size, _schedule(run)),
         about=f"{place}: {described}, ImageNet, {epochs} epochs.",
         expected=f"{_result(run)}; linear evaluation, {place}{_CONTRADICTIONS.get(run, '')}",
         hardware=_hardware(run),

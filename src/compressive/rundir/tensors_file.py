@@ -42,7 +42,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     # Third-party files and files of format 2 have no checksum.
     expected = shipped = weights.known_checksum(path)
     is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
-    if is_ours and metadata.get(FORMAT_KEY) == str(FORMAT_VERSIONS[ENCODER]):
+    if is_ours and metadata.get(FORMAT_KEY) not in (None, "2"):
         expected = metadata.get(CHECKSUM_KEY, "missing")
     if expected not in (None, file_checksum(metadata, tensors)):
         hint = "restore it from a copy, or run the training command again, which writes it"

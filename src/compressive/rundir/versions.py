@@ -8,8 +8,9 @@ from compressive.rundir.files import CHECKPOINTS, CONFIG, ENCODER, METRICS, RESU
 
 FORMAT_KEY = "format_version"
 # Increment a number when a reader of the old format would reject or misread the new one.
-FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 3}
-_STILL_READ = {ENCODER: "2"}  # encoders before 3 have no checksum
+FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 4}
+# Encoders before 3 have no checksum, those before 4 always ImageNet's normalization.
+_STILL_READ = {ENCODER: ("2", "3")}
 
 
 class UnsupportedFormat(ValueError):
@@ -23,7 +24,7 @@ def check_format(path: Path, kind: str, found: object) -> None:
     """
     expected = FORMAT_VERSIONS[kind]
     number = "1" if found is None else str(found)
-    if number in (str(expected), _STILL_READ.get(kind)):
+    if number in (str(expected), *_STILL_READ.get(kind, ())):
         return
     package = _package_version(path)
     writer = f"compressive {package} (format {number})" if package else f"format {number}"

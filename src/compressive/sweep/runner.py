@@ -69,7 +69,7 @@ def sweep(
         from compressive.data.sources import open_source
         from compressive.train.auto_config import auto_config
 
-        base = recipes.get(recipe).config if recipe else auto_config(data, changes=changes)
+        base = (recipes.get(recipe) if recipe else auto_config(data, changes=changes)).config
         # Fail now, before any run starts, if the images cannot be opened.
         open_source(data, with_data(base, data, *changes).data.split)
         runs = plan_runs(data, recipe=recipe, base=base, **axes)

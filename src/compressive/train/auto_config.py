@@ -1,7 +1,8 @@
 """Choose settings for a data source from its images and this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -14,8 +15,16 @@ from compressive.train.images import load_source
 from compressive.train.online_eval import evenly_spaced_indices
 
 
-def auto_config(data: str, changes: Sequence[str] = (), source: Source | None = None) -> Config:
-    """Return settings for these images and this machine, given the settings in `changes`."""
+def auto_config(
+    data: str,
+    changes: Sequence[str] = (),
+    source: Source | None = None,
+    weights: Mapping[str, Any] | None = None,
+) -> recipes.Recipe:
+    """Return a recipe for these images and this machine, given the settings in `changes`.
+
+    `weights` are the settings that the weights determine which the run starts from.
+    """
     wanted = with_data(Config(), data, *changes)
     source = load_source(wanted, source)
     # Use total, not free memory: a command must give the same settings when it resumes.
@@ -23,7 +32,8 @@ def auto_config(data: str, changes: Sequence[str] = (), source: Source | None = 
     memory = torch.cuda.mem_get_info()[1] / 2**30 * world_size() if has_gpu else 0.0
     values, names = flat(wanted), {change.partition("=")[0].strip() for change in changes}
     given = {name: values[name] for name in names}
-    return recipes.auto_recipe(len(source), median_side(source), memory=memory, given=given).config
+    side = median_side(source)
+    return recipes.auto_recipe(len(source), side, memory=memory, given=given, weights=weights)
 
 
 def median_side(source: Source) -> int:

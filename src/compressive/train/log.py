@@ -5,7 +5,7 @@ import time
 
 from torch import Tensor
 
-from compressive.augment.ops import colors
+from compressive.augment.ops import Channels, colors
 from compressive.config import is_compressed
 from compressive.distributed import rank, world_size
 from compressive.methods import Step
@@ -97,6 +97,7 @@ def evaluate_online(run: Run) -> None:
             run.held_out,
             size=config.views.size,
             antialias=config.views.antialias,
+            channels=Channels(**config.views.normalization),
             precision=run.dtype,
             neighbors=config.probe.neighbors,
             bank=config.probe.bank,
@@ -134,4 +135,5 @@ def _draw_views(run: Run, step: Step) -> None:
         epoch = int(run.schedule.epoch(run.step))
         batch = images.some(run.loader, evenly_spaced_indices(run.count, 8), epoch)
         x, y = view_maker(run.config, run.dtype, compiled=False)(batch)
-        run.logger.draw(run.step, colors(x), colors(y), step.r)
+        x, y = (colors(each, **run.config.views.normalization) for each in (x, y))
+        run.logger.draw(run.step, x, y, step.r)

@@ -103,7 +103,7 @@ def train(run: Run, requests: list[int]) -> HealthStatus:
 def train_step(run: Run, batches: Iterator[Batch]) -> Step:
     """Make one optimizer step without waiting for the device; return the last batch's `Step`."""
     for group in run.optimizer.param_groups:
-        group["lr"] = run.schedule.lr(run.step)
+        group["lr"] = run.schedule.group_lr(run.step, group)
     if run.controller is None:
         run.scheduled_beta.fill_(run.schedule.beta(run.step))
     seed_step(run.config.seed, run.attempt, run.step)
@@ -130,6 +130,10 @@ def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor 
 
 def apply_gradients(run: Run, residual: Tensor | None) -> None:
     """Update the weights, the target network and a controlled beta."""
+    if (most := run.config.optim.clip_norm) > 0:
+        # This never waits for the device, and gradients are equal in all processes.
+        weights = [p for group in run.optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(weights, most)
     for optimizer in run.optimizers:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

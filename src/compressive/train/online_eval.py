@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from compressive.augment.ops import center_crop, normalize
+from compressive.augment.ops import IMAGENET, Channels, center_crop, normalize
 from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.data.sampler import BatchIndices
@@ -67,6 +67,7 @@ def features(
     precision: torch.dtype,
     *,
     antialias: bool = False,
+    channels: Channels = IMAGENET,
 ) -> tuple[Float[Tensor, "count feat"], Int[Tensor, " count"]]:
     """Return float32 features of center crops in evaluation mode, and indices of the images."""
     was_training = encoder.training
@@ -77,7 +78,7 @@ def features(
             sides = {"height": batch.height, "width": batch.width}
             view = center_crop(batch.images, size, **sides, antialias=antialias)
             with autocast(view.device, precision):
-                feats.append(encoder(normalize(view)).float())
+                feats.append(encoder(normalize(view, mean=channels.mean, std=channels.std)).float())
             index.append(batch.index)
     finally:
         encoder.train(was_training)
@@ -94,6 +95,7 @@ def online_accuracy(
     *,
     size: int,
     antialias: bool,
+    channels: Channels,
     precision: torch.dtype,
     neighbors: int,
     bank: int,
@@ -105,7 +107,8 @@ def online_accuracy(
         return None
     wanted = torch.cat([seen, asked])
     plan = (BatchIndices(part, torch.zeros_like(part)) for part in wanted.split(256))
-    feats, index = features(encoder, batches(plan), size, precision, antialias=antialias)
+    kind = {"antialias": antialias, "channels": channels}
+    feats, index = features(encoder, batches(plan), size, precision, **kind)
     # Drop substitutes of unreadable files.
     is_there = index == wanted.to(index.device)
     feats, index = feats[is_there], index[is_there]

@@ -25,6 +25,7 @@ from compressive.rundir.lock import acquire_lock
 from compressive.rundir.metrics_log import MetricsLogger
 from compressive.train import images
 from compressive.train.health import AsyncMetrics, Health, are_finite
+from compressive.train.initial_weights import start_from_weights
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
@@ -137,7 +138,9 @@ class Run:
         self.learner: Learner = learner
         self.method: Method = learner.method
         self.has_custom_method: bool = method is not build  # only its own program can build it
-        self.optimizer: torch.optim.Optimizer = build_optimizer(config.optim, self.method)
+        if self.continue_from is None and not checkpoint.steps(self.out / files.CHECKPOINTS):
+            self.notes.append(start_from_weights(self.method, config))
+        self.optimizer = build_optimizer(config.optim, self.method, frozen=self.schedule.frozen > 0)
         self.probe_optimizer: torch.optim.Optimizer | None = None
         if learner.probe is not None:
             self.probe_optimizer = torch.optim.AdamW(learner.probe.parameters(), config.probe.lr)
@@ -202,8 +205,8 @@ class Run:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
             weights, network, views = self.method.encoder, self.config.network, self.config.views
-            sides, more = (views.size, self.side), {"run_id": self.run_id}
-            encoder.save(self.out, weights, network, *sides, antialias=views.antialias, **more)
+            more = views.normalization | {"antialias": views.antialias, "run_id": self.run_id}
+            encoder.save(self.out, weights, network, views.size, self.side, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:

@@ -1,5 +1,8 @@
 """Schedules of a run: steps, learning rate, EMA decay, beta, logging and evaluation."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from compressive import optim
 from compressive.config import Config, is_compressed, total_steps, unused_settings
 from compressive.distributed import world_size
@@ -14,6 +17,7 @@ class Schedule:
     total: int
     warmup: int
     rise: int
+    frozen: int  # steps in which the encoder does not change
     log_every: int
     evaluate_every: int
 
@@ -29,6 +33,7 @@ class Schedule:
         self.config, self.count, self.notes = config, count, []
         self.total = train.steps or total_steps(count, train.epochs, train.batch_size)
         self.warmup = self._steps("optim.warmup_epochs", "warm-up", config.optim.warmup_epochs)
+        self.frozen = self._steps("train.frozen_epochs", "the frozen part", train.frozen_epochs)
         self.rise, rising = 0, "bottleneck.warmup_epochs"
         if rising not in unused_settings(config):
             self.rise = self._steps(rising, "the warm-up of beta", config.bottleneck.warmup_epochs)
@@ -62,6 +67,12 @@ class Schedule:
     def epoch(self, step: int) -> float:
         """Return the epoch at a step."""
         return step * self.config.train.batch_size / self.count
+
+    def group_lr(self, step: int, group: Mapping[str, Any]) -> float:
+        """Return the learning rate of a group of weights: 0 for an encoder that is still frozen."""
+        if group.get("is_encoder") and step < self.frozen:
+            return 0.0
+        return self.lr(step) * group.get("lr_scale", 1.0)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of a step."""

@@ -14,6 +14,7 @@ from compressive.rundir.files import local_path
 from compressive.rundir.folder import read_config
 from compressive.train import loop
 from compressive.train.auto_config import auto_config
+from compressive.train.initial_weights import following_settings
 from compressive.train.loop import Outcome
 
 # Settings that must stay the same if a run is continued, and those of the network.
@@ -34,6 +35,7 @@ def pretrain(
     recipe: str = "",
     method: str | Builder | None = None,
     backbone: str | None = None,
+    weights: str | Path | None = None,
     image_size: int | None = None,
     batch_size: int | None = None,
     epochs: int | None = None,
@@ -59,12 +61,17 @@ def pretrain(
     Resume if that folder holds an unfinished run with the same settings. `continue_from` starts a
     new run from the last checkpoint of another run, with its settings as the base.
 
+    `weights` are trained weights that the encoder starts from: a run, a file, a timm name with its
+    tag, an `hf-hub:` id or a folder of timm (see docs/weights.md). The network and the size of
+    views follow from them. Heads start from random weights.
+
     In Python, `source` can replace data.source, and `method` can be a function that builds a method
     (see docs/extend.md).
     """
     options = {
         "method": method if isinstance(method, str) else None,
         "backbone": backbone,
+        "weights": weights,
         "image_size": image_size,
         "batch_size": batch_size,
         "epochs": epochs,
@@ -77,7 +84,7 @@ def pretrain(
         "workers": workers,
     }
     given = as_changes(options, settings)
-    config, folder = plan_pretraining(
+    config, folder, reasons = plan_pretraining(
         data, out, given, recipe=recipe, continue_from=continue_from, source=source
     )
     names = list(dict.fromkeys(change.partition("=")[0].strip() for change in given))
@@ -85,6 +92,9 @@ def pretrain(
     unused = unused_settings(config)
     for name in filter(unused.__contains__, names):
         display.say(f"note: {name} has no effect here: {unused[name]}")
+    for name, reason in reasons.items():
+        if name not in names and name not in unused:
+            display.say(f"{name} = {flat(config)[name]}: {reason}")
     return loop.pretrain(
         config,
         folder,
@@ -105,26 +115,45 @@ def plan_pretraining(
     recipe: str = "",
     continue_from: str | Path | None = None,
     source: Source | None = None,
-) -> tuple[Config, Path]:
-    """Return settings and folder of a run; raise ValueError for settings that do not fit."""
+) -> tuple[Config, Path, dict[str, str]]:
+    """Return settings and folder of a run, and the reasons of settings for continued pretraining.
+
+    Raise ValueError for settings that do not fit.
+    """
     bases = {"a Config": isinstance(data, Config), "recipe": recipe, "continue_from": continue_from}
     if len(several := [name for name, value in bases.items() if value]) > 1:
         raise ValueError(f"{several[0]} and {several[1]} both choose the settings; give one")
     place = data.data.source if isinstance(data, Config) else str(data)
     if isinstance(data, Config):
         config = override(data, *given)
-    elif continue_from is not None:
+        return config, _folder(config, place, out), {}
+    names = {change.partition("=")[0].strip() for change in given}
+    if continue_from is not None:
+        if "network.weights" in names:
+            raise ValueError("--weights and --continue-from both choose the weights; give one")
         before = read_config(local_path(continue_from))
         config = with_data(before, place, *given)
         _check_continues(config, before, continue_from)
-    else:
-        base = recipes.get(recipe).config if recipe else auto_config(place, given, source)
-        config = with_data(base, place, *given)
+        return config, _folder(config, place, out), {}
+    base = recipes.get(recipe).config if recipe else Config()
+    wanted = with_data(base, place, *given)
+    folder = _folder(wanted, place, out)
+    weights = following_settings(wanted, sorted(names), folder)
+    follows = [f"{name}={value}" for name, value in weights.items()]
+    if recipe:
+        return with_data(base, place, *follows, *given), folder, {}
+    made = auto_config(place, given, source, weights)
+    config = with_data(made.config, place, *follows, *given)
+    reasons = {name: made.origins[name] for name in recipes.SHOWN} if weights else {}
+    return config, folder, reasons
+
+
+def _folder(config: Config, place: str, out: str | Path | None) -> Path:
+    """Return the folder of a run: `out`, or one named after the settings and the images."""
     name = config.recipe.replace("/", "-")
     name = config.method if name in ("", recipes.AUTO) else name
     images = Path(place.rpartition(":")[2]).name or "images"
-    default = Path("runs") / f"{name}-{images}-seed{config.seed}"
-    return config, local_path(out or default)
+    return local_path(out or Path("runs") / f"{name}-{images}-seed{config.seed}")
 
 
 def _check_continues(config: Config, before: Config, run: str | Path) -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 )
 
 from compressive import optim
-from compressive.augment.ops import augment_pair
+from compressive.augment.ops import Channels, augment_pair
 from compressive.augment.params import View, paper_views, simclr_views
 from compressive.config import Config, Optim, Views
 from compressive.data.loaders import Batch
@@ -132,6 +132,7 @@ def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMak
     of precision.
     """
     pair, size, seed = view_pair(config.views), config.views.size, config.seed
+    channels = Channels(**config.views.normalization)
     products = torch.float32 if dtype == torch.float32 else torch.float16
 
     def views(
@@ -141,7 +142,8 @@ def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMak
         index, epoch = torch.cat([index, index]), torch.cat([epoch, epoch])
         keys = image_keys(index, seed=seed, epoch=epoch, view=number)
         sizes = {"height": height, "width": width}
-        return augment_pair(images, keys, pair, size, **sizes, dtype=dtype, products=products)
+        kinds = {"dtype": dtype, "products": products, "channels": channels}
+        return augment_pair(images, keys, pair, size, **sizes, **kinds)
 
     made = torch.compile(views, dynamic=False) if compiled else views
 
@@ -153,9 +155,15 @@ def view_maker(config: Config, dtype: torch.dtype, *, compiled: bool) -> ViewMak
     return make
 
 
-def build_optimizer(settings: Optim, method: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    settings: Optim, method: nn.Module, *, frozen: bool = False
+) -> torch.optim.Optimizer:
     """Build the optimizer of the method's weights; the loop sets its learning rate."""
     groups = optim.parameter_groups(method, weight_decay=settings.weight_decay)
+    if frozen or settings.layer_decay < 1:
+        groups = optim.layer_groups(
+            method, weight_decay=settings.weight_decay, layer_decay=settings.layer_decay
+        )
     if settings.name == "lars":
         return optim.LARS(
             groups, 0.0, momentum=settings.momentum, trust_coefficient=settings.trust_coefficient

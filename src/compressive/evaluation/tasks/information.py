@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from compressive.augment.ops import augment_pair
+from compressive.augment.ops import IMAGENET, Channels, augment_pair
 from compressive.augment.params import View
 from compressive.checks import autocast
 from compressive.data.loaders import Batch
@@ -61,6 +61,7 @@ def run(context: EvalContext, *, batch_size: int = 256) -> None:
         size=context.model.size,
         seed=context.seed,
         precision=context.dtype,
+        channels=Channels(context.model.mean, context.model.std),
     )
     protocol = {**found.protocol, "bound": found.bound, "images_left_out": found.dropped}
     protocol["candidates"] = "at random"
@@ -83,6 +84,7 @@ def measure_information(
     seed: int = 0,
     draws: int = 1,
     precision: torch.dtype = torch.float32,
+    channels: Channels = IMAGENET,
 ) -> Information:
     """Measure the terms on new views, averaged over `draws` pairs per image.
 
@@ -102,7 +104,8 @@ def measure_information(
                 dropped += len(batch.index)
                 continue
             index.append(batch.index)
-            made = [_measure(method, batch, pair, size, seed, i, precision) for i in range(draws)]
+            options = (size, seed, precision, channels)
+            made = [_measure(method, batch, pair, i, *options) for i in range(draws)]
             mean = {name: torch.stack([each[name] for each in made]).mean(0) for name in made[0]}
             measured.append(mean)
     if not index:
@@ -134,10 +137,11 @@ def _measure(
     method: Method,
     batch: Batch,
     pair: tuple[View, View],
+    draw: int,
     size: int,
     seed: int,
-    draw: int,
     precision: torch.dtype,
+    channels: Channels,
 ) -> dict[str, Tensor]:
     """Measure the terms of the method on one new pair of views.
 
@@ -146,7 +150,8 @@ def _measure(
     twice = torch.cat([batch.index, batch.index])
     view = 2 * draw + (torch.arange(len(twice), device=twice.device) >= len(batch.index)).long()
     keys = image_keys(twice, seed=seed, epoch=_VIEWS, view=view)
-    views = augment_pair(batch.images, keys, pair, size, height=batch.height, width=batch.width)
+    sides = {"height": batch.height, "width": batch.width}
+    views = augment_pair(batch.images, keys, pair, size, **sides, channels=channels)
     images = torch.cat(views)
     with autocast(images.device, precision):
         found = method.embeddings(images)

@@ -1,7 +1,7 @@
 """Smoothness: local Lipschitz estimates of e(z|x) under color changes."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.augment import ops
-from compressive.augment.ops import STD, Images, center_crop, normalize
+from compressive.augment.ops import IMAGENET, Channels, Images, center_crop, normalize
 from compressive.augment.params import Numbers
 from compressive.checks import autocast, check_one_of, check_positive, validates_inputs
 from compressive.data.loaders import Batch
@@ -98,6 +98,7 @@ def run(context: EvalContext, *, images: Mapping[str, int] = PAPER_IMAGES) -> No
             size=context.model.size,
             seed=context.seed,
             antialias=context.model.antialias,
+            channels=Channels(context.model.mean, context.model.std),
         )
         for name, local in found.local.items():
             _record_local(context, split, name, local, found.protocol)
@@ -168,6 +169,7 @@ def measure_smoothness(
     seed: int = 0,
     precision: torch.dtype = torch.float32,
     antialias: bool = False,
+    channels: Channels = IMAGENET,
 ) -> Smoothness:
     """Measure how fast log e(z|x) changes under eight color changes of central crops (App. G).
 
@@ -185,7 +187,7 @@ def measure_smoothness(
             x = center_crop(
                 batch.images, size, height=batch.height, width=batch.width, antialias=antialias
             )
-            e = VonMisesFisher(_directions(direction, x, precision), kappa)
+            e = VonMisesFisher(_directions(direction, x, precision, channels), kappa)
             at = e.mode if z == "mode" else e.mean
             if z == "sample":
                 keys = image_keys(batch.index, seed=seed, epoch=_Z_EPOCH, view=_VIEW)
@@ -193,8 +195,8 @@ def measure_smoothness(
             readings = []
             for perturbation in PERTURBATIONS:
                 changed = perturb(x, perturbation)
-                mu = _directions(direction, changed, precision)
-                readings.append(_distances(changed - x, e, mu, at, kappa))
+                mu = _directions(direction, changed, precision, channels)
+                readings.append(_distances(changed - x, e, mu, at, kappa, channels.std))
             found.append(torch.stack(readings))
             index.append(batch.index)
     if not index:
@@ -241,25 +243,28 @@ def keyed_sample(e: VonMisesFisher, keys: Keys) -> Float[Tensor, "batch dim"]:
 
 
 def _directions(
-    direction: Callable[[Tensor], Tensor], images: Tensor, precision: torch.dtype
+    direction: Callable[[Tensor], Tensor],
+    images: Tensor,
+    precision: torch.dtype,
+    channels: Channels,
 ) -> Float[Tensor, "batch dim"]:
     """Return mu of images in [0, 1], in float64: 1 - cos subtracts nearly equal numbers."""
     with autocast(images.device, precision):
-        mu = direction(normalize(images))
+        mu = direction(normalize(images, mean=channels.mean, std=channels.std))
     return F.normalize(mu.double(), dim=1)
 
 
 def _distances(
-    dx: Images, e: VonMisesFisher, mu: Tensor, z: Tensor, kappa: float
+    dx: Images, e: VonMisesFisher, mu: Tensor, z: Tensor, kappa: float, scales: Sequence[float]
 ) -> Float[Tensor, "5 batch"]:
     """Return the largest change of a pixel, ||dx|| in both units, change of log e(z|x), KL."""
     apart = e.mean_direction - mu
-    channels = torch.linalg.vector_norm(dx.flatten(2), dim=2).double()
-    std = [each / scale for each, scale in zip(channels.unbind(1), STD, strict=True)]
+    by_channel = torch.linalg.vector_norm(dx.flatten(2), dim=2).double()
+    std = [each / scale for each, scale in zip(by_channel.unbind(1), scales, strict=True)]
     return torch.stack(
         [
             dx.abs().amax((1, 2, 3)).double(),
-            torch.linalg.vector_norm(channels, dim=1),
+            torch.linalg.vector_norm(by_channel, dim=1),
             torch.linalg.vector_norm(torch.stack(std, 1), dim=1),
             kappa * (z * apart).sum(1).abs(),
             kappa * e.mean_resultant_length * 0.5 * apart.square().sum(1),
