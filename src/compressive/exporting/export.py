@@ -22,7 +22,7 @@ from compressive.exporting.parity import (
     TOLERANCE,
     Parity,
     compare_outputs,
-    graph_outputs,
+    loaded_outputs,
     parity_images,
     with_larger_image,
 )
@@ -87,10 +87,9 @@ def export(
     notes: tuple[str, ...] = ()
     with staged(out) as path:
         kind.write(model, path, half=half, with_preprocessing=with_preprocessing)
-        if with_preprocessing:
-            found = graph_outputs(kind.outputs, model, path, pictures)
-        else:
-            found = kind.outputs(model, path, inputs)
+        found = loaded_outputs(
+            kind.outputs, model, path, pictures if with_preprocessing else inputs
+        )
         tolerance = HALF_TOLERANCE if half else TOLERANCE
         parity = compare_outputs(model.outputs(inputs), found, tolerance=tolerance, images=origin)
         record = _record(model, info, to, parity, half=half, with_preprocessing=with_preprocessing)

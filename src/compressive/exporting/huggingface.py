@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from compressive.augment.ops import central_share
+from compressive.encoder import Encoder
 from compressive.exporting import timm_format
 from compressive.exporting.model import ExportModel
 from compressive.exporting.parity import largest_difference
@@ -29,21 +30,27 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
     """Write timm's files and the settings of the image processor; the model card comes later."""
     timm_format.write_folder(model, path, timm_format.find_timm_model(model, half=half, to=_TO))
     config = json.loads((path / timm_format.TIMM_CONFIG).read_text("utf-8"))
-    encoder = model.encoder
     processor = {
         "image_processor_type": "TimmWrapperImageProcessor",
         "architecture": config["architecture"],
         "pretrained_cfg": config["pretrained_cfg"],
-        "compressive": {  # of Encoder.preprocess, which timm's transform approximates
-            "size": encoder.size,
-            "shrink_longer_side_to": encoder.side,
-            "central_share": central_share(encoder.size),
-            "antialias": encoder.antialias,
-            "mean": list(encoder.mean),
-            "std": list(encoder.std),
-        },
+        "compressive": _own_preprocessing(model.encoder),
     }
     (path / _PROCESSOR_FILE).write_text(json.dumps(processor, indent=2) + "\n", "utf-8")
+
+
+def _own_preprocessing(encoder: Encoder) -> dict[str, Any]:
+    """Describe `Encoder.preprocess`, which timm's transform may only approximate."""
+    colors = {"mean": list(encoder.mean), "std": list(encoder.std)}
+    if encoder.crop is not None:
+        return {"size": encoder.size, **encoder.crop._asdict(), **colors}
+    return {
+        "size": encoder.size,
+        "shrink_longer_side_to": encoder.side,
+        "central_share": central_share(encoder.size),
+        "antialias": encoder.antialias,
+        **colors,
+    }
 
 
 @torch.inference_mode()

@@ -161,16 +161,18 @@ def _cell(value: Any) -> str:
 
 
 def _parity_text(model: ExportModel, parity: Parity, difference: float) -> str:
-    encoder = model.encoder
-    how = "with" if encoder.antialias else "without"
+    how = "with" if model.encoder.antialias else "without"
+    own = f"was trained on crops that are resized {how} antialiasing. timm's transform resizes"
+    own = f"The encoder {own} with antialiasing before it crops."
+    if model.encoder.crop is not None:
+        own = "timm's transform follows the preprocessing of the published weights."
     lines = [
         f"The outputs in timm and transformers differ from the original by at most "
         f"{parity.difference:.1e} of the largest output ({parity.count} images, limit "
         f"{parity.tolerance:g}).",
-        f"The encoder was trained on crops that are resized {how} antialiasing. timm's transform "
-        f"resizes with antialiasing before it crops. With it, outputs differ by up to "
-        f"{difference:.1e} of the largest output on these images. `preprocessor_config.json` "
-        "describes the original preprocessing under `compressive`.",
+        f"{own} With it, outputs differ by up to {difference:.1e} of the largest output "
+        "on these images. `preprocessor_config.json` describes the original preprocessing under "
+        "`compressive`.",
     ]
     return "\n".join(lines)
 

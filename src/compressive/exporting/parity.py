@@ -9,7 +9,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from compressive.data.decode import Unreadable
+from compressive.data.decode import Unreadable, first_line
 from compressive.data.source import Source, pixels
 from compressive.data.sources import open_source
 from compressive.exporting.model import ExportModel
@@ -20,7 +20,7 @@ _COUNT = 8  # images
 _DEFAULT = "builtin"
 
 Image = UInt8[Tensor, "3 h w"]
-GraphRunner = Callable[[ExportModel, Path, Tensor], Mapping[str, Tensor]]
+Runner = Callable[[ExportModel, Path, Tensor], Mapping[str, Tensor]]
 
 
 class Parity(NamedTuple):
@@ -93,13 +93,29 @@ def compare_outputs(
     return Parity(worst, float(expected.abs().max()), tolerance, images, len(expected))
 
 
-def graph_outputs(
-    run: GraphRunner, model: ExportModel, path: Path, images: Sequence[Image]
+def loaded_outputs(
+    run: Runner, model: ExportModel, path: Path, inputs: Tensor | Sequence[Image]
+) -> Mapping[str, Tensor]:
+    """Return outputs of an export; raise ValueError if it cannot be loaded.
+
+    Inputs are preprocessed images or, for a graph with preprocessing, images.
+    """
+    try:
+        if isinstance(inputs, Tensor):
+            return run(model, path, inputs)
+        return _by_size(run, model, path, inputs)
+    except Exception as error:  # of the other library
+        raise ValueError(
+            f"the export does not load again and was deleted: {first_line(error)}"
+        ) from None
+
+
+def _by_size(
+    run: Runner, model: ExportModel, path: Path, images: Sequence[Image]
 ) -> dict[str, Tensor]:
-    """Return outputs of a graph with preprocessing: images of equal size in one batch."""
+    """Return outputs of images; those of equal size are in one batch."""
     rows: dict[str, list[tuple[int, Tensor]]] = {}
-    sizes = dict.fromkeys(image.shape for image in images)
-    for size in sizes:
+    for size in dict.fromkeys(image.shape for image in images):
         places = [i for i, image in enumerate(images) if image.shape == size]
         for loader, found in run(model, path, torch.stack([images[i] for i in places])).items():
             rows.setdefault(loader, []).extend(zip(places, found, strict=True))

@@ -22,15 +22,18 @@ class GraphPreprocessing(nn.Module):
         self.size, self.side, self.antialias = encoder.size, encoder.side, encoder.antialias
         self.least = least(encoder.size)
         self.canvas = max(self.side, 2 * self.least)  # side of the largest image after shrinking
-        self.mean, self.std = encoder.mean, encoder.std
+        self.mean, self.std, self.crop = encoder.mean, encoder.std, encoder.crop
 
     def forward(self, images: Tensor) -> Tensor:
         """Return normalized crops."""
+        crops = self._own_crop(images) if self.crop is None else self.crop(images, self.size)
+        return normalize(crops, mean=self.mean, std=self.std).contiguous()
+
+    def _own_crop(self, images: Tensor) -> Tensor:
         small, height, width = self._shrink(images)
         ones = torch.ones_like(small[:, 0, 0, 0], dtype=torch.long)
         box = center_box(ones * height, ones * width, central_share(self.size))
-        crops = crop_resize_flip(small, box, ones < 0, self.size, antialias=self.antialias)
-        return normalize(crops, mean=self.mean, std=self.std).contiguous()
+        return crop_resize_flip(small, box, ones < 0, self.size, antialias=self.antialias)
 
     def _shrink(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Do what `data.decode.shrink` does, in the top left corner of a canvas."""

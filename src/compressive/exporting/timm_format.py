@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compressive.augment.ops import central_share
+from compressive.augment.published_crop import PublishedCrop
 from compressive.config import RESNETS
+from compressive.encoder import Encoder
 from compressive.exporting.formats import CannotRepresent
 from compressive.exporting.model import ExportModel, stored_weights
 from compressive.networks import fits
@@ -121,9 +123,7 @@ def _timm_config(model: ExportModel, found: TimmModel) -> dict[str, Any]:
         "tag": "compressive",
         "custom_load": False,
         "input_size": [3, encoder.size, encoder.size],
-        "interpolation": "bicubic",
-        "crop_pct": central_share(encoder.size),
-        "crop_mode": "center",
+        **_crop_settings(encoder),
         "mean": list(encoder.mean),
         "std": list(encoder.std),
         "num_classes": count,
@@ -131,6 +131,13 @@ def _timm_config(model: ExportModel, found: TimmModel) -> dict[str, Any]:
     }
     # transformers would otherwise compute in the type of the first weight.
     return config | {"dtype": "float32"}
+
+
+def _crop_settings(encoder: Encoder) -> dict[str, Any]:
+    """Return timm's settings of the crop; of third-party weights their own."""
+    crop = encoder.crop or PublishedCrop(share=central_share(encoder.size))
+    mode = "squash" if crop.squash else "center"
+    return {"interpolation": crop.interpolation, "crop_pct": crop.share, "crop_mode": mode}
 
 
 @torch.inference_mode()
