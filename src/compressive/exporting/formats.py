@@ -36,9 +36,9 @@ _ALIASES = {
 class CannotRepresent(ValueError):
     """Raised if a format cannot represent a network exactly."""
 
-    def __init__(self, to: str, reason: str) -> None:
-        works = " or ".join(f"--to {name}" for name in GRAPH_FORMATS)
-        super().__init__(f"--to {to} cannot represent this encoder: {reason}; use {works}")
+    def __init__(self, to: str, reason: str, works: tuple[str, ...] = GRAPH_FORMATS) -> None:
+        hint = " or ".join(f"--to {name}" for name in works if name != to)
+        super().__init__(f"--to {to} cannot represent this encoder: {reason}; use {hint}")
 
 
 def check_format_name(to: str) -> FormatInfo:

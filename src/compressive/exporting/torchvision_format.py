@@ -1,6 +1,7 @@
 """Export to torchvision: a state_dict for one of its ResNets."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,30 @@ from torch import Tensor, nn
 from torchvision import models
 
 from compressive.config import RESNETS
-from compressive.exporting.formats import CannotRepresent
+from compressive.exporting.formats import GRAPH_FORMATS, CannotRepresent
 from compressive.exporting.model import ExportModel, stored_weights
+from compressive.exporting.timm_format import find_timm_model
 
 
 def check(model: ExportModel) -> None:
     """Raise CannotRepresent if torchvision has no such network."""
+    if reason := _missing(model):
+        works = GRAPH_FORMATS
+        with suppress(CannotRepresent):
+            find_timm_model(model)
+            works = ("timm", "huggingface", *GRAPH_FORMATS)
+        raise CannotRepresent("torchvision", reason, works)
+
+
+def _missing(model: ExportModel) -> str:
+    """Return what torchvision lacks, or ""."""
     settings = model.encoder.settings
     if settings.name not in RESNETS:
-        known = ", ".join(RESNETS)
-        raise CannotRepresent("torchvision", f"{settings.name} is none of {known}")
-    usual = {"stem": "imagenet", "width": 1, "variant": "timm"}
-    for name, value in usual.items():
+        return f"{settings.name} is none of {', '.join(RESNETS)}"
+    for name, value in {"stem": "imagenet", "width": 1, "variant": "timm"}.items():
         if (own := getattr(settings, name)) != value:
-            reason = f"torchvision's {settings.name} has no network.{name}={own}"
-            raise CannotRepresent("torchvision", reason)
+            return f"torchvision's {settings.name} has no network.{name}={own}"
+    return ""
 
 
 def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: bool) -> None:
