@@ -51,7 +51,7 @@ def test_image_processor_is_the_transform_of_timm(file: str, tmp_path: Path) -> 
     transform: Any = timm.data.create_transform(**config)
     image = noise(50, 60)
     assert torch.equal(processor(image)["pixel_values"][0], transform(image))
-    assert config["input_size"] == (3, 40, 40)
+    assert tuple(config["input_size"]) == (3, 40, 40)
 
 
 @pytest.mark.slow

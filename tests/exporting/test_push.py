@@ -45,6 +45,8 @@ class FakeHandler(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             self.server.created.append(json.loads(body))
             self._answer({"url": f"{self.server.address}/org/name"}, self.server.status)
+        elif self.path == "/api/validate-yaml":  # the header of README.md
+            self._answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             paths = [each["path"] for each in json.loads(body)["files"]]
             modes = [
@@ -56,7 +58,7 @@ class FakeHandler(BaseHTTPRequestHandler):
                 if line["key"] == "file":
                     value = line["value"]
                     self.server.files[value["path"]] = base64.b64decode(value["content"])
-            self._answer({"commitUrl": f"{self.server.address}/c", "commitOid": "1" * 40})
+            self._answer({"commitUrl": f"{self.server.address}/org/name/commit/1", "commitOid": "1" * 40})
         else:
             self._answer({"error": self.path}, 404)
 
@@ -104,8 +106,8 @@ def test_all_files_but_the_record_are_uploaded(hub: FakeHub, folder: Path) -> No
 
 
 def test_refusal_of_the_hub_is_one_line(hub: FakeHub, folder: Path) -> None:
-    hub.status = 403
-    with pytest.raises(ValueError, match=r"--push org/name failed: .*403") as caught:
+    hub.status = 400
+    with pytest.raises(ValueError, match=r"--push org/name failed: .*400") as caught:
         push_folder(folder, "org/name")
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)

@@ -44,20 +44,20 @@ class GraphPreprocessing(nn.Module):
         share = torch.where(longer <= self.side, 1.0, share)
         new_h, new_w = ((n * share).round().clamp(min=1) for n in (old_h, old_w))
         # torch rounds to whole numbers after each of the two passes.
-        small = self._pass(images.double(), columns, old_w, new_w)
-        small = self._pass(small.mT, rows, old_h, new_h).mT
+        small = self._pass(images.double(), old_w, new_w)
+        small = self._pass(small.mT, old_h, new_h).mT
         height, width = (n.clamp(max=self.canvas).long() for n in (new_h, new_w))
         return small.to(torch.uint8), height, width
 
-    def _pass(self, images: Tensor, length: int, old: Tensor, new: Tensor) -> Tensor:
+    def _pass(self, images: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """Resize the last axis from `old` pixels to `new`, and crop both ends to the canvas."""
         start = ((new - self.canvas).clamp(min=0) / 2).floor()
-        weights, unit = _resize_weights(start, new, old, length, self.canvas)
+        weights, unit = _resize_weights(start, new, old, images.shape[-1], self.canvas)
         return ((images @ weights.mT + unit / 2) / unit).floor().clamp(0, 255)
 
 
 def _resize_weights(
-    start: Tensor, new: Tensor, old: Tensor, length: int, count: int
+    start: Tensor, new: Tensor, old: Tensor, length: int | torch.SymInt, count: int
 ) -> tuple[Tensor, Tensor]:
     """Return torch's weights for an antialiased bicubic resize of uint8, and their unit.
 
