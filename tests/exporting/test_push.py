@@ -44,7 +44,9 @@ class FakeHandler(BaseHTTPRequestHandler):
         self.server.tokens.add(self.headers.get("authorization", ""))
         if self.path == "/api/repos/create":
             self.server.created.append(json.loads(body))
-            self._answer({"url": f"{self.server.address}/org/name"}, self.server.status)
+            wrong = {"error": "no such organization"}
+            made = {"url": f"{self.server.address}/org/name"}
+            self._answer(made if self.server.status == 200 else wrong, self.server.status)
         elif self.path == "/api/validate-yaml":  # the header of README.md
             self._answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
@@ -58,7 +60,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 if line["key"] == "file":
                     value = line["value"]
                     self.server.files[value["path"]] = base64.b64decode(value["content"])
-            self._answer({"commitUrl": f"{self.server.address}/org/name/commit/1", "commitOid": "1" * 40})
+            self._answer(
+                {"commitUrl": f"{self.server.address}/org/name/commit/1", "commitOid": "1" * 40}
+            )
         else:
             self._answer({"error": self.path}, 404)
 
@@ -107,7 +111,9 @@ def test_all_files_but_the_record_are_uploaded(hub: FakeHub, folder: Path) -> No
 
 def test_refusal_of_the_hub_is_one_line(hub: FakeHub, folder: Path) -> None:
     hub.status = 400
-    with pytest.raises(ValueError, match=r"--push org/name failed: .*400") as caught:
+    with pytest.raises(
+        ValueError, match=r"--push org/name failed: .*no such organization"
+    ) as caught:
         push_folder(folder, "org/name")
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)

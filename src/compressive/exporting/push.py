@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from compressive.data.decode import first_line
 from compressive.exporting.destination import RECORD
 
 
@@ -26,7 +25,7 @@ def push_folder(folder: Path, repo: str) -> str:
         options = {"commit_message": "Upload encoder", "ignore_patterns": [RECORD]}
         api.upload_folder(repo_id=repo, folder_path=folder, **options)
     except Exception as error:  # of the connection, the server and the names
-        raise ValueError(
-            f"--push {repo} failed: {first_line(error)}; the export is in {folder}"
-        ) from None
+        # The first line of the Hub's errors is often only their kind.
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        raise ValueError(f"--push {repo} failed: {reason}; the export is in {folder}") from None
     return str(address)
