@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from compressive.evaluation.runs import compare_runs as compare
     from compressive.evaluation.runs import report_runs as report
     from compressive.evaluation.suite import evaluate
+    from compressive.exporting.export import export
     from compressive.finetuning.predict import predict
     from compressive.finetuning.run import finetune
     from compressive.tensorflow_checkpoint.convert import convert
     from compressive.train.start import pretrain
 
 __all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "convert", "embed"]
-__all__ += ["evaluate", "finetune", "load", "metrics", "objectives", "optim", "predict"]
+__all__ += ["evaluate", "export", "finetune", "load", "metrics", "objectives", "optim", "predict"]
 __all__ += ["pretrain", "report"]
 _PLACES = {  # public name -> module and name there
     "Encoder": ("encoder", "Encoder"),
@@ -29,6 +30,7 @@ _PLACES = {  # public name -> module and name there
     "convert": ("tensorflow_checkpoint.convert", "convert"),
     "embed": ("evaluation.embed", "embed"),
     "evaluate": ("evaluation.suite", "evaluate"),
+    "export": ("exporting.export", "export"),
     "finetune": ("finetuning.run", "finetune"),
     "load": ("evaluation.frozen_model", "load_encoder"),
     "predict": ("finetuning.predict", "predict"),

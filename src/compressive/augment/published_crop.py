@@ -33,7 +33,7 @@ class PublishedCrop(NamedTuple):
         width: Integers | None = None,
     ) -> Float[Tensor, "batch 3 size size"]:
         """Return crops in [0, 1]; images are in the top left corners of the batch."""
-        full = torch.ones(len(images), dtype=torch.long, device=images.device)
+        full = torch.ones(images.shape[0], dtype=torch.long, device=images.device)
         height = full * images.shape[2] if height is None else height
         width = full * images.shape[3] if width is None else width
         parts = (part.split(_CROPS_AT_ONCE) for part in (images, height, width))

@@ -10,6 +10,7 @@ import typer
 from compressive.cli import (
     convert_commands,
     evaluate_commands,
+    export_commands,
     finetune_commands,
     info_commands,
     train_commands,
@@ -34,7 +35,7 @@ class _Entry(NamedTuple):
 
 
 _TRAIN, _MEASURE, _LOOK = "Train", "Evaluate and compare", "Look up"
-_WEIGHTS = "Weights of other programs"
+_WEIGHTS = "Convert and export"
 _COMMANDS: dict[str, _Entry] = {
     "quickstart": _Entry(
         train_commands.quickstart_command,
@@ -108,6 +109,15 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive convert ./checkpoint --out encoder.safetensors",
             "compressive convert ./ckpt-312785.index --out e.safetensors --heads heads.safetensors",
+        ),
+    ),
+    "export": _Entry(
+        export_commands.export_command,
+        _WEIGHTS,
+        (
+            "compressive export runs/a --to timm --out exported",
+            "compressive export runs/a --to onnx --out encoder.onnx --with-preprocessing",
+            "compressive export runs/a --to huggingface --out exported --license apache-2.0",
         ),
     ),
     "recipes": _Entry(

@@ -174,11 +174,13 @@ def _provenance(device: "torch.device") -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: _version(name) for name in packages} | {"torch": torch.__version__},
+        "versions": {name: package_version(name) for name in packages}
+        | {"torch": torch.__version__},
     }
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

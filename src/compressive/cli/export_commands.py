@@ -1,0 +1,82 @@
+"""The command that writes an encoder in formats of other libraries."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compressive.cli.evaluate_commands import EncoderName, InputSize, TimmName
+from compressive.cli.terminal import (
+    one_line_errors,
+    path_option,
+    print_line,
+    require_at_least,
+)
+from compressive.exporting.formats import EXPORT_FORMATS, check_options
+
+_TO_HELP = f"Format: {', '.join(EXPORT_FORMATS)}."
+_EXPORT_OUT_HELP = "Folder to write (timm, huggingface), or file: .pth, .onnx or .pt2."
+_PREPROCESSING_HELP = "Include resizing, crop and normalization in the graph (onnx, torch-export)."
+_HALF_HELP = "Store weights as float16; outputs may then differ by up to 1e-2."
+_IMAGES_HELP = "Images for the comparison of features; default: the run's, else built-in ones."
+_LICENSE_HELP = "License in the model card, such as apache-2.0 (huggingface)."
+_PUSH_HELP = "Also upload to this repository of the Hugging Face Hub (huggingface)."
+
+
+def _complete_format(incomplete: str) -> list[str]:
+    """Return the formats that begin with the text."""
+    return [name for name in EXPORT_FORMATS if name.startswith(incomplete)]
+
+
+def export_command(
+    encoder: EncoderName,
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help=_TO_HELP, autocompletion=_complete_format)
+    ] = "",
+    out: Annotated[str, path_option(help=_EXPORT_OUT_HELP, metavar="PATH")] = "",
+    with_preprocessing: Annotated[
+        bool, typer.Option("--with-preprocessing", help=_PREPROCESSING_HELP)
+    ] = False,
+    half: Annotated[bool, typer.Option("--half", help=_HALF_HELP)] = False,
+    images: Annotated[str, path_option(help=_IMAGES_HELP)] = "",
+    license: Annotated[str, typer.Option("--license", help=_LICENSE_HELP)] = "",
+    push: Annotated[str, typer.Option("--push", metavar="ORG/NAME", help=_PUSH_HELP)] = "",
+    network: TimmName = "",
+    size: InputSize = 0,
+) -> None:
+    """Write an encoder for timm, torchvision, Hugging Face, ONNX or torch.export, and verify it.
+
+    The exported encoder is loaded again, and its features are compared with the original on images.
+    Nothing is written if they differ, or if the format cannot represent the encoder exactly.
+    """
+    with one_line_errors():
+        require_at_least(0, size=size)
+        check_options(
+            to, out, with_preprocessing=with_preprocessing, license_name=license, push=push
+        )
+        from compressive.exporting.export import export
+
+        done = export(
+            encoder,
+            to,
+            Path(out),
+            with_preprocessing=with_preprocessing,
+            half=half,
+            images=images,
+            network=network,
+            size=size,
+            license=license,
+            push=push,
+        )
+    for text in done.notes:
+        print_line(f"note: {text}")
+    parity = done.parity
+    where = f"{parity.count} images of {parity.images}"
+    print_line(
+        f"largest difference: {parity.difference:.1e} of the largest output on {where}; limit "
+        f"{parity.tolerance:g}"
+    )
+    print_line(f"exported: {done.path} ({done.to}); record: {done.record}")
+    if done.address:
+        print_line(f"pushed: {done.address}")
+    print_line(f"in Python: {done.usage}")

@@ -1,0 +1,1 @@
+"""Export an encoder to other formats and compare its features with the original."""
