@@ -95,7 +95,7 @@ def main() -> None:
                 place = random_encoder(work / "run", SOURCES[source], given.photos)
             rows[source] = measure(place, given.photos, work)
             versions |= rows[source].pop("versions")
-    about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
+    about: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     about["networks"] = {name: asdict(settings) for name, settings in SOURCES.items()}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({"about": about, "sources": rows}, indent=1) + "\n")

@@ -38,7 +38,7 @@ from compressive.data.loaders import Resident
 from compressive.data.sampler import BatchIndices
 from compressive.data.sources import open_source
 from compressive.device import pick_device
-from compressive.knn import nearest_neighbors
+from compressive.train.knn import nearest_neighbors
 from compressive.train.online_eval import features
 
 CONTESTANTS = ("ours", "ours, recompute", "lightly", "lightly, compiled")

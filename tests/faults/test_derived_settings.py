@@ -15,16 +15,16 @@ from compressive.train.auto_config import auto_config
 
 def test_the_stem_follows_the_given_view_size(tmp_path: Path) -> None:
     images = str(photos(tmp_path, 4, side=64))
-    assert auto_config(images).network.stem == "imagenet"
-    found = auto_config(images, ["views.size=32"])
+    assert auto_config(images).config.network.stem == "imagenet"
+    found = auto_config(images, ["views.size=32"]).config
     assert (found.network.stem, found.views.blur) == ("cifar", False)
-    assert auto_config(images, ["views.size=32", "network.stem=imagenet"]).views.blur is False
+    assert auto_config(images, ["views.size=32", "network.stem=imagenet"]).config.views.blur is False
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["test_resnet", "vit_tiny_patch16_224"])
 def test_an_automatic_stem_does_not_block_a_given_network(name: str, tmp_path: Path) -> None:
-    config = auto_config(str(photos(tmp_path, 4)), [f"network.name={name}"])
+    config = auto_config(str(photos(tmp_path, 4)), [f"network.name={name}"]).config
     assert config.network.stem == "imagenet"
     networks.build(config.network, config.views.size)
 

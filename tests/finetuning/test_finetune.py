@@ -191,6 +191,8 @@ def test_other_options_do_not_resume_a_run(encoder: Path, data: Path, tmp_path: 
     other = write_encoder(tmp_path / "other", seed=1)
     with pytest.raises(ValueError, match="another encoder"):
         tune(other, data, tmp_path / "run", lr=0.5, epochs=1)
+    moved = shutil.copytree(encoder.parent, tmp_path / "moved") / encoder.name
+    tune(moved, data, tmp_path / "run", lr=0.5, epochs=1)
     with pytest.raises(ValueError, match="not empty"):
         tune(encoder, data, encoder.parent, lr=0.5, epochs=1)
 
@@ -312,7 +314,7 @@ def test_the_record_is_next_to_the_results_of_the_run(data: Path, tmp_path: Path
 def test_two_tuned_encoders_can_be_compared(encoder: Path, data: Path, tmp_path: Path) -> None:
     other = write_encoder(tmp_path / "other", seed=1)
     for place, name in ((encoder, "a"), (other, "b")):
-        tune(place, data, tmp_path / name, lr=0.5 if name == "a" else 0.4, epochs=1)
+        tune(place, data, tmp_path / name, lr=0.5, epochs=1)
     (found,) = compressive.compare(tmp_path / "a", tmp_path / "b")
     keys = {each.key: each for each in found.differences}
     difference = keys[f"finetune 100%/{data.name}/top-1"]

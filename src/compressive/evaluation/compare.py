@@ -1,7 +1,9 @@
 """Compare experiments: differences with confidence intervals, and verdicts."""
 
+import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +14,7 @@ from compressive.config import flat
 from compressive.evaluation.results import Results, read
 from compressive.metric_info import ACCURACIES, HIGHER, LOWER
 from compressive.rundir import folder
-from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.files import CONFIG, EVALUATION, FINETUNE, HELD_OUT, RESULTS
 from compressive.rundir.intervals import Part, TInterval, adjusted_p, mean_part, t_interval
 from compressive.rundir.records import Record
 
@@ -108,7 +110,14 @@ def _settings_and_seed(place: str) -> tuple[str, int | None]:
     except FileNotFoundError:
         return str(path), None
     settings = {name: v for name, v in flat(config).items() if name not in _SAME}
-    return str(settings), config.seed
+    return f"{settings} {_start_of(run)}", config.seed
+
+
+def _start_of(run: Path) -> str:
+    """Return the fingerprint of the encoder that a fine-tuning run started from, or ""."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((run / FINETUNE).read_bytes())["about"]["weights"])
+    return ""
 
 
 def _difference(key: str, first: Experiment, second: Experiment) -> Difference:

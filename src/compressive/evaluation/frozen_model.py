@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compressive import networks
 from compressive.augment.ops import MEAN, STD, central_share
 from compressive.augment.published_crop import PublishedCrop
-from compressive.config import Config, Data, Network
+from compressive.config import FINETUNE_METHOD, Config, Data, Network
 from compressive.data.loaders import canvas_side, most_needed
 from compressive.data.source import Source, shrunk
 from compressive.device import pick_device
@@ -151,6 +151,8 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
     if found is None:
         return None, ""
     _, state = found
+    if config.method == FINETUNE_METHOD:
+        return None, "a fine-tuned network has no projection"
     if state.get("custom_method"):
         return None, "the run used a method from Python code, which cannot be rebuilt"
     learner: dict[str, Any] = state.get("learner", {})

@@ -121,6 +121,7 @@ def open_plan(out: Path, about: dict[str, Any]) -> Plan:
     wait_for_all()
     plan = _read_plan(out / FINETUNE)
     changed = [name for name, value in about.items() if plan.about.get(name) != value]
+    changed = [name for name in changed if name != "encoder"]  # its weights count, not its place
     if changed:
         name = changed[0]
         was = f"{name} {plan.about.get(name)}, not {about[name]}"

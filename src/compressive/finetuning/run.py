@@ -119,7 +119,9 @@ def finetune(
         "encoder": place,
     }
     trainer = _Trainer(source, names, config, where, display or Display(quiet=rank() > 0))
-    return _run(trainer, open_plan(folder, about), folder, splits, labeled, share, lr)
+    plan = open_plan(folder, about)
+    plan.about["encoder"] = place
+    return _run(trainer, plan, folder, splits, labeled, share, lr)
 
 
 def _default_folder(place: str, data: str, share: float, seed: int) -> Path:
