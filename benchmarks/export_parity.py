@@ -1,5 +1,7 @@
 """Export encoders of six kinds to every format and store the largest difference of features.
 
+The file is written after each encoder. Encoders that it has are skipped.
+
 python benchmarks/export_parity.py PHOTOS --out docs/results/2026-11-17-export/parity.json
 """
 
@@ -83,10 +85,15 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    rows: dict[str, Any] = {}
-    versions: dict[str, str] = {}
+    earlier: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    rows, versions = earlier.get("sources", {}), earlier.get("versions", {})
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
+    about["networks"] = {name: asdict(settings) for name, settings in SOURCES.items()}
     with tempfile.TemporaryDirectory() as folder:
         for number, source in enumerate([BUNDLED, *SOURCES]):
+            if source in rows:
+                continue
             work = Path(folder, str(number))
             work.mkdir()
             print(f"== {source}", flush=True)
@@ -95,10 +102,8 @@ def main() -> None:
                 place = random_encoder(work / "run", SOURCES[source], given.photos)
             rows[source] = measure(place, given.photos, work)
             versions |= rows[source].pop("versions")
-    about: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), **versions}
-    about["networks"] = {name: asdict(settings) for name, settings in SOURCES.items()}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"about": about, "sources": rows}, indent=1) + "\n")
+            content = {"about": about, "versions": versions, "sources": rows}
+            given.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

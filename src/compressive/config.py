@@ -18,7 +18,7 @@ from compressive.setting_fields import (
 
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
 __all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
-__all__ += ["channels", "check_device_name", "flat", "total_steps"]
+__all__ += ["channels", "channels_text", "check_device_name", "flat", "total_steps"]
 __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
 
 
@@ -106,6 +106,11 @@ def channels(text: str, setting: str) -> tuple[float, ...]:
         rule = "must be three numbers with commas, such as 0.5,0.5,0.5"
         raise ValueError(f"{setting} {rule}, got {text!r}")
     return found
+
+
+def channels_text(values: tuple[float, ...]) -> str:
+    """Return numbers as the text of a setting, without rounding."""
+    return ",".join(map(repr, values))
 
 
 def check_device_name(name: str, setting: str) -> None:

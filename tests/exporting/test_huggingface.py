@@ -6,7 +6,6 @@ from typing import Any
 
 import exportable
 import pytest
-import timm
 import timm.data
 import torch
 from run_files import config_text

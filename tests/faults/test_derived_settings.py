@@ -18,7 +18,9 @@ def test_the_stem_follows_the_given_view_size(tmp_path: Path) -> None:
     assert auto_config(images).config.network.stem == "imagenet"
     found = auto_config(images, ["views.size=32"]).config
     assert (found.network.stem, found.views.blur) == ("cifar", False)
-    assert auto_config(images, ["views.size=32", "network.stem=imagenet"]).config.views.blur is False
+    assert (
+        auto_config(images, ["views.size=32", "network.stem=imagenet"]).config.views.blur is False
+    )
 
 
 @pytest.mark.slow

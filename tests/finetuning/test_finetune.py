@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import compressive
 from compressive import encoder as encoder_file
-from compressive.augment.ops import augment, colors, normalize
+from compressive.augment.ops import augment
 from compressive.augment.params import View
 from compressive.classifier import load_classifier
 from compressive.config import Config, Network, Views, override
@@ -41,7 +41,6 @@ from compressive.finetuning import search as search_module
 from compressive.finetuning.plan import BYOL_RATES, Plan, default_batch_size
 from compressive.finetuning.run import finetune
 from compressive.finetuning.subset import check_classes, draw_labels
-from compressive.methods.supervised import Supervised
 from compressive.networks import build
 from compressive.rng import image_keys
 from compressive.rundir.files import CLASSIFIER, FINETUNE
@@ -322,18 +321,6 @@ def test_two_tuned_encoders_can_be_compared(encoder: Path, data: Path, tmp_path:
 
 
 # --- the method -----------------------------------------------------------------------------------
-
-
-def test_views_are_converted_to_the_normalization_of_the_backbone() -> None:
-    torch.manual_seed(0)
-    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)
-    network = build(Network(name="test_resnet"), 16).eval()
-    method = Supervised(network, 3, mean=mean, std=std).eval()
-    views = torch.randn(2, 3, 16, 16).clamp(-1, 1)
-    expected = network(normalize(colors(views), mean=mean, std=std))
-    step = method([views], label=torch.tensor([0, 1]))
-    assert torch.allclose(step.feats[0], expected, atol=1e-4)
-    assert float(step.loss.detach()) == pytest.approx(math.log(3))
 
 
 def test_a_tuned_encoder_keeps_the_normalization(data: Path, tmp_path: Path) -> None:

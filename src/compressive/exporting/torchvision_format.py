@@ -17,7 +17,7 @@ from compressive.exporting.timm_format import find_timm_model
 
 def check(model: ExportModel) -> None:
     """Raise CannotRepresent if torchvision has no such network."""
-    if reason := _missing(model):
+    if reason := _lacking(model):
         works = GRAPH_FORMATS
         with suppress(CannotRepresent):
             find_timm_model(model)
@@ -25,7 +25,7 @@ def check(model: ExportModel) -> None:
         raise CannotRepresent("torchvision", reason, works)
 
 
-def _missing(model: ExportModel) -> str:
+def _lacking(model: ExportModel) -> str:
     """Return what torchvision lacks, or ""."""
     settings = model.encoder.settings
     if settings.name not in RESNETS:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compressive.config import FINETUNE_METHOD, Config, flat, override, total_steps
+from compressive.config import (
+    FINETUNE_METHOD,
+    Config,
+    channels_text,
+    flat,
+    override,
+    total_steps,
+)
 from compressive.distributed import rank, wait_for_all, world_size
 from compressive.encoder import Encoder
 from compressive.rundir.files import CONFIG, FINETUNE, write_text
@@ -19,17 +26,9 @@ DEFAULT_RATE = 0.2  # used if too few labels can be held out
 _STEPS_PER_EPOCH = 12  # as with batches of 1024 on 1 % of ImageNet
 _SHORT_RUN = 1000  # steps below which compilation takes longer than it saves
 # Settings that follow from the encoder, the labels and the protocol.
-_DETERMINED = (
-    "method",
-    "seed",
-    "data.source",
-    "data.split",
-    "data.labels",
-    "data.limit",
-    "views.size",
-)
-_DETERMINED += ("views.policy", "optim.lr", "probe.holdout", "train.epochs", "train.steps")
-_DETERMINED += ("train.batch_size",)
+_DETERMINED = ("method", "seed", "data.source", "data.split", "data.labels", "data.limit")
+_DETERMINED += ("views.size", "views.policy", "views.mean", "views.std", "optim.lr")
+_DETERMINED += ("probe.holdout", "train.epochs", "train.steps", "train.batch_size")
 
 
 def default_epochs(share: float) -> int:
@@ -65,13 +64,15 @@ def build_config(
     """
     is_short = total_steps(count, epochs, batch_size) < _SHORT_RUN
     base = override(
-        replace(Config(), network=encoder.settings),
+        replace(Config(), network=replace(encoder.settings, weights="")),
         f"method={FINETUNE_METHOD}",
         f"seed={seed}",
         f"data.source={place}",
         f"views.size={encoder.size}",
         "views.policy=crop",
         f"views.antialias={encoder.antialias}",
+        f"views.mean={channels_text(encoder.mean)}",
+        f"views.std={channels_text(encoder.std)}",
         "optim.name=sgd",
         "optim.nesterov=true",
         "optim.weight_decay=0",

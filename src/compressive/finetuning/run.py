@@ -269,7 +269,6 @@ class _Trainer:
 
     def _build(self, config: Config) -> Supervised:
         """Build the method with a copy of the encoder; the loop calls this once per run."""
-        start = self.encoder
-        network = copy.deepcopy(start.network).train().requires_grad_(True)
-        self._method = Supervised(network, len(self.names), mean=start.mean, std=start.std)
+        network = copy.deepcopy(self.encoder.network).train().requires_grad_(True)
+        self._method = Supervised(network, len(self.names))
         return self._method

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from compressive.augment.ops import MEAN, STD
 from compressive.checks import promote_to_float32
 from compressive.distributed import mean_value
 from compressive.methods.bottleneck import Channel
@@ -58,8 +57,6 @@ class Method(nn.Module):
     channel: Channel | None = None  # the bottleneck of a compressed method
     is_supervised: bool = False  # `forward` also takes labels
     view_numbers: tuple[int, ...] = (0, 1)  # views of an image; they key its random numbers
-    mean: tuple[float, ...] = MEAN  # normalization that the backbone expects
-    std: tuple[float, ...] = STD
 
     def forward(
         self,

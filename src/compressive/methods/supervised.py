@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from compressive.augment.ops import MEAN, STD
 from compressive.checks import full_precision
 from compressive.config import Config
 from compressive.distributed import mean_value
@@ -20,34 +18,17 @@ _TUNING_VIEW = 3
 
 
 class Supervised(Method):
-    """Fine-tune a backbone with a linear layer whose weights start at zero, as in SimCLR.
-
-    `mean` and `std` are the normalization of the backbone. Views arrive with that of pretraining
-    and are converted.
-    """
+    """Fine-tune a backbone with a linear layer whose weights start at zero, as in SimCLR."""
 
     head: nn.Linear
     is_supervised = True
     view_numbers = (_TUNING_VIEW,)
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        classes: int,
-        *,
-        mean: tuple[float, ...] = MEAN,
-        std: tuple[float, ...] = STD,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, classes: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, nn.Linear(feature_dim(encoder), classes)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.mean, self.std = mean, std
-        ours, own = (torch.tensor(pair).view(2, 3, 1, 1) for pair in ((MEAN, STD), (mean, std)))
-        self._scale: Tensor
-        self._shift: Tensor
-        self.register_buffer("_scale", ours[1] / own[1], persistent=False)
-        self.register_buffer("_shift", (ours[0] - own[0]) / own[1], persistent=False)
 
     def forward(
         self,
@@ -59,8 +40,6 @@ class Supervised(Method):
         if label is None:
             raise ValueError("a supervised method needs the labels of the images")
         (x,) = views
-        if (self.mean, self.std) != (MEAN, STD):
-            x = x * self._scale.to(x.dtype) + self._shift.to(x.dtype)
         feats = self.encoder(x)
         with full_precision(feats):  # losses are always float32
             logits = self.head(feats.float())

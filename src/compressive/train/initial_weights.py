@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from compressive.config import Config, flat
+from compressive.config import Config, channels_text, flat
 from compressive.methods import Method
 from compressive.networks import Ema
 from compressive.pretrained.source import ResolvedWeights, resolve
@@ -48,7 +48,7 @@ def following_settings(wanted: Config, given: Sequence[str], out: Path) -> dict[
 def _described(weights: ResolvedWeights) -> dict[str, Any]:
     network = asdict(weights.network)
     found = {f"network.{name}": network[name] for name in _NETWORK_SETTINGS}
-    mean, std = (",".join(f"{v:g}" for v in each) for each in (weights.mean, weights.std))
+    mean, std = channels_text(weights.mean), channels_text(weights.std)
     views = {"size": weights.size, "mean": mean, "std": std, "antialias": weights.antialias}
     return found | {f"views.{name}": value for name, value in views.items()}
 

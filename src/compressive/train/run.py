@@ -45,7 +45,6 @@ from compressive.train.step import (
     build_optimizer,
     compile_learner,
     match_strides,
-    saved_views,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -203,8 +202,10 @@ class Run:
         elif rank() == 0:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
-            more = {"run_id": self.run_id, **saved_views(self.config, self.method, self.side)}
-            encoder.save(self.out, self.method.encoder, self.config.network, **more)
+            weights, network, views = self.method.encoder, self.config.network, self.config.views
+            more: dict[str, Any] = {"antialias": views.antialias, **views.normalization}
+            more["run_id"] = self.run_id
+            encoder.save(self.out, weights, network, views.size, self.side, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)
             if unreadable > self._unreadable:

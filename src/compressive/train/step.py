@@ -172,16 +172,6 @@ def view_maker(
     return make
 
 
-def saved_views(config: Config, method: Method, side: int) -> dict[str, Any]:
-    """Return the preprocessing that the encoder's file has to state."""
-    views = config.views
-    found: dict[str, Any] = {"size": views.size, "side": side, "antialias": views.antialias}
-    found |= views.normalization
-    if method.is_supervised:  # it converts views to the normalization of its encoder
-        found |= {"mean": method.mean, "std": method.std}
-    return found
-
-
 def build_optimizer(
     settings: Optim, method: nn.Module, *, frozen: bool = False
 ) -> torch.optim.Optimizer:
