@@ -23,7 +23,7 @@ def run(kind: Any, model: ExportModel, path: Path, inputs: torch.Tensor) -> torc
     """Return outputs; of torch.export in this process, because starting one takes seconds."""
     if kind is torch_export:
         return torch.export.load(path).module()(inputs)
-    return kind.outputs(model, path, inputs)["onnxruntime"]
+    return kind.outputs(model, path, [inputs])["onnxruntime"][0]
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_program_that_needs_this_package_is_an_error(
     needs = torch_export._LOAD.replace("import torch\n", "import torch, compressive\n", 1)
     monkeypatch.setattr(torch_export, "_LOAD", needs)
     with pytest.raises(ValueError, match="compressive"):
-        torch_export.outputs(model, path, torch.zeros(1, 3, 16, 16))
+        torch_export.outputs(model, path, [torch.zeros(1, 3, 16, 16)])
 
 
 def test_graph_is_a_copy_of_the_network() -> None:

@@ -61,9 +61,9 @@ def test_classifier_has_its_labels_in_transformers(tmp_path: Path) -> None:
     model = exportable.model(classes=("cat", "dog"))
     huggingface.write(model, tmp_path, half=False, with_preprocessing=False)
     inputs = torch.randn(2, 3, 16, 16)
-    found = huggingface.outputs(model, tmp_path, inputs)
-    for outputs in (found["timm"], found["transformers"]):
-        torch.testing.assert_close(outputs, model.outputs(inputs), rtol=1e-5, atol=1e-5)
+    found = huggingface.outputs(model, tmp_path, [inputs])
+    for loader in ("timm", "transformers"):
+        torch.testing.assert_close(found[loader][0], model.outputs(inputs), rtol=1e-5, atol=1e-5)
     network = AutoModelForImageClassification.from_pretrained(tmp_path)
     assert network.config.id2label == {0: "cat", 1: "dog"}
 

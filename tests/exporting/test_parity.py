@@ -1,5 +1,6 @@
 """The comparison of outputs, and the images that it uses."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import exportable
@@ -47,8 +48,19 @@ def test_largest_difference_of_all_loaders_is_returned() -> None:
     assert (result.count, result.largest_output, result.images) == (3, 2.0, "here")
 
 
+def test_images_of_several_sizes_keep_their_order() -> None:
+    images = [torch.full((3, side, 2), i, dtype=torch.uint8) for i, side in enumerate([4, 5, 4])]
+
+    def mean(_: object, __: Path, batches: Sequence[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        assert [len(batch) for batch in batches] == [2, 1]
+        return {"here": [batch.float().mean((1, 2, 3))[:, None] for batch in batches]}
+
+    found = loaded_outputs(mean, exportable.model(on="meta"), Path(), images)
+    assert found["here"].ravel().tolist() == [0, 1, 2]
+
+
 def test_error_of_another_library_is_one_line() -> None:
-    def fail(*_: object) -> dict[str, torch.Tensor]:
+    def fail(*_: object) -> dict[str, list[torch.Tensor]]:
         raise RuntimeError("first\nsecond")
 
     with pytest.raises(ValueError, match=r"first$"):

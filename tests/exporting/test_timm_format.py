@@ -19,7 +19,7 @@ def exported(model: ExportModel, folder: Path) -> torch.Tensor:
     timm_format.check(model)
     timm_format.write(model, folder, half=False, with_preprocessing=False)
     inputs = torch.randn(2, 3, model.encoder.size, model.encoder.size)
-    found = timm_format.outputs(model, folder, inputs)["timm"]
+    (found,) = timm_format.outputs(model, folder, [inputs])["timm"]
     expected = model.outputs(inputs)
     assert expected.abs().max() > 0.01
     return (found - expected).abs().max() / expected.abs().max()
@@ -109,5 +109,5 @@ def test_half_stores_kernels_as_float16(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     assert {v.dtype for v in stored.values() if v.ndim > 1} == {torch.float16}
     assert stored["bn1.weight"].dtype == torch.float32
-    found = timm_format.outputs(model, tmp_path, torch.randn(2, 3, 16, 16))["timm"]
+    (found,) = timm_format.outputs(model, tmp_path, [torch.randn(2, 3, 16, 16)])["timm"]
     assert found.dtype == torch.float32

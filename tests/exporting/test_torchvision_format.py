@@ -18,7 +18,7 @@ def test_resnet_keeps_its_outputs(classes: tuple[str, ...], tmp_path: Path) -> N
     path = tmp_path / "encoder.pth"
     torchvision_format.write(model, path, half=False, with_preprocessing=False)
     inputs = torch.randn(2, 3, 32, 32)
-    found = torchvision_format.outputs(model, path, inputs)["torchvision"]
+    (found,) = torchvision_format.outputs(model, path, [inputs])["torchvision"]
     assert found.shape == (2, len(classes) or 512)
     torch.testing.assert_close(found, model.outputs(inputs), rtol=1e-6, atol=1e-6)
 

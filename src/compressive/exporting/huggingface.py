@@ -1,7 +1,7 @@
 """Export to the Hugging Face layout: timm's two files, preprocessing and a model card."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,16 +54,18 @@ def _own_preprocessing(encoder: Encoder) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def outputs(model: ExportModel, path: Path, inputs: Tensor) -> Mapping[str, Tensor]:
+def outputs(
+    model: ExportModel, path: Path, batches: Sequence[Tensor]
+) -> Mapping[str, list[Tensor]]:
     """Return what the exported network computes in timm and in transformers."""
     from transformers import AutoModel, AutoModelForImageClassification
 
-    found = dict(timm_format.outputs(model, path, inputs))
+    found = dict(timm_format.outputs(model, path, batches))
     with _quiet():
         kind: Any = AutoModelForImageClassification if model.head else AutoModel
         network = kind.from_pretrained(path).eval()
-        result = network(pixel_values=inputs)
-    found["transformers"] = result.logits if model.head else result.pooler_output
+        results = [network(pixel_values=inputs) for inputs in batches]
+    found["transformers"] = [r.logits if model.head else r.pooler_output for r in results]
     return found
 
 

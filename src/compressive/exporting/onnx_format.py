@@ -5,7 +5,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,18 @@ def _metadata(model: ExportModel) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in known.items()}
 
 
-def outputs(model: ExportModel, path: Path, inputs: Tensor) -> Mapping[str, Tensor]:
+def outputs(
+    model: ExportModel, path: Path, batches: Sequence[Tensor]
+) -> Mapping[str, list[Tensor]]:
     """Return what onnxruntime computes on the CPU."""
     import onnx
     import onnxruntime
 
     onnx.checker.check_model(str(path), full_check=True)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {graph.INPUT: inputs.contiguous().numpy()})
-    return {"onnxruntime": torch.from_numpy(found)}
+    arrays = [inputs.contiguous().numpy() for inputs in batches]
+    found = [session.run(None, {graph.INPUT: array})[0] for array in arrays]
+    return {"onnxruntime": [torch.from_numpy(outputs) for outputs in found]}
 
 
 def usage(model: ExportModel, path: Path) -> str:

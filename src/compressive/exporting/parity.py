@@ -20,7 +20,7 @@ _COUNT = 8  # images
 _DEFAULT = "builtin"
 
 Image = UInt8[Tensor, "3 h w"]
-Runner = Callable[[ExportModel, Path, Tensor], Mapping[str, Tensor]]
+Runner = Callable[[ExportModel, Path, Sequence[Tensor]], Mapping[str, list[Tensor]]]
 
 
 class Parity(NamedTuple):
@@ -95,31 +95,22 @@ def compare_outputs(
 
 def loaded_outputs(
     run: Runner, model: ExportModel, path: Path, inputs: Tensor | Sequence[Image]
-) -> Mapping[str, Tensor]:
+) -> dict[str, Tensor]:
     """Return outputs of an export; raise ValueError if it cannot be loaded.
 
-    Inputs are preprocessed images or, for a graph with preprocessing, images.
+    Inputs are preprocessed images or, for a graph with preprocessing, images; of those, images of
+    equal size are in one batch.
     """
+    groups = [list(range(len(inputs)))]
+    batches = [inputs] if isinstance(inputs, Tensor) else []
+    if not batches:
+        sizes = dict.fromkeys(image.shape for image in inputs)
+        groups = [[i for i, image in enumerate(inputs) if image.shape == size] for size in sizes]
+        batches = [torch.stack([inputs[i] for i in group]) for group in groups]
     try:
-        if isinstance(inputs, Tensor):
-            return run(model, path, inputs)
-        return _by_size(run, model, path, inputs)
+        found = run(model, path, batches)
     except Exception as error:  # of the other library
-        raise ValueError(
-            f"the export does not load again and was deleted: {first_line(error)}"
-        ) from None
-
-
-def _by_size(
-    run: Runner, model: ExportModel, path: Path, images: Sequence[Image]
-) -> dict[str, Tensor]:
-    """Return outputs of images; those of equal size are in one batch."""
-    rows: dict[str, list[tuple[int, Tensor]]] = {}
-    for size in dict.fromkeys(image.shape for image in images):
-        places = [i for i, image in enumerate(images) if image.shape == size]
-        for loader, found in run(model, path, torch.stack([images[i] for i in places])).items():
-            rows.setdefault(loader, []).extend(zip(places, found, strict=True))
-    return {
-        loader: torch.stack([row for _, row in sorted(pairs, key=lambda pair: pair[0])])
-        for loader, pairs in rows.items()
-    }
+        reason = first_line(error)
+        raise ValueError(f"the export does not load again and was deleted: {reason}") from None
+    order = torch.tensor([i for group in groups for i in group]).argsort()
+    return {loader: torch.cat(list(outputs))[order] for loader, outputs in found.items()}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,10 +141,12 @@ def _crop_settings(encoder: Encoder) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def outputs(model: ExportModel, path: Path, inputs: Tensor) -> Mapping[str, Tensor]:
+def outputs(
+    model: ExportModel, path: Path, batches: Sequence[Tensor]
+) -> Mapping[str, list[Tensor]]:
     """Return what the exported network computes in timm."""
     network = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-    return {"timm": network(inputs)}
+    return {"timm": [network(inputs) for inputs in batches]}
 
 
 def usage(model: ExportModel, path: Path) -> str:

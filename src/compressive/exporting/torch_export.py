@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 program, inputs, found = sys.argv[1:]
 module = torch.export.load(program).module()
 with torch.inference_mode():
-    images = load_file(inputs)["images"]
-    save_file({"found": module(images).contiguous()}, found)
+    batches = load_file(inputs)
+    save_file({name: module(images).contiguous() for name, images in batches.items()}, found)
 """
 
 
@@ -43,17 +43,20 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
         torch.export.save(program, path)
 
 
-def outputs(model: ExportModel, path: Path, inputs: Tensor) -> Mapping[str, Tensor]:
+def outputs(
+    model: ExportModel, path: Path, batches: Sequence[Tensor]
+) -> Mapping[str, list[Tensor]]:
     """Return what the program computes in a process without this package."""
     with tempfile.TemporaryDirectory() as folder:
         images, found = Path(folder, "images"), Path(folder, "found")
-        save_file({"images": inputs.contiguous()}, images)
+        save_file({str(i): batch.contiguous() for i, batch in enumerate(batches)}, images)
         command = [sys.executable, "-c", _LOAD, str(path), str(images), str(found)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ValueError(f"the exported program does not run without this package: {reason}")
-        return {"torch": load_file(found)["found"]}
+        outputs = load_file(found)
+        return {"torch": [outputs[str(i)] for i in range(len(batches))]}
 
 
 def usage(model: ExportModel, path: Path) -> str:

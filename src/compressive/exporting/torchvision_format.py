@@ -1,6 +1,6 @@
 """Export to torchvision: a state_dict for one of its ResNets."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,17 @@ def write(model: ExportModel, path: Path, *, half: bool, with_preprocessing: boo
 
 
 @torch.inference_mode()
-def outputs(model: ExportModel, path: Path, inputs: Tensor) -> Mapping[str, Tensor]:
+def outputs(
+    model: ExportModel, path: Path, batches: Sequence[Tensor]
+) -> Mapping[str, list[Tensor]]:
     """Return what the exported network computes in torchvision."""
     count = {"num_classes": len(model.classes)} if model.classes else {}
     network: Any = models.get_model(model.encoder.settings.name, **count)
     if not count:
         network.fc = nn.Identity()
     network.load_state_dict(torch.load(path, weights_only=True))
-    return {"torchvision": network.eval()(inputs)}
+    network.eval()
+    return {"torchvision": [network(inputs) for inputs in batches]}
 
 
 def usage(model: ExportModel, path: Path) -> str:
