@@ -26,9 +26,9 @@ import compressive
 from compressive import recipes
 from compressive.cli import info_commands
 from compressive.cli.app import app
+from compressive.cli.outcome import print_outcome
 from compressive.cli.settings_reference import written
 from compressive.cli.terminal import one_line_errors, print_warning
-from compressive.cli.train_commands import print_outcome
 from compressive.config import flat
 from compressive.rundir.folder import read_config
 from compressive.train.loop import Outcome

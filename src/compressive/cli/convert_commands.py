@@ -32,7 +32,7 @@ def convert_command(
         from compressive.tensorflow_checkpoint.convert import convert
 
         found = convert(path, out, heads=heads)
-        for line in _described(found):
+        for line in _summary_lines(found):
             print_line(line)
         if found.heads is not None:
             print_line(f"heads: {found.heads}")
@@ -40,7 +40,7 @@ def convert_command(
         print_next("evaluate", found.path, "--data", "IMAGENET")
 
 
-def _described(found: "Converted") -> list[str]:
+def _summary_lines(found: "Converted") -> list[str]:
     """Return what a checkpoint contained, one line each."""
     network = found.network
     width = f" {network.width}x" if network.width > 1 else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compressive.cli.evaluate_commands import DeviceName, EncoderName, InputSize, TimmName
+from compressive.cli.outcome import print_stopped
 from compressive.cli.terminal import (
     one_line_errors,
     path_argument,
@@ -15,7 +16,7 @@ from compressive.cli.terminal import (
     print_next,
     require_at_least,
 )
-from compressive.cli.train_commands import Changes, print_stopped
+from compressive.cli.train_commands import Changes
 from compressive.config import Config, check_device_name, override
 from compressive.finetuning.label_share import parse_fraction
 from compressive.rundir.files import CLASSIFIER, RESULTS

@@ -16,6 +16,7 @@ from compressive.cli.completion import (
     complete_suite,
     complete_tasks,
 )
+from compressive.cli.outcome import print_outcome
 from compressive.cli.terminal import (
     SafeTable,
     one_line_errors,
@@ -31,12 +32,11 @@ from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES
 from compressive.metric_info import ONE_SEED
 from compressive.recipes.options import as_changes
-from compressive.rundir.files import ENCODER
 from compressive.rundir.folder import read_config
 from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
 
 if TYPE_CHECKING:
-    from compressive.train.loop import Outcome
+    pass
 
 _SOURCE_HELP = (
     "A folder of images or of class folders, parquet or tar shards, torchvision:NAME, or builtin."
@@ -207,33 +207,6 @@ def pretrain_command(
         distributed.stop()
     if outcome.step < outcome.total:
         raise typer.Exit(130)
-
-
-def print_outcome(outcome: "Outcome") -> None:
-    """Print the final accuracy and the encoder, or where the run stopped and how to resume."""
-    if outcome.step < outcome.total:
-        print_stopped(outcome)
-        return
-    if outcome.accuracy is not None:
-        print_line(
-            f"held-out labels: kNN {outcome.accuracy.neighbors:.1%}, "
-            f"linear probe {outcome.accuracy.probe:.1%} of {outcome.accuracy.count:,} images"
-        )
-    print_line(f"encoder: {outcome.folder / ENCODER}")
-    print_line(f'in Python: compressive.load("{outcome.folder}")')
-    print_next("evaluate", outcome.folder)
-
-
-def print_stopped(outcome: "Outcome") -> None:
-    """Print where a run stopped and how to resume it."""
-    step = f"{outcome.step:,} of {outcome.total:,}"
-    stopped = f"stopped and saved at step {step} in {outcome.folder}"
-    if outcome.saved < outcome.step:
-        stopped = (
-            f"stopped at step {step}, where the run seemed to fail; the last checkpoint in "
-            f"{outcome.folder} is of step {outcome.saved:,}"
-        )
-    print_line(f"{stopped}; run the same command to resume")
 
 
 def sweep_command(

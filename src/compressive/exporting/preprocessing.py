@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from compressive.augment.ops import center_box, central_share, crop_resize_flip, normalize
 from compressive.encoder import Encoder, least
 
-_BITS = 22  # most bits of a weight in torch's resize of uint8
+_WEIGHT_BITS = 22  # most bits of a weight in torch's resize of uint8
 _EDGE = 4  # rows of an edge whose weights may be larger than those inside
 
 
@@ -78,6 +78,6 @@ def _resize_weights(
     weight = torch.where((pixel >= low) & (pixel < high), weight, 0.0)
     weight = torch.where((to < new)[:, None], weight / weight.sum(1, keepdim=True), 0.0)
     # The largest weight must stay below 2^15.
-    powers = 2.0 ** torch.arange(1, _BITS + 1, dtype=torch.float64)
+    powers = 2.0 ** torch.arange(1, _WEIGHT_BITS + 1, dtype=torch.float64)
     unit = (powers * ((0.5 + weight.max() * powers).trunc() < 2**15)).max()
     return (weight * unit + weight.sign() / 2).trunc()[:-_EDGE], unit

@@ -44,7 +44,7 @@ from compressive.train import loop
 from compressive.train.loop import Outcome, TrainingFailed
 from compressive.train.schedule import Schedule
 
-_CLASSIFIER = "whole network, SGD with Nesterov momentum 0.9, cosine, no decay"
+_PROTOCOL = "whole network, SGD with Nesterov momentum 0.9, cosine, no decay"
 _AUGMENTATION = "random crop of 8 to 100 % of the area, flip"
 
 
@@ -169,7 +169,7 @@ def _run(
     test = trainer.classify(classifier, splits.test, "test images")
     chosen = f"rate by {by}" if lr is None else "rate given"
     protocol = {
-        "classifier": f"{_CLASSIFIER}, {chosen}",
+        "classifier": f"{_PROTOCOL}, {chosen}",
         "augmentation": _AUGMENTATION,
         "epochs": trainer.config.train.epochs,
         "batch": trainer.config.train.batch_size,

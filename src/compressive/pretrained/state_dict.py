@@ -18,7 +18,7 @@ _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", 
 _WRAPPERS = ("module.", "_orig_mod.")
 # Names of a backbone that is trained by gradients. Methods with a target evaluate this one.
 _ONLINE = ("encoder_q", "base_encoder", "online", "backbone", "encoder", "trunk", "model")
-_TARGET = re.compile(r"encoder_k|momentum|target|ema|teacher|student")
+_TARGET_PREFIX = re.compile(r"encoder_k|momentum|target|ema|teacher|student")
 _HEAD_NAME = re.compile(
     r"fc|heads?|last_linear|classifier|linear|probe|proj\w*|pred\w*|prototypes?|queue\w*|center|"
     r"mask_token|pre_logits|dino\w*|ibot\w*|loss\w*|temperature|logit_scale|num_batches_tracked"
@@ -107,7 +107,11 @@ def find_backbone(state: TensorsByName, key: str, others: Collection[str]) -> Fo
 def _rank(prefix: str) -> tuple[bool, int, int]:
     """Sort the online backbone before targets, and known names before unknown ones."""
     order = [i for i, name in enumerate(_ONLINE) if name in prefix]
-    return _TARGET.search(prefix) is not None, order[0] if order else len(_ONLINE), len(prefix)
+    return (
+        _TARGET_PREFIX.search(prefix) is not None,
+        order[0] if order else len(_ONLINE),
+        len(prefix),
+    )
 
 
 def unknown_inside(state: TensorsByName, wanted: Collection[str]) -> list[str]:
@@ -122,7 +126,7 @@ def unknown_outside(state: TensorsByName, prefix: str) -> list[str]:
 
 
 def _is_head_or_target(part: str) -> bool:
-    return bool(_HEAD_NAME.fullmatch(part) or _TARGET.search(part))
+    return bool(_HEAD_NAME.fullmatch(part) or _TARGET_PREFIX.search(part))
 
 
 def mismatch(wanted: TensorsByName, found: TensorsByName) -> str:

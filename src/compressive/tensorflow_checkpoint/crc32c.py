@@ -9,7 +9,7 @@ _POLYNOMIAL = 0x82F63B78  # reflected
 _MASK_DELTA = 0xA282EAD8
 _Words = NDArray[np.uint32]
 _LOW, _HALF = np.uint32(0xFF), np.uint32(0xFFFF)  # of NumPy's type: else results have another
-_BITS = np.arange(32, dtype=np.uint32)
+_BIT_POSITIONS = np.arange(32, dtype=np.uint32)
 
 
 def crc32c(content: bytes | memoryview, *, lanes: int = 4096, block: int = 2**20) -> int:
@@ -85,7 +85,7 @@ def _advance_all(registers: _Words, size: int) -> _Words:
 def _advance_tables(size: int) -> _Words:
     """Return the effect of `size` bytes of 0 on each of the four bytes of a register."""
     # The effect is linear over bits: compute it for the 32 bits by repeated squaring.
-    bits = np.uint32(1) << _BITS
+    bits = np.uint32(1) << _BIT_POSITIONS
     power = _byte_table()[bits & _LOW] ^ (bits >> np.uint32(8))  # one byte of 0
     total = bits
     while size:
@@ -100,5 +100,5 @@ def _advance_tables(size: int) -> _Words:
 
 def _multiply(matrix: _Words, vectors: _Words) -> _Words:
     """Return matrix times each vector over GF(2); row i of the matrix is its effect on bit i."""
-    is_set = (vectors[:, None] >> _BITS) & np.uint32(1)
+    is_set = (vectors[:, None] >> _BIT_POSITIONS) & np.uint32(1)
     return np.bitwise_xor.reduce(np.where(is_set, matrix, np.uint32(0)), axis=1)

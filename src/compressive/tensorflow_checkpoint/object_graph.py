@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from compressive.tensorflow_checkpoint.protobuf import as_bytes, as_int, as_text, fields
+from compressive.tensorflow_checkpoint.protobuf import as_bytes, as_int, as_string, fields
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # name of the graph in a checkpoint
 
@@ -70,9 +70,9 @@ def _read_node(message: bytes) -> _Node:
     for number, value in fields(message):
         if number == 1:  # a child: node_id, local_name
             child = dict(fields(as_bytes(value)))
-            children[as_text(child.get(2, b""))] = as_int(child.get(1, 0))
+            children[as_string(child.get(2, b""))] = as_int(child.get(1, 0))
         elif number == 2:  # a saved value: name, full_name, checkpoint_key
             attribute = dict(fields(as_bytes(value)))
-            if as_text(attribute.get(1, b"")) == "VARIABLE_VALUE":
-                key = as_text(attribute.get(3, b""))
+            if as_string(attribute.get(1, b"")) == "VARIABLE_VALUE":
+                key = as_string(attribute.get(3, b""))
     return _Node(children, key)

@@ -55,6 +55,6 @@ def as_int(value: Value) -> int:
     raise ValueError("a field has bytes instead of a number")
 
 
-def as_text(value: Value) -> str:
+def as_string(value: Value) -> str:
     """Return the value of a text field."""
     return as_bytes(value).decode()

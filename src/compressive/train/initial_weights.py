@@ -38,14 +38,14 @@ def following_settings(wanted: Config, given: Sequence[str], out: Path) -> dict[
     values = flat(wanted)
     name = wanted.network.name if "network.name" in given else ""
     size = wanted.views.size if "views.size" in given else 0
-    found = _described(resolve(place, name, size))
+    found = _settings_of(resolve(place, name, size))
     for setting in _FOLLOWING:
         if setting.startswith("network.") and setting in given:
             _require_equal(setting, values[setting], found[setting], place)
     return found
 
 
-def _described(weights: ResolvedWeights) -> dict[str, Any]:
+def _settings_of(weights: ResolvedWeights) -> dict[str, Any]:
     network = asdict(weights.network)
     found = {f"network.{name}": network[name] for name in _NETWORK_SETTINGS}
     mean, std = channels_text(weights.mean), channels_text(weights.std)
@@ -59,7 +59,7 @@ def start_from_weights(method: Method, config: Config) -> str:
     if not place:
         return ""
     weights = resolve(place, config.network.name, config.views.size)
-    for name, value in _described(weights).items():
+    for name, value in _settings_of(weights).items():
         if name.startswith("network."):
             _require_equal(name, settings[name], value, place)
     state: Mapping[str, Any] = weights.backbone.state_dict()
