@@ -61,6 +61,12 @@ WRONG = [
     "sweep nowhere --vary optim.lr=1,2",
     "evaluate run --data nowhere",
     "embed run nowhere",
+    "embed runs/nowhere builtin",
+    "evaluate runs/nowhere",
+    "export runs/nowhere --to timm --out exported",
+    "finetune encoder.pth builtin",
+    "finetune run nowhere",
+    "predict runs/nowhere builtin",
     "report nowhere",
     "watch nowhere",
 ]

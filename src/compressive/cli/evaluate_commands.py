@@ -21,6 +21,7 @@ from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.progress import printable
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
+from compressive.weights import require_path
 
 _ENCODER_HELP = (
     "A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an encoder "
@@ -109,6 +110,7 @@ def evaluate_command(
         select_tasks(suite, split_names(tasks))
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
+        require_path(encoder)
         if data:
             check_exists(data)
         from compressive import distributed
@@ -175,6 +177,7 @@ def embed_command(
     with one_line_errors():
         check_device_name(device, "--device")
         require_at_least(0, size=size)
+        require_path(encoder)
         check_exists(images)
         from compressive.distributed import launched
         from compressive.evaluation.embed import embed

@@ -13,6 +13,7 @@ from compressive.cli.terminal import (
     require_at_least,
 )
 from compressive.exporting.formats import EXPORT_FORMATS, check_options
+from compressive.weights import require_path
 
 _TO_HELP = f"Format: {', '.join(EXPORT_FORMATS)}."
 _EXPORT_OUT_HELP = "Folder to write (timm, huggingface), or file: .pth, .onnx or .pt2."
@@ -54,6 +55,7 @@ def export_command(
         check_options(
             to, out, with_preprocessing=with_preprocessing, license_name=license, push=push
         )
+        require_path(encoder)
         from compressive.exporting.export import export
 
         done = export(

@@ -18,8 +18,10 @@ from compressive.cli.terminal import (
 )
 from compressive.cli.train_commands import Changes
 from compressive.config import Config, check_device_name, override
+from compressive.data.location import check_exists
 from compressive.finetuning.label_share import parse_fraction
 from compressive.rundir.files import CLASSIFIER, RESULTS
+from compressive.weights import require_path
 
 if TYPE_CHECKING:
     from compressive.finetuning.run import Finetuned
@@ -73,6 +75,8 @@ def finetune_command(
         numbers = {"train.epochs": epochs, "optim.lr": lr, "train.batch_size": batch_size}
         given = [f"{name}={value}" for name, value in numbers.items() if value is not None]
         override(Config(), f"train.precision={precision}", *given, *(changes or ()))
+        require_path(encoder)
+        check_exists(data)
         from compressive import distributed
         from compressive.finetuning.run import finetune
 
@@ -136,6 +140,8 @@ def predict_command(
     """
     with one_line_errors():
         check_device_name(device, "--device")
+        require_path(classifier)
+        check_exists(images)
         from compressive.distributed import launched
         from compressive.finetuning.predict import predict
 

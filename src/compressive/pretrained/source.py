@@ -26,10 +26,8 @@ from compressive.pretrained.state_dict import (
     unknown_inside,
     unknown_outside,
 )
-from compressive.pretrained.timm_weights import HUB, Preprocessing
+from compressive.pretrained.timm_weights import Preprocessing
 from compressive.rundir.files import ENCODER, local_path
-
-_SUFFIXES = (".pth", ".pt", ".safetensors", ".bin", ".tar", ".ckpt")
 
 
 class ResolvedWeights(NamedTuple):
@@ -61,7 +59,7 @@ def resolve(place: str | Path, network: str = "", size: int = 0) -> ResolvedWeig
 
 
 def _resolve(place: str, network: str, size: int) -> ResolvedWeights:
-    if place.startswith(HUB):
+    if place.startswith(weights.HUB):
         return _from_timm(place, size)
     path = local_path(place)
     if path.is_dir():
@@ -70,8 +68,7 @@ def _resolve(place: str, network: str, size: int) -> ResolvedWeights:
         return _from_file(path, network, size)
     if weights.find(place) is not None:
         return _own(place, size)
-    if "/" in place or path.suffix in _SUFFIXES:
-        raise FileNotFoundError(f"{place} does not exist: neither a run folder nor a file")
+    weights.require_path(place)
     try:
         return _from_timm(place, size)
     except ValueError as error:
@@ -81,7 +78,7 @@ def _resolve(place: str, network: str, size: int) -> ResolvedWeights:
 
 def is_third_party(place: str | Path) -> bool:
     """Return whether weights are not of a run, a file of ours or an encoder of the package."""
-    if str(place).startswith(HUB):
+    if str(place).startswith(weights.HUB):
         return True
     path = local_path(place)
     if path.is_dir():

@@ -17,13 +17,13 @@ from huggingface_hub import constants
 from timm.models import get_pretrained_cfg
 from torch import nn
 
+from compressive import weights
 from compressive.augment.ops import MEAN, STD
 from compressive.augment.published_crop import PublishedCrop
 from compressive.networks import require_known
 from compressive.rundir.files import CONFIG
 from compressive.rundir.versions import FORMAT_KEY
 
-HUB = ("hf-hub:", "hf_hub:")
 _PATIENCE = 2.0  # seconds
 _FILES = ("model.safetensors", "pytorch_model.bin", "model.pth", "pytorch_model.pth")
 # Arguments of a saved model that do not change its features, or that `size` replaces.
@@ -68,7 +68,7 @@ def from_timm(name: str, size: int = 0) -> tuple[str, nn.Module, Preprocessing]:
 
     Return its name without the tag, the network and its preprocessing.
     """
-    is_hub, is_online = name.startswith(HUB), _is_online()
+    is_hub, is_online = name.startswith(weights.HUB), _is_online()
     if not is_hub:
         _require_tag(name)
     options = {} if is_hub else _sized(name, size)

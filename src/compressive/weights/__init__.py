@@ -1,8 +1,10 @@
-"""Names and files of the trained encoders in the package."""
+"""Names and files of the trained encoders in the package; paths of weights."""
 
 from pathlib import Path
 
 WEIGHTS = Path(__file__).parent
+HUB = ("hf-hub:", "hf_hub:")  # prefixes of ids on the Hugging Face hub
+_FILE_SUFFIXES = (".pth", ".pt", ".safetensors", ".bin", ".tar", ".ckpt")
 _SUFFIX = ".safetensors"
 # Checksums of files in format 2, which do not contain their own.
 _CHECKSUMS = {"cifar10-c-simclr-r18": "2083679262"}
@@ -27,3 +29,11 @@ def hint() -> str:
     """Return the end of an error message that lists the packaged encoders; "" if there are none."""
     known = ", ".join(names())
     return f"; the package contains these encoders: {known}" if known else ""
+
+
+def require_path(place: str) -> None:
+    """Raise FileNotFoundError if this is a path, not a name or an id, and nothing is there."""
+    path = Path(place).expanduser()
+    is_path = "/" in place or path.suffix in _FILE_SUFFIXES
+    if is_path and not place.startswith(HUB) and not path.exists():
+        raise FileNotFoundError(f"{place} does not exist: neither a run folder nor a file")
