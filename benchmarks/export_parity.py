@@ -47,6 +47,9 @@ def random_encoder(folder: Path, settings: Network, photos: Path) -> Path:
     """Save random weights with batch-norm statistics of photographs."""
     torch.manual_seed(0)
     network = build(settings, SIZE)
+    for weight in network.parameters():  # training enlarges layer scales and class tokens
+        if 0 < weight.abs().max() < 1e-4:
+            torch.nn.init.normal_(weight, std=0.1)
     images, _ = parity_images(photos, None)
     inputs = Encoder(network, settings, SIZE, SIDE).preprocess(images)
     with torch.no_grad():

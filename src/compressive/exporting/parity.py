@@ -19,7 +19,7 @@ TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
 _COUNT = 8  # images
 _DEFAULT = "builtin"
 
-Image = UInt8[Tensor, "3 h w"]
+Image = UInt8[Tensor, "3 _ _"]  # the sizes in a list differ
 Runner = Callable[[ExportModel, Path, Sequence[Tensor]], Mapping[str, list[Tensor]]]
 
 
