@@ -75,13 +75,13 @@ def test_missing_index_is_named(tmp_path: Path, copied: Path) -> None:
 @pytest.mark.parametrize("kept", [0, 10, 47, 48, 1000, -1])
 def test_truncated_index_is_refused(tmp_path: Path, copied: Path, kept: int) -> None:
     index_of(copied).write_bytes(index_of(copied).read_bytes()[:kept])
-    assert "cut off" in refused(tmp_path, copied)
+    assert "truncated" in refused(tmp_path, copied)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 1000, 100_000, -1])
 def test_truncated_data_is_refused(copied: Path, kept: int) -> None:
     data_of(copied).write_bytes(data_of(copied).read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"data-00000-of-00001 is cut off"):
+    with pytest.raises(ValueError, match=r"data-00000-of-00001 is truncated"):
         assert OfficialModel(copied).encoder_weights() | OfficialModel(copied).head_weights()
 
 
@@ -162,7 +162,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "narrow stem": (lambda t: t.update({STEM: Claimed((7, 7, 3, 32))}), "got [7, 7, 3, 32]"),
     "NaN": (lambda t: t.update({STEM: _nan((7, 7, 3, 64))}), "kernel has values that are not fin"),
-    "no data": (lambda t: None, "is cut off"),
+    "no data": (lambda t: None, "is truncated"),
     "wrong size": (
         lambda t: t.update({STEM: Claimed((7, 7, 3, 64), 2**60)}),
         "must have 37,632 bytes, got 1,152,921,504,606,846,976",
@@ -203,7 +203,7 @@ def test_tensor_of_huge_claimed_size_is_not_allocated(tmp_path: Path) -> None:
     claimed = {"a": Claimed((2**21, 2**20), 2**43), "b": Claimed((2**62, 2**62, 4), 1)}
     bundle = TensorBundle(write_bundle(tmp_path / "ckpt", claimed))
     for name in claimed:
-        with pytest.raises(ValueError, match=r"cut off|must have"):
+        with pytest.raises(ValueError, match=r"truncated|must have"):
             bundle.tensor(name)
 
 

@@ -38,7 +38,7 @@ def varint(content: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             return value & (2**64 - 1), at + i + 1
-    raise ValueError("a number is cut off or has more than 64 bits")
+    raise ValueError("a number is truncated or has more than 64 bits")
 
 
 def as_bytes(value: Value) -> bytes:

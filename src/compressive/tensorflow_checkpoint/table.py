@@ -23,7 +23,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
         file.seek(max(size - _FOOTER, 0))
         footer = file.read(_FOOTER)
         if len(footer) < _FOOTER or not footer.endswith(_MAGIC):
-            raise NotATable(f"{path} is not the index of a TensorFlow checkpoint, or is cut off")
+            raise NotATable(f"{path} is not the index of a TensorFlow checkpoint, or is truncated")
         if size > _MAX_BYTES:
             raise ValueError(f"{path} has {size:,} bytes; an index has at most {_MAX_BYTES:,}")
         file.seek(0)

@@ -109,14 +109,14 @@ class TensorBundle:
         available, end = path.stat().st_size, entry.offset + entry.size
         if min(entry.offset, entry.size) < 0 or end > available:
             raise ValueError(
-                f"{path} is cut off, or its index is damaged: {name} ends at byte {end:,} of "
+                f"{path} is truncated, or its index is damaged: {name} ends at byte {end:,} of "
                 f"{available:,}; {_COPY_AGAIN}"
             )
         content = bytearray(entry.size)
         with path.open("rb") as file:
             file.seek(entry.offset)
             if file.readinto(content) != entry.size:
-                raise ValueError(f"{path} is cut off; {_COPY_AGAIN}")
+                raise ValueError(f"{path} is truncated; {_COPY_AGAIN}")
         return content
 
     def _check(self, name: str, entry: Entry, content: bytes | bytearray) -> None:
