@@ -36,7 +36,9 @@ class Classifier(nn.Module):
         if tuple(head.weight.shape) != shape or head.bias is None:
             got = f"{tuple(head.weight.shape)}, bias: {head.bias is not None}"
             raise ValueError(f"head must be a linear layer of shape {shape} with bias, got {got}")
-        self.encoder, self.head, self.classes = encoder, head, classes
+        self.encoder: Encoder = encoder
+        self.head: nn.Linear = head
+        self.classes: tuple[str, ...] = classes
 
     def __repr__(self) -> str:
         inside = repr(self.encoder).removeprefix("<").removesuffix(">")

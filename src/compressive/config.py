@@ -192,12 +192,6 @@ class Views(_Section):
             rule = f"views.strength must be 1 for views.policy=byol, got {self.strength:g}"
             raise ValueError(f"{rule}; views.policy=simclr allows other values")
 
-    @property
-    def normalization(self) -> dict[str, tuple[float, ...]]:
-        """Mean and standard deviation by channel, as arguments."""
-        texts = {"mean": self.mean, "std": self.std}
-        return {name: channels(text, f"views.{name}") for name, text in texts.items()}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Network(_Section):

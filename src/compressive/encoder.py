@@ -69,7 +69,8 @@ class Encoder(nn.Module):
         self.size = size  # input side of the network, in pixels
         self.side = side  # data.max_side: larger images were shrunk to it before views were taken
         self.antialias = antialias  # whether views were resized with antialiasing
-        self.mean, self.std = mean, std  # of the normalization, by channel
+        self.mean: tuple[float, ...] = mean  # of the normalization, by channel
+        self.std: tuple[float, ...] = std
         self.crop = crop  # the evaluation crop of third-party weights
 
     def __repr__(self) -> str:

@@ -188,7 +188,7 @@ def test_networks_have_the_papers_sizes() -> None:
     seen = set()
     for name in NAMES:
         network = asdict(recipes.get(name).config.network)
-        options = {k: v for k, v in network.items() if k not in HEAD}
+        options = {k: v for k, v in network.items() if k not in OTHERS}
         if (key := str(options)) not in seen:
             seen.add(key)
             with torch.device("meta"):
@@ -201,7 +201,7 @@ def test_networks_have_the_papers_sizes() -> None:
     assert len(seen) >= 5
 
 
-HEAD = ("hidden_dim", "projection_dim", "head_layers", "head_last_norm")
+OTHERS = ("weights", "drop_path", "hidden_dim", "projection_dim", "head_layers", "head_last_norm")
 
 
 @pytest.mark.shared

@@ -19,7 +19,8 @@ class DatasetFingerprint:
     # count because the same names often have other pixels, as in a set stored as JPEG and as PNG.
 
     def __init__(self, source: Source, *, samples: int = 64) -> None:
-        self.source, self.samples = source, samples
+        self.source: Source = source
+        self.samples: int = samples
 
     def of(self, places: Iterable[int] | None = None) -> str:
         """Return the fingerprint of the images at these indices, or of all images."""

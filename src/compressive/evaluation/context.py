@@ -63,12 +63,17 @@ class EvalContext:
         bf16: bool | None = None,
         options: TaskOptions | None = None,
     ) -> None:
-        self.model, self.splits, self.results = model, splits, results
-        self.device, self.seed, self.cache = device, seed, cache
-        self.display = display or Display(quiet=True)
-        self.options = options or TaskOptions()
-        self.dtype = precision("auto" if bf16 is None else "bf16" if bf16 else "float32", device)
-        self.crop = model.crop(share)
+        self.model: FrozenModel = model
+        self.splits: Splits = splits
+        self.results: Results = results
+        self.device: torch.device = device
+        self.seed: int = seed
+        self.cache: Path | None = cache
+        self.display: Display = display or Display(quiet=True)
+        self.options: TaskOptions = options or TaskOptions()
+        kind = "auto" if bf16 is None else "bf16" if bf16 else "float32"
+        self.dtype: torch.dtype = precision(kind, device)
+        self.crop: Crop = model.crop(share)
         self.classifier: FeatureClassifier | None = None  # of the linear evaluation
         self.head: dict[str, object] = {}  # protocol of that classifier
         self.task = ""  # name of the current task

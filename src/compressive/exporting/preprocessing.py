@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from compressive.augment.ops import center_box, central_share, crop_resize_flip, normalize
+from compressive.augment.published_crop import PublishedCrop
 from compressive.encoder import Encoder, least
 
 _WEIGHT_BITS = 22  # most bits of a weight in torch's resize of uint8
@@ -19,10 +20,15 @@ class GraphPreprocessing(nn.Module):
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
-        self.size, self.side, self.antialias = encoder.size, encoder.side, encoder.antialias
-        self.least = least(encoder.size)
-        self.canvas = max(self.side, 2 * self.least)  # side of the largest image after shrinking
-        self.mean, self.std, self.crop = encoder.mean, encoder.std, encoder.crop
+        self.size: int = encoder.size
+        self.side: int = encoder.side
+        self.antialias: bool = encoder.antialias
+        self.least: int = least(encoder.size)
+        # Side of the largest image after shrinking.
+        self.canvas: int = max(self.side, 2 * self.least)
+        self.mean: tuple[float, ...] = encoder.mean
+        self.std: tuple[float, ...] = encoder.std
+        self.crop: PublishedCrop | None = encoder.crop
 
     def forward(self, images: Tensor) -> Tensor:
         """Return normalized crops."""

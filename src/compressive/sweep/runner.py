@@ -98,7 +98,10 @@ class SweepFile:
     """sweep.json: what is varied, the status of each run, and the table."""
 
     def __init__(self, out: Path, about: dict[str, Any], runs: list[PlannedRun]) -> None:
-        self.out, self.about, self.runs, self.status = out, about, runs, dict[str, str]()
+        self.out: Path = out
+        self.about: dict[str, Any] = about
+        self.runs: list[PlannedRun] = runs
+        self.status: dict[str, str] = {}
         self._lock = threading.Lock()
         path = out / SWEEP
         if not path.exists():
@@ -110,7 +113,8 @@ class SweepFile:
             return
         try:
             old = json.loads(path.read_text())
-            before, self.status = dict(old["about"]), dict(old["runs"])
+            before = dict(old["about"])
+            self.status = dict(old["runs"])
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} is damaged ({type(error).__name__}: {error}); choose another --out"

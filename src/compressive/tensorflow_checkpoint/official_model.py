@@ -32,7 +32,8 @@ class OfficialModel:
     """A checkpoint of the official code, identified by the variables in it."""
 
     def __init__(self, prefix: Path) -> None:
-        self.prefix, self._bundle = prefix, TensorBundle(prefix)
+        self.prefix: Path = prefix
+        self._bundle: TensorBundle = TensorBundle(prefix)
         if GRAPH not in self._bundle.entries:
             hint = "the official checkpoints are of TensorFlow 2"
             raise ValueError(f"{prefix} has no object graph: it is of TensorFlow 1; {hint}")

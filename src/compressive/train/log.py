@@ -5,7 +5,7 @@ import time
 
 from torch import Tensor
 
-from compressive.augment.ops import Channels, colors
+from compressive.augment.ops import colors
 from compressive.config import is_compressed
 from compressive.distributed import rank, world_size
 from compressive.methods import Step
@@ -13,7 +13,7 @@ from compressive.train import images
 from compressive.train.health import HealthStatus, Reading, embedding_stats
 from compressive.train.online_eval import evenly_spaced_indices, online_accuracy
 from compressive.train.run import Run
-from compressive.train.step import view_maker
+from compressive.train.step import view_channels, view_maker
 
 _STEP_METRICS = (
     *("loss", "accuracy", "positive_cosine", "nll", "residual", "reducible_residual", "predictive"),
@@ -97,7 +97,7 @@ def evaluate_online(run: Run) -> None:
             run.held_out,
             size=config.views.size,
             antialias=config.views.antialias,
-            channels=Channels(**config.views.normalization),
+            channels=view_channels(config.views),
             precision=run.dtype,
             neighbors=config.probe.neighbors,
             bank=config.probe.bank,
@@ -138,5 +138,5 @@ def _draw_views(run: Run, step: Step) -> None:
         batch = images.some(run.loader, evenly_spaced_indices(run.count, 8), epoch)
         numbers = run.method.view_numbers
         views = view_maker(run.config, run.dtype, numbers, compiled=False)(batch)
-        x, y = (colors(each, **run.config.views.normalization) for each in (views[0], views[-1]))
+        x, y = (colors(each, *view_channels(run.config.views)) for each in (views[0], views[-1]))
         run.logger.draw(run.step, x, y, step.r)

@@ -40,8 +40,8 @@ class OnlineProbe(nn.Module):
 
     def __init__(self, feat: int, classes: int) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(feat, affine=False)
-        self.linear = nn.Linear(feat, classes)
+        self.norm: nn.BatchNorm1d = nn.BatchNorm1d(feat, affine=False)
+        self.linear: nn.Linear = nn.Linear(feat, classes)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 

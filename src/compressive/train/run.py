@@ -45,6 +45,7 @@ from compressive.train.step import (
     build_optimizer,
     compile_learner,
     match_strides,
+    view_channels,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -203,8 +204,8 @@ class Run:
             checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
             weights, network, views = self.method.encoder, self.config.network, self.config.views
-            more: dict[str, Any] = {"antialias": views.antialias, **views.normalization}
-            more["run_id"] = self.run_id
+            more = {"antialias": views.antialias, "run_id": self.run_id}
+            more |= view_channels(views)._asdict()
             encoder.save(self.out, weights, network, views.size, self.side, **more)
             path = self.out / files.UNREADABLE
             unreadable = images.list_unreadable(self.loader.unreadable, path)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 from compressive import optim
 from compressive.augment.ops import Channels, augment, augment_pair
 from compressive.augment.params import View, crop_views, paper_views, simclr_views
-from compressive.config import Config, Optim, Views
+from compressive.config import Config, Optim, Views, channels
 from compressive.data.loaders import Batch
 from compressive.distributed import world_size
 from compressive.methods import Builder, Method, Step
@@ -39,7 +39,9 @@ class Learner(nn.Module):
         super().__init__()
         self.method = method
         has_probe = classes and not method.is_supervised
-        self.probe = OnlineProbe(feature_dim(method.encoder), classes) if has_probe else None
+        self.probe: OnlineProbe | None = None
+        if has_probe:
+            self.probe = OnlineProbe(feature_dim(method.encoder), classes)
 
     def forward(self, views: Sequence[Tensor], beta: Tensor, label: Tensor) -> tuple[Step, Tensor]:
         """Return the method's step, and the loss of the probe over all views."""
@@ -122,6 +124,13 @@ def _checkpoint_policy(
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def view_channels(settings: Views) -> Channels:
+    """Return the mean and standard deviation that views are normalized with."""
+    return Channels(
+        mean=channels(settings.mean, "views.mean"), std=channels(settings.std, "views.std")
+    )
+
+
 def view_pair(settings: Views) -> tuple[View, View]:
     """Return the augmentation parameters of the two views."""
     if settings.policy == "simclr":
@@ -145,7 +154,7 @@ def view_maker(
     precision.
     """
     pair, size, seed = view_pair(config.views), config.views.size, config.seed
-    channels = Channels(**config.views.normalization)
+    channels = view_channels(config.views)
     products = torch.float32 if dtype == torch.float32 else torch.float16
 
     def views(
