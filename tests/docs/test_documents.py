@@ -127,6 +127,8 @@ def small(words: list[str]) -> list[str]:
     if name == "pretrain":
         data, *options = rest
         changes = RECIPE if "--recipe" in options else FOLDER
+        if "--weights" in options:  # network and size follow from the weights
+            changes = [each for each in CHANGES if not each.startswith(("network.", "views."))]
         if "--continue-from" in options:
             changes = [each for each in CHANGES if each.startswith("train.device")]
         return [name, generate_images(data), *_without(options, changes), *_sets(*changes)]
