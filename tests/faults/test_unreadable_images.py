@@ -139,6 +139,7 @@ def test_pixel_limit_is_exact_and_can_be_set(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
+@pytest.mark.filterwarnings("ignore:Image size:PIL.Image.DecompressionBombWarning")
 def test_image_of_300_megapixels_is_read_if_allowed() -> None:
     """PIL has a separate limit for PNG."""
     content = black("PNG", 20_000, 15_000, compress_level=1)
