@@ -165,17 +165,21 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
 
 
 def _own_file(name: str, place: str | Path, device: torch.device | str = "cpu") -> FrozenModel:
-    own = load(place, device)
+    return from_encoder(load(place, device), name)
+
+
+def from_encoder(encoder: Encoder, name: str) -> FrozenModel:
+    """Return the backbone of an encoder with its preprocessing."""
     return FrozenModel(
         name=name,
-        network=own.network,
-        settings=own.settings,
-        size=own.size,
-        side=own.side,
-        antialias=own.antialias,
-        mean=own.mean,
-        std=own.std,
-        published=own.crop,
+        network=encoder.network,
+        settings=encoder.settings,
+        size=encoder.size,
+        side=encoder.side,
+        antialias=encoder.antialias,
+        mean=encoder.mean,
+        std=encoder.std,
+        published=encoder.crop,
     )
 
 

@@ -11,7 +11,7 @@ from compressive.classifier import Classifier
 from compressive.data.loaders import open_loader
 from compressive.data.source import Source
 from compressive.evaluation.features import extract
-from compressive.evaluation.frozen_model import FrozenModel
+from compressive.evaluation.frozen_model import from_encoder
 from compressive.progress import Display
 
 
@@ -22,20 +22,6 @@ class Classified(NamedTuple):
     labels: Int[Tensor, " count"]
     index: Int[Tensor, " count"]
     unreadable: list[tuple[str, str]]  # origin, reason
-
-
-def frozen_model(classifier: Classifier, name: str) -> FrozenModel:
-    """Return the backbone of a classifier with its preprocessing."""
-    encoder = classifier.encoder
-    return FrozenModel(
-        name=name,
-        network=encoder.network,
-        size=encoder.size,
-        side=encoder.side,
-        antialias=encoder.antialias,
-        mean=encoder.mean,
-        std=encoder.std,
-    )
 
 
 def classify(
@@ -49,7 +35,7 @@ def classify(
     """Classify the central crop of every image; processes share the work and all get the result."""
     device = classifier.head.weight.device
     classifier.eval().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    model = frozen_model(classifier, title)
+    model = from_encoder(classifier.encoder, title)
     shrunk, side = model.shrink(source)
     with open_loader(shrunk, side=side, device=device, cache_on_device="no") as loader:
         found = extract(

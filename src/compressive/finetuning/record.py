@@ -9,7 +9,7 @@ from compressive.classifier import Classifier
 from compressive.distributed import rank
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.dataset import Splits
-from compressive.evaluation.frozen_model import FrozenModel, open_model
+from compressive.evaluation.frozen_model import FrozenModel, from_encoder, open_model
 from compressive.evaluation.results import Results
 from compressive.evaluation.results_folder import (
     default_results_folder,
@@ -18,7 +18,7 @@ from compressive.evaluation.results_folder import (
 )
 from compressive.evaluation.scores import add_scores
 from compressive.evaluation.suite import describe_results, keep_earlier_results
-from compressive.finetuning.classify import Classified, frozen_model
+from compressive.finetuning.classify import Classified
 from compressive.progress import Display
 from compressive.rundir.files import CONFIG, EVALUATION
 from compressive.rundir.folder import command
@@ -64,7 +64,7 @@ def record_test(
     if (Path(place) / CONFIG).is_file():
         folder = default_results_folder(place, EVALUATION, 0)
         models.append((open_model(place, device), folder))
-    models.append((frozen_model(classifier, str(out)), out / EVALUATION))
+    models.append((from_encoder(classifier.encoder, str(out)), out / EVALUATION))
     for model, folder in models:
         try:
             results = Results(model.name, seed=seed, command=command())

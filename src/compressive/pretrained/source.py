@@ -77,7 +77,7 @@ def _resolve(place: str, network: str, size: int) -> ResolvedWeights:
 
 
 def is_third_party(place: str | Path) -> bool:
-    """Return whether weights are not of a run, a file of ours or an encoder of the package."""
+    """Return whether these weights were not written by this package."""
     if str(place).startswith(weights.HUB):
         return True
     path = local_path(place)
