@@ -325,7 +325,7 @@ def test_two_tuned_encoders_can_be_compared(encoder: Path, data: Path, tmp_path:
 
 def test_a_tuned_encoder_keeps_the_normalization(data: Path, tmp_path: Path) -> None:
     settings = Network(name="test_resnet")
-    channels: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.1)}
+    channels: dict[str, Any] = {"mean": (0.48145466, 0.4, 0.3), "std": (0.26862954, 0.3, 0.1)}
     place = encoder_file.save(tmp_path / "start", build(settings, 16), settings, 16, 20, **channels)
     tune(place, data, tmp_path / "run", lr=0.5, epochs=1)
     for loaded in (
