@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from result_tables import table_rows, welch
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "2026-11-17-compression.md"
 FOLDER = PAGE.with_suffix("")
@@ -21,24 +22,8 @@ SECTIONS = {
     "## Search on Tiny-ImageNet-100": ("search-tiny-imagenet-100.json", 12),
     "## Second search": ("search-2-tiny-imagenet-100.json", 12),
     "## Third search": ("search-3-tiny-imagenet-100.json", 6),
-    "## Final comparison": ("final-tiny-imagenet-100.json", 5),
+    "## Final comparison": ("final-tiny-imagenet-100.json", 10),
 }
-
-
-def table_rows(heading: str) -> list[dict[str, str]]:
-    """Return the rows of all tables in a section, by column title."""
-    section = PAGE.read_text().split(f"\n{heading}")[1].split("\n## ")[0]
-    rows: list[dict[str, str]] = []
-    titles: list[str] = []
-    for line in section.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not line.startswith("|"):
-            titles = []
-        elif not titles:
-            titles = cells
-        elif not set(line) <= set("|-: "):
-            rows.append(dict(zip(titles, cells, strict=True)))
-    return rows
 
 
 def run_key(run: dict[str, Any]) -> tuple[str, ...]:
@@ -54,6 +39,8 @@ def run_key(run: dict[str, Any]) -> tuple[str, ...]:
         method = "c-byol, adaptive"
     elif is_adaptive:
         method = "adaptive"
+    elif method == "c-simclr":
+        method = "constant"
     names = ("bottleneck.kappa_b", "bottleneck.beta", "bottleneck.kappa_e")
     kappa_b, beta, kappa_e = (settings.get(name, "") for name in names)
     return method, kappa_b, beta, kappa_e, weight, settings["seed"]
@@ -72,7 +59,7 @@ def test_tables_match_result_files(heading: str) -> None:
     name, count = SECTIONS[heading]
     runs = json.loads((FOLDER / name).read_text())["runs"]
     by_key = {run_key(run): run for run in runs if "held_out" in run or "test" in run}
-    rows = table_rows(heading)
+    rows = table_rows(PAGE, heading, "seed")
     assert len(rows) == len(by_key) == count
     for row in rows:
         run = by_key[row_key(row)]
@@ -85,10 +72,41 @@ def test_tables_match_result_files(heading: str) -> None:
             # Half of the last digit, and rounding in binary.
             assert float(row[title]) == pytest.approx(100 * value, abs=0.05 + 1e-9), (row, title)
         if "Lipschitz" in row:
-            estimates = [
-                v
-                for k, v in run["smoothness"].items()
-                if k.endswith(("+ lipschitz", "- lipschitz"))
+            assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
+
+
+def lipschitz(run: dict[str, Any]) -> float:
+    """Return the mean of the estimates in the eight directions."""
+    ends = ("+ lipschitz", "- lipschitz")
+    estimates = [value for name, value in run["smoothness"].items() if name.endswith(ends)]
+    assert len(estimates) == 8
+    return mean(estimates)
+
+
+def test_differences_of_the_final_comparison() -> None:
+    runs = json.loads((FOLDER / "final-tiny-imagenet-100.json").read_text())["runs"]
+    by_name = {run["name"]: run for run in runs}
+    rows = table_rows(PAGE, "## Final comparison", "Holm")
+    assert len(rows) == 12
+    found = []
+    for row in rows:
+        name = {"adaptive": "adaptive-k10-b1", "constant": "constant-k10-b0.3"}[row["comparison"]]
+        ours, theirs = (
+            [
+                lipschitz(run)
+                if row["metric"] == "Lipschitz"
+                else 100 * run["test"][COLUMNS[row["metric"]]]["value"]
+                for run in (by_name[f"{which}-s{seed}"] for seed in range(3))
             ]
-            assert len(estimates) == 8
-            assert float(row["Lipschitz"]) == pytest.approx(mean(estimates), abs=0.005 + 1e-9)
+            for which in (name, "simclr-k7")
+        )
+        found.append(welch(ours, theirs))
+        shown = [float(row[title]) for title in ("difference", "low", "high")]
+        assert shown == pytest.approx(found[-1][:3], abs=0.005 + 1e-9)
+        assert float(row["p"]) == pytest.approx(found[-1][3], abs=0.0005 + 1e-9)
+    p = [each[3] for each in found]
+    for row, value in zip(rows, p, strict=True):
+        # Holm: the largest p_j (m - rank of j) over all p_j up to this one, at most 1.
+        smaller = [other for other in p if other <= value]
+        steps = [other * (len(p) - sum(q < other for q in p)) for other in smaller]
+        assert float(row["Holm"]) == pytest.approx(min(1, max(steps)), abs=0.005 + 1e-9)
