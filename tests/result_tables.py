@@ -27,4 +27,5 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
     """Return the difference of two means, its 95 % Welch interval and the p-value."""
     found = stats.ttest_ind(ours, theirs, equal_var=False)
     interval = found.confidence_interval(0.95)
-    return mean(ours) - mean(theirs), interval.low, interval.high, found[1]
+    p = found.pvalue  # pyright: ignore[reportAttributeAccessIssue]
+    return mean(ours) - mean(theirs), interval.low, interval.high, p
