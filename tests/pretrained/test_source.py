@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from compressive.classifier import Classifier, save_classifier
 from compressive.config import Network
 from compressive.pretrained import timm_weights
 from compressive.pretrained.source import resolve
+from compressive.pretrained.torchvision_names import torchvision_preprocessing
 from compressive.train.loop import pretrain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,6 +83,63 @@ def test_torchvision_weights_are_recognized(resnet: State, tmp_path: Path) -> No
     with torch.no_grad():
         ours, theirs = found.backbone.eval()(images), reference(images)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def torchvision_vit() -> nn.Module:
+    return torchvision.models.VisionTransformer(
+        image_size=32, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768
+    )
+
+
+def torchvision_convnext() -> nn.Module:
+    network = torchvision.models.convnext_tiny()
+    for name, value in network.named_parameters():
+        if name.endswith("layer_scale"):  # 1e-6 at first, which would hide errors in blocks
+            nn.init.uniform_(value, 0.5, 1.5)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("build", "is_old", "name", "size", "crop"),
+    [
+        (torchvision_vit, False, "vit_tiny_patch16_224", 32, (0.875, "bilinear", False)),
+        (torchvision_vit, True, "vit_tiny_patch16_224", 32, (0.875, "bilinear", False)),
+        (torchvision_convnext, False, "convnext_tiny", 224, (224 / 236, "bilinear", False)),
+    ],
+)
+def test_torchvisions_vits_and_convnexts_have_their_features(
+    build: Callable[[], nn.Module], is_old: bool, name: str, size: int, crop: object, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    reference = build().eval()
+    state = dict(reference.state_dict())
+    if is_old:  # names before torchvision 0.15
+        old = {"mlp.0.": "mlp.linear_1.", "mlp.3.": "mlp.linear_2."}
+        pattern = re.compile("|".join(map(re.escape, old)))
+        state = {pattern.sub(lambda m: old[m[0]], key): value for key, value in state.items()}
+    found = resolve(save(tmp_path / "a.pth", state))
+    assert (found.network.name, found.size, found.crop) == (name, size, crop)
+    images = torch.randn(2, 3, 32, 32)
+    if isinstance(reference, torchvision.models.ConvNeXt):
+        reference.classifier[2] = nn.Identity()
+    else:
+        reference.heads = nn.Identity()
+    with torch.no_grad():
+        ours, theirs = found.backbone.eval()(images), reference(images)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, another order
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224", "vit_large_patch16_224", "convnext_base"])
+def test_torchvisions_crops_have_its_size(name: str) -> None:
+    own = {"vit_base_patch16_224": "vit_b_16", "vit_large_patch16_224": "vit_l_16"}.get(name, name)
+    theirs = next(iter(torchvision.models.get_model_weights(own))).transforms()
+    known = torchvision_preprocessing(name)
+    image = torch.randint(256, (3, 260, 300), dtype=torch.uint8)
+    picture = torchvision.transforms.functional.to_pil_image(image)
+    expected = theirs(picture) * torch.tensor(known.std)[:, None, None]
+    expected += torch.tensor(known.mean)[:, None, None]
+    ours = known.crop(image[None], known.size)[0]
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
 
 
 HEADS = {"fc.0.weight": torch.zeros(2), "fc.2.bias": torch.zeros(2)}

@@ -30,7 +30,7 @@ _CONVNEXTS = {  # width of the first stage and depth of the third
 }
 # Published weights of the same kind, whose preprocessing timm knows.
 _TAGS = ("tv_in1k", "dino", "lvd142m", "fb_in1k", "fcmae_ft_in1k", "")
-SUPPORTED = "ResNets, ViTs (DINO, DINOv2, MoCo v3) and ConvNeXts"
+SUPPORTED = "ResNets, ViTs (torchvision, DINO, DINOv2, MoCo v3) and ConvNeXts"
 
 
 class Guess(NamedTuple):

@@ -27,6 +27,7 @@ from compressive.pretrained.state_dict import (
     unknown_outside,
 )
 from compressive.pretrained.timm_weights import Preprocessing
+from compressive.pretrained.torchvision_names import torchvision_preprocessing, torchvision_to_timm
 from compressive.rundir.files import ENCODER, local_path
 
 
@@ -101,13 +102,16 @@ def _from_file(path: Path, network: str, size: int) -> ResolvedWeights:
     if path.suffix == ".safetensors" and _is_own_file(path):
         return _own(str(path), size)
     state, inside = read_tensors(path)
-    known = None
+    renamed = torchvision_to_timm(state)
+    state, known = renamed or state, None
     if network:
         networks.require_known(network.partition(".")[0])
         options: list[Guess] = [_named(state, network.partition(".")[0], path)]
         known = timm_weights.preprocessing_of(network)
     else:
         options = list(guesses(state, path))
+        if renamed and options:
+            known = torchvision_preprocessing(options[0].network.name)
     return _load(state, options, path, size, known, inside)
 
 
