@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from tiny import silent, tiny
 from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
 
 from compressive import encoder
 from compressive.classifier import Classifier, save_classifier
@@ -135,7 +136,7 @@ def test_torchvisions_crops_have_its_size(name: str) -> None:
     theirs = next(iter(torchvision.models.get_model_weights(own))).transforms()
     known = torchvision_preprocessing(name)
     image = torch.randint(256, (3, 260, 300), dtype=torch.uint8)
-    picture = torchvision.transforms.functional.to_pil_image(image)
+    picture = to_pil_image(image)
     expected = theirs(picture) * torch.tensor(known.std)[:, None, None]
     expected += torch.tensor(known.mean)[:, None, None]
     ours = known.crop(image[None], known.size)[0]
