@@ -92,7 +92,8 @@ def _read_rows(path: Path) -> _Entries:
         return _Entries([*lines.values()], None, None, [f"line {k}" for k in lines])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if kind == ".tsv" else ",")
     try:
-        table = {reader.line_num: row for row in reader if row}  # without empty lines
+        filled = ((reader.line_num, row) for row in reader if row)
+        table = dict(filled)
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as {kind}: {error}") from None
     head, *numbers = table or [0]
