@@ -176,20 +176,27 @@ class DatasetSource:
         places = _checked_items(len(self))
         values = known_targets(self.data)
         if values is not None:
-            read = [item_label(self._item(i)) for i in places]
+            read = [self._label(i) for i in places]
             if not all(_same(values[i], label) for i, label in zip(places, read, strict=True)):
                 values = None  # changed by a transform
         if values is None:
-            values = [item_label(self._item(i)) for i in range(len(self))]
+            values = [self._label(i) for i in range(len(self))]
         return labeled([_plain(value) for value in values], known_classes(self.data))
 
     def _item(self, i: int) -> Any:
         with self._lock:
             return self.data[i]
 
+    def _label(self, i: int) -> Any:
+        """Return the label of item i, or None if the item cannot be read."""
+        try:
+            return item_label(self._item(i))
+        except Exception:
+            return None
+
     def _check_items(self) -> bool:
         """Raise ValueError if items are no images or random; return whether they have labels."""
-        has_labels = False
+        has_labels, failed, count = False, "", 0
         for i in _checked_items(len(self)):
             place = f"item {i} of {self.name}"
             try:
@@ -198,17 +205,18 @@ class DatasetSource:
                 again = item_image(self._item(i))
             except ItemError as error:
                 raise ValueError(f"{place} {error}") from None
-            except Unreadable:
-                continue  # listed when it is reached
-            except Exception as error:
-                text = f"{type(error).__name__}: {first_line(error)}"
-                raise ValueError(f"{place} cannot be read: {text}") from error
+            except Exception as error:  # a single one is listed as unreadable when it is reached
+                failed = failed or f"{place} cannot be read: {type(error).__name__}: {error}"
+                continue
+            count += 1
             if not _equal(first, again):
                 raise ValueError(
                     f"{place} differs when it is read twice, so a run could not be resumed; remove "
                     "random transforms, because views are drawn during training"
                 )
             has_labels |= label is not None
+        if not count:
+            raise ValueError(failed.split("\n")[0])
         return has_labels
 
 

@@ -40,7 +40,9 @@ def open_arrow(path: Path, files: Sequence[Path]) -> Source:
             if lost := {image, *filter(None, [label])}.difference(table.schema.names):
                 raise ValueError(f"{file} has no column {min(lost)!r}, unlike {files[0].name}")
         values = [v for table in tables if label for v in table[label].to_pylist()]
-    except ArrowException as error:
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
+            raise
         raise ValueError(f"{path}: cannot read Arrow files: {first_line(error)}") from None
     rows = _ArrowRows(files, [table[image] for table in tables])
     names = class_names(schema, label) or _names_in_info(files[0].parent, label)

@@ -112,7 +112,7 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
 
 def list_files(source: Source, place: str) -> FileList:
     """Return relative names, sizes and times of all files, and checksums of a sample."""
-    states, roots = file_states(source), [f"{Path(p).expanduser()}/" for p in split_places(place)]
+    states, roots = file_states(source), [*map(_root_of, split_places(place))]
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
     fields: list[str] = []
     for i, (path, (size, time)) in enumerate(states.items()):
@@ -123,6 +123,12 @@ def list_files(source: Source, place: str) -> FileList:
         fields += (_relative_name(path, roots), str(size), str(time), f"{zlib.crc32(content)}")
     text = "\0".join(fields).encode(errors="surrogateescape")
     return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
+
+
+def _root_of(place: str) -> str:
+    """Return the folder that file names of a source are relative to, with a slash."""
+    path = Path(place).expanduser()
+    return f"{path.parent if path.is_file() else path}/"
 
 
 def _relative_name(path: str, roots: Sequence[str]) -> str:
