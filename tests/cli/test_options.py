@@ -210,8 +210,11 @@ def test_folders_named_after_dates_can_be_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.zip", "unpack"),
-        ("a.csv", "folder"),
+        ("a.7z", "unpack"),
+        ("a.zip", "zip archive"),
+        ("a.tar.gz", "damaged"),
+        ("a.json", "folder"),
+        ("a.csv", "column path"),
         ("a.jpg", "single image"),
         ("a.mp4", "ffmpeg"),
         ("a.xyz", "parquet"),
