@@ -59,7 +59,7 @@ def _every() -> list[Planted]:
 
 
 def pixels(images: Iterable[Planted]) -> Tensor:
-    return torch.from_numpy(np.stack([each.image for each in images])).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack([np.array(each.image) for each in images])).permute(0, 3, 1, 2)
 
 
 def labels(images: Iterable[Planted]) -> Tensor:

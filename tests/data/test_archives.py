@@ -39,6 +39,16 @@ LAYOUTS: dict[str, list[str]] = {
 }
 
 
+DATA_FILTER = {"filter": "data"}  # of tarfile; newer versions of Python have it as the default
+UNPACK: dict[str, dict[str, Any]] = {
+    ".zip": {"format": "zip"},
+    ".tar": {"format": "tar", **DATA_FILTER},
+    ".tar.gz": {"format": "gztar", **DATA_FILTER},
+    ".tgz": {"format": "gztar", **DATA_FILTER},
+    ".tar.xz": {"format": "xztar", **DATA_FILTER},
+}
+
+
 def png(seed: int) -> bytes:
     file = io.BytesIO()
     noise(8, 8, seed=seed).save(file, "PNG")
@@ -75,8 +85,7 @@ def test_archive_is_read_as_its_unpacked_folder(layout: str, ending: str, tmp_pa
     """Images, order, splits, labels and classes are those of the folder that unpacking gives."""
     names = LAYOUTS[layout]
     path = packed(tmp_path / f"x{ending}", {name: png(i) for i, name in enumerate(names)})
-    with tarfile.open(path) if ending != ".zip" else zipfile.ZipFile(path) as archive:
-        archive.extractall(tmp_path / "out", **({} if ending == ".zip" else {"filter": "data"}))
+    shutil.unpack_archive(path, tmp_path / "out", **UNPACK[ending])
     folder = root_of(tmp_path / "out")
     for split in ("train", "test", "val"):
         found: list[Source | str] = []

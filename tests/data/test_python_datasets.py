@@ -19,6 +19,7 @@ from torchvision.datasets import FakeData, ImageFolder
 
 import compressive
 from compressive.data.decode import Unreadable
+from compressive.data.python_datasets import DatasetSource
 from compressive.data.several import place_of
 from compressive.data.source import require_source
 from compressive.data.sources import open_source
@@ -194,11 +195,11 @@ def test_labels_changed_by_a_transform_are_read_from_items() -> None:
     assert source.labels.tolist() == [9, 8, 7, 6, 5]
 
 
-def test_labels_are_not_read_if_they_are_not_used(tmp_path: Path) -> None:
+def test_labels_are_not_read_if_they_are_not_used() -> None:
     data = Items(lambda i: (TRUTH, i % 3), 1000)
-    open_source(data)
+    source = DatasetSource(data)
+    assert source.image(5).shape == TRUTH.shape
     assert data.reads < 10
-    source = open_source(data)
     assert source.labels is not None
     assert data.reads >= 1000
 

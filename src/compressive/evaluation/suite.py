@@ -265,7 +265,7 @@ def _uses_labels(model: FrozenModel, data: ImageData, labels: str) -> bool:
 def _trained_on_test(model: FrozenModel, test: Source) -> Iterator[str]:
     """Yield a note if a run was trained on the split that it is evaluated on."""
     data = None if model.config is None else model.config.data
-    if data is None or data.split == "train" or PYTHON in data.source:
+    if data is None or data.split == "train":
         return
     with suppress(ValueError, OSError):  # the training data may be gone if --data is given
         trained = open_source(data.source, data.split)
