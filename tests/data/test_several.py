@@ -178,9 +178,19 @@ def test_objects_and_folders_are_trained_together(tmp_path: Path) -> None:
     assert results.about["classes"] == len(CLASSES)
 
 
+def test_objects_of_the_same_name_are_different_sources() -> None:
+    whole = open_source([Photos("train"), Photos("test")])
+    assert len(whole) == len(planted())
+    assert [line.split()[1] for line in count_table(whole)] == ["images", "30", "6", "36"]
+    one = Photos()
+    with pytest.raises(ValueError, match="same object twice"):
+        open_source([one, one])
+
+
 def test_bad_sources_are_one_line(tmp_path: Path) -> None:
     a, b = photos(tmp_path / "a", 3), photos(tmp_path / "b", 3)
     assert "given twice" in error_line(f"pretrain {a} {b} {b}/../a")
+    assert "builtin is given twice" in error_line("pretrain builtin builtin")
     assert f"{a}/x is a part of {a}" in error_line(f"pretrain {a} {photos(a / 'x', 2)}")
     assert f"no file or folder {tmp_path}/c" in error_line(f"pretrain {a} {tmp_path}/c")
     (tmp_path / "empty").mkdir()

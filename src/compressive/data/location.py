@@ -39,7 +39,9 @@ def check_exists(place: str) -> None:
 def check_distinct(places: Sequence[str | Path]) -> None:
     """Raise ValueError if a source is given twice or is a folder inside of another one."""
     known: list[Path] = []
-    for place in places:
+    for i, place in enumerate(places):
+        if place in places[:i]:
+            raise ValueError(f"{place} is given twice; give each source once")
         if not (path := Path(place).expanduser()).exists():
             continue
         path = path.resolve()

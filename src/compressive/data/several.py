@@ -110,22 +110,33 @@ def open_objects(
         return open_one(choose_part(data, split), "train")
     if not isinstance(data, list | tuple):
         return as_source(data, split)
-    if len(data) == 1:
-        return open_one(data[0], split)
+    return open_one(data[0], split) if len(data) == 1 else _combine(data, split, open_one)
+
+
+def _combine(
+    data: Sequence[ImageData], split: str, open_one: Callable[[ImageData, str], Source]
+) -> Source:
+    """Open a split of several sources; leave out those that lack it, unless it is train."""
     places = [place_of(each) for each in data]
     check_distinct([place for place in places if not place.startswith(PYTHON)])
-    parts, lacking = {}, {}
-    for each, place in zip(data, places, strict=True):
+    if len({id(each) for each in data}) < len(data):
+        raise ValueError("a list of sources has the same object twice; give each source once")
+    parts: list[Source] = []
+    used, lacking = [], []  # places
+    for each, place in zip(data, places, strict=True):  # objects may have equal names
         try:
-            parts[place] = _open_part(each, split, open_one)
-        except NoSplit as error:
-            lacking[place] = error
-    if lacking and (not parts or split in CALLED["train"]):
-        raise next(iter(lacking.values()))
+            parts.append(_open_part(each, split, open_one))
+            used.append(place)
+        except NoSplit:
+            if split in CALLED["train"]:
+                raise
+            lacking.append(place)
+    if not parts:
+        raise NoSplit(f"{' and '.join(places)} have no split {split!r}")
     if lacking:
-        used = f"split {split} has images of {' and '.join(parts)} only"
-        warnings.warn(f"{used}; {' and '.join(lacking)} has no such split", stacklevel=1)
-    return CombinedSource(list(parts.values()), list(parts))
+        note = f"split {split} has images of {' and '.join(used)} only"
+        warnings.warn(f"{note}; {' and '.join(lacking)} has no such split", stacklevel=1)
+    return CombinedSource(parts, used)
 
 
 def _open_part(data: ImageData, split: str, open_one: Callable[[ImageData, str], Source]) -> Source:
