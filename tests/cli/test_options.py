@@ -166,6 +166,8 @@ def test_completion_of_values() -> None:
     assert completion.complete_setting("views.blur=") == ["views.blur=true", "views.blur=false"]
     assert completion.complete_setting("optim.lr=") == []
     assert completion.complete_method("c-b") == ["c-byol"]
+    assert completion.complete_data("b") == ["builtin"]
+    assert completion.complete_data("./b") == []
 
 
 @pytest.mark.parametrize(

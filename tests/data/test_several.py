@@ -138,6 +138,19 @@ def test_command_takes_several_sources(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
+def test_command_evaluates_on_repeated_data(tmp_path: Path) -> None:
+    place, more = several(tmp_path)
+    compressive.pretrain(tiny(f"data.source={place}"), tmp_path / "run", display=silent())
+    words = f"evaluate {tmp_path}/run --data {place} --data {more} --tasks knn --device cpu"
+    result = run(f"{words} --out {tmp_path}/results")
+    assert result.exit_code == 0, result.output
+    about = json.loads((tmp_path / "results" / "results.json").read_text())["about"]
+    assert (about["data"], about["train_images"], about["classes"]) == ("folder+more.zip", 40, 4)
+    assert "given twice" in error_line(f"{words} --data {place}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_moved_sources_resume_and_changed_ones_do_not(tmp_path: Path) -> None:
     places, out, said = several(tmp_path), tmp_path / "run", Written()
 

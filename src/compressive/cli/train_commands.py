@@ -9,6 +9,7 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli.completion import (
+    complete_data,
     complete_method,
     complete_preset,
     complete_recipe,
@@ -64,8 +65,8 @@ _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; 
 _MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
 _OUTPUT, _OTHER = "Output and resuming", "Any other setting"
 _EVALUATION = "Evaluation"
-DataSource = Annotated[str, path_argument(help=_SOURCE_HELP)]
-DataSources = Annotated[list[str], path_argument(help=_SOURCES_HELP)]
+DataSource = Annotated[str, path_argument(help=_SOURCE_HELP, autocompletion=complete_data)]
+DataSources = Annotated[list[str], path_argument(help=_SOURCES_HELP, autocompletion=complete_data)]
 RecipeName = Annotated[
     str,
     typer.Option(

@@ -1,5 +1,6 @@
 """Splits and classes from the names of files in an archive, as for a folder with these files."""
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def _is_image(parts: _Parts) -> bool:
     """Return whether a file is an image and neither hidden nor metadata of macOS."""
     if not parts or any(part.startswith(".") or part == "__MACOSX" for part in parts):
         return False
-    return Path(parts[-1]).suffix.lower() in EXTENSIONS
+    return os.path.splitext(parts[-1])[1].lower() in EXTENSIONS
 
 
 def _without_root(images: dict[int, _Parts]) -> dict[int, _Parts]:
