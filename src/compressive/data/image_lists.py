@@ -116,7 +116,9 @@ def _read_parquet(path: Path) -> _Entries:
         _require_path_column(path, names)
         wanted = [name for name in _LIST_COLUMNS if name in names]
         table = parquet.read_table(path, columns=wanted, memory_map=True)
-    except ArrowException as error:
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
+            raise
         raise ValueError(f"{path}: cannot read parquet: {first_line(error)}") from None
     columns = {name: table[name].to_pylist() for name in wanted}
     splits = columns.get("split")

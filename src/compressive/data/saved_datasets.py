@@ -36,9 +36,12 @@ def open_arrow(path: Path, files: Sequence[Path]) -> Source:
         tables = [_mapped(file) for file in files]
         schema = tables[0].schema
         image, label = image_column(schema, path).partition(".")[0], label_column(schema)
+        used = {image, *filter(None, [label])}
         for file, table in zip(files, tables, strict=True):
-            if lost := {image, *filter(None, [label])}.difference(table.schema.names):
+            if lost := used.difference(table.schema.names):
                 raise ValueError(f"{file} has no column {min(lost)!r}, unlike {files[0].name}")
+            for name in used:  # offsets of a damaged file would crash the process; no image is read
+                table[name].validate(full=True)
         values = [v for table in tables if label for v in table[label].to_pylist()]
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the content

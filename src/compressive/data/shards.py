@@ -41,7 +41,9 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
                 raise ValueError(f"{file} {lacks}: its columns are {', '.join(columns)}")
         for file in files if label else []:
             values += parquet.read_table(file, columns=[label], memory_map=True)[0].to_pylist()
-    except ArrowException as error:
+    except (ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
+            raise
         raise ValueError(f"{path}: cannot read parquet: {first_line(error)}") from error
     for file, about in zip(files, metadata, strict=True):
         counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
