@@ -1,7 +1,9 @@
 """Python data sets as sources: what items may be, where labels come from, and clear errors."""
 
+import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -273,6 +275,13 @@ def test_hugging_face_dataset_is_read_without_its_format() -> None:
         found = [*pool.map(source.image, range(30))]
     for image, truth in zip(found, order, strict=True):
         assert torch.equal(image, torch.from_numpy(np.array(truth)).permute(2, 0, 1))
+
+
+def test_own_module_with_the_name_of_the_library_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
+    assert len(open_source(Photos())) == 30
 
 
 def test_hugging_face_dataset_of_arrays_is_read() -> None:

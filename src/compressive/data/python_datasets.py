@@ -80,8 +80,10 @@ def _require_map_style(data: object) -> None:
 
 def _hugging_face(data: Any) -> Source | None:
     """Return a `datasets.Dataset` with a column of images as a source, else None."""
-    datasets = sys.modules.get("datasets")  # imported if there is an object of it
-    if datasets is None or not isinstance(data, datasets.Dataset):
+    # The library is imported if there is an object of it. A module of a user may have its name.
+    datasets: Any = sys.modules.get("datasets")
+    kind = getattr(datasets, "Dataset", None)
+    if not isinstance(kind, type) or not isinstance(data, kind) or not hasattr(data, "features"):
         return None
     images = [n for n, feature in data.features.items() if isinstance(feature, datasets.Image)]
     if not images:
