@@ -130,7 +130,7 @@ class _Section:
 class Data(_Section):
     """The images to train on."""
 
-    source: str = setting("builtin", "a folder, parquet or tar files, torchvision:NAME, or builtin")
+    source: str = setting("builtin", "a folder, archive or list, torchvision:NAME, or builtin")
     split: str = setting("train", "split of the source to train on")
     labels: Literal["folder", "none"] = setting(
         "folder",

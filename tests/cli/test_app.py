@@ -345,13 +345,13 @@ def test_automatic_settings_depend_on_split_and_limit(tmp_path: Path) -> None:
 
 def test_own_warnings_are_one_line_notes(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 8)
-    (tmp_path / "photos/x.heic").write_bytes(b"a phone's")
+    (tmp_path / "photos/x.dng").write_bytes(b"a camera's")
     words = [*SMALL, "--out", tmp_path / "run"]
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         done = pretrain(tmp_path / "photos", *words)
     assert done.exit_code == 0, done.output
-    found = re.findall(r"^note: .*/photos.*\.heic 1.*$", done.output, re.MULTILINE)
+    found = re.findall(r"^note: .*/photos.*\.dng 1.*$", done.output, re.MULTILINE)
     assert len(found) == 1
 
 

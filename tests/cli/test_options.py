@@ -166,6 +166,8 @@ def test_completion_of_values() -> None:
     assert completion.complete_setting("views.blur=") == ["views.blur=true", "views.blur=false"]
     assert completion.complete_setting("optim.lr=") == []
     assert completion.complete_method("c-b") == ["c-byol"]
+    assert completion.complete_data("b") == ["builtin"]
+    assert completion.complete_data("./b") == []
 
 
 @pytest.mark.parametrize(
@@ -210,8 +212,11 @@ def test_folders_named_after_dates_can_be_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.zip", "unpack"),
-        ("a.csv", "folder"),
+        ("a.7z", "unpack"),
+        ("a.zip", "zip archive"),
+        ("a.tar.gz", "damaged"),
+        ("a.json", "folder"),
+        ("a.csv", "column path"),
         ("a.jpg", "single image"),
         ("a.mp4", "ffmpeg"),
         ("a.xyz", "parquet"),

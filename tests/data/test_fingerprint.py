@@ -85,3 +85,19 @@ def test_file_fingerprint_depends_on_weights_not_precision(tmp_path: Path) -> No
     assert file_fingerprint(tmp_path / "b.safetensors") == expected
     for name, value in (("b", weights["b"] + 1), ("b", weights["b"].T), ("c", weights["a"])):
         assert weights_fingerprint({**weights, name: value}.items()) != expected
+
+
+def test_any_changed_image_without_a_file_changes_the_strict_fingerprint() -> None:
+    """A cache of features must not be used for a Python data set with other images."""
+
+    def strict(last: int) -> str:
+        values = [0] * 99 + [last]
+        source = ImageSource(
+            name="a",
+            count=100,
+            read=lambda i: torch.full((3, 4, 4), values[i], dtype=torch.uint8),
+            place=lambda i: f"a:{i}",
+        )
+        return DatasetFingerprint(source).with_file_times()
+
+    assert strict(1) == strict(1) != strict(2)

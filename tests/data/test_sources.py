@@ -465,10 +465,10 @@ def test_files_outside_the_split_folders_are_reported(tmp_path: Path) -> None:
 def test_unsupported_image_formats_are_counted(tmp_path: Path) -> None:
     for i in range(3):
         put(tmp_path / "a" / f"{i}.png")
-        (tmp_path / "a" / f"{i}.HEIC").write_bytes(b"a phone's")
+        (tmp_path / "a" / f"{i}.JXL").write_bytes(b"a browser's")
     (tmp_path / "one.dng").write_bytes(b"a camera's")
     (tmp_path / "notes.txt").write_text("no picture")
-    with pytest.warns(UserWarning, match=r"\.heic 3, \.dng 1"):
+    with pytest.warns(UserWarning, match=r"\.jxl 3, \.dng 1"):
         assert len(open_source(tmp_path)) == 3
 
 
@@ -807,8 +807,8 @@ def test_folder_without_images_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in message
     for word in (str(tmp_path), ".jpg", "*.parquet", "*.tar", "torchvision:NAME", "builtin"):
         assert word in message
-    with pytest.raises(ValueError, match=r"notes\.txt"):
-        open_source(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match=r"notes\.json.*folder"):
+        open_source((tmp_path / "notes.txt").rename(tmp_path / "notes.json"))
     with pytest.raises(ValueError, match="empty"):
         open_source("")
 

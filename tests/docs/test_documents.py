@@ -125,13 +125,14 @@ def small(words: list[str]) -> list[str]:
     """Shorten a command to seconds: other data, fewer steps, fewer values."""
     name, *rest = words
     if name == "pretrain":
-        data, *options = rest
+        count = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
+        places, options = [*map(generate_images, rest[:count])], rest[count:]
         changes = RECIPE if "--recipe" in options else FOLDER
         if "--weights" in options:  # network and size follow from the weights
             changes = [each for each in CHANGES if not each.startswith(("network.", "views."))]
         if "--continue-from" in options:
             changes = [each for each in CHANGES if each.startswith("train.device")]
-        return [name, generate_images(data), *_without(options, changes), *_sets(*changes)]
+        return [name, *places, *_without(options, changes), *_sets(*changes)]
     if name == "finetune":
         encoder, data, *options = rest
         options = _without(options, ["train.epochs=1"])

@@ -105,10 +105,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], se
 
 def test_files_without_an_image_extension_are_counted_or_ignored(tmp_path: Path) -> None:
     """Images in an unsupported format are counted; other files are ignored."""
-    names = "a.png", "b.tga", "c.ico", "d.pdf", "e.HEIC", "f.jp2", "g.svg", "h.txt", "png", "i"
+    names = "a.png", "b.tga", "c.ico", "d.pdf", "e.JXL", "f.jp2", "g.svg", "h.txt", "png", "i"
     for name in names:
         (tmp_path / name).write_bytes(encoded("PNG"))
-    with pytest.warns(UserWarning, match=r"\.heic 1, \.jp2 1, \.svg 1"):
+    with pytest.warns(UserWarning, match=r"\.jp2 1, \.jxl 1, \.svg 1"):
         source = open_source(tmp_path)
     assert [source.origin(i) for i in range(len(source))] == [str(tmp_path / "a.png")]
 

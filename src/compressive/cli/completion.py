@@ -34,6 +34,11 @@ def complete_encoder(incomplete: str) -> list[str]:
     return _beginning(incomplete, weights.names())
 
 
+def complete_data(incomplete: str) -> list[str]:
+    """Return the sources of images that are no files; the shell adds files."""
+    return _beginning(incomplete, ("builtin", "torchvision:"))
+
+
 def complete_tasks(incomplete: str) -> list[str]:
     """Return tasks for the last name of a list with commas."""
     before, comma, last = incomplete.rpartition(",")

@@ -21,6 +21,7 @@ from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.progress import printable
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
+from compressive.rundir.places import join_places
 from compressive.weights import require_path
 
 _ENCODER_HELP = (
@@ -39,7 +40,7 @@ _EPOCHS_HELP = "Epochs of the linear evaluation; 0: chosen by the number of imag
 _MAX_IMAGES_HELP = (
     "Use at most this many images of a split; 0: all. Results do not replace those of more images."
 )
-_DATA_HELP = "Labeled images, as for pretrain; default: the run's."
+_DATA_HELP = "Labeled images, as for pretrain; default: the run's; may be repeated."
 _EVALUATION_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
 _PAGE_HELP = "The page to write; default: report.html in the run, or here if there are several."
 _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
@@ -81,7 +82,7 @@ def evaluate_command(
     seed: Annotated[
         int, typer.Option(help="Seed of everything random.", rich_help_panel=_WHAT)
     ] = 0,
-    data: Annotated[str, path_option(help=_DATA_HELP, rich_help_panel=_IMAGES)] = "",
+    data: Annotated[list[str] | None, path_option(help=_DATA_HELP, rich_help_panel=_IMAGES)] = None,
     labels: Annotated[
         str, typer.Option(help=_EVALUATION_LABELS_HELP, rich_help_panel=_IMAGES)
     ] = "",
@@ -111,8 +112,9 @@ def evaluate_command(
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
         require_path(encoder)
-        if data:
-            check_exists(data)
+        place = join_places(data) if data else ""
+        if place:
+            check_exists(place)
         from compressive import distributed
         from compressive.evaluation import tables
         from compressive.evaluation.suite import evaluate
@@ -125,7 +127,7 @@ def evaluate_command(
                 encoder,
                 suite=suite,
                 tasks=tasks,
-                data=data,
+                data=place,
                 labels=labels,
                 out=out,
                 seed=seed,

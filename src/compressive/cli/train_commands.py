@@ -9,6 +9,7 @@ from rich.table import Table
 
 from compressive import recipes
 from compressive.cli.completion import (
+    complete_data,
     complete_method,
     complete_preset,
     complete_recipe,
@@ -33,14 +34,17 @@ from compressive.evaluation.tasks import SUITES
 from compressive.metric_info import ONE_SEED
 from compressive.recipes.options import as_changes
 from compressive.rundir.folder import read_config
+from compressive.rundir.places import join_places
 from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
 
 if TYPE_CHECKING:
     pass
 
 _SOURCE_HELP = (
-    "A folder of images or of class folders, parquet or tar shards, torchvision:NAME, or builtin."
+    "A folder of images or of class folders, parquet or tar shards, a zip or tar.gz archive, a list"
+    " of paths, a folder of save_to_disk, torchvision:NAME, or builtin."
 )
+_SOURCES_HELP = f"{_SOURCE_HELP} Several sources are one data set."
 _SET_HELP = "Change one of `compressive settings`; may be repeated."
 _VARY_HELP = "A setting to vary; may be repeated."
 _PRESET_HELP = f"An ablation of the paper: {', '.join(PRESETS)}."
@@ -61,7 +65,8 @@ _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; 
 _MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
 _OUTPUT, _OTHER = "Output and resuming", "Any other setting"
 _EVALUATION = "Evaluation"
-DataSource = Annotated[str, path_argument(help=_SOURCE_HELP)]
+DataSource = Annotated[str, path_argument(help=_SOURCE_HELP, autocompletion=complete_data)]
+DataSources = Annotated[list[str], path_argument(help=_SOURCES_HELP, autocompletion=complete_data)]
 RecipeName = Annotated[
     str,
     typer.Option(
@@ -136,7 +141,7 @@ def quickstart_command(
 
 
 def pretrain_command(
-    data: DataSource,
+    data: DataSources,
     recipe: Annotated[
         str,
         _option(
@@ -191,8 +196,9 @@ def pretrain_command(
         given = as_changes(options, changes or ())
         # Check recipe, settings and path before torch is imported, which takes seconds.
         base = recipes.get(recipe).config if recipe else Config()
-        with_data(read_config(continue_from) if continue_from else base, data, *given)
-        check_exists(data)
+        place = join_places(data)
+        with_data(read_config(continue_from) if continue_from else base, place, *given)
+        check_exists(place)
         from compressive import distributed
         from compressive.train.start import pretrain
 
@@ -200,7 +206,7 @@ def pretrain_command(
         distributed.start()
     try:
         with one_line_errors():
-            outcome = pretrain(data, out, recipe=recipe, settings=changes or (), **options)
+            outcome = pretrain(place, out, recipe=recipe, settings=changes or (), **options)
         if distributed.rank() == 0:
             print_outcome(outcome)
     finally:

@@ -5,6 +5,7 @@ import re
 import struct
 import zlib
 from contextlib import suppress
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ from compressive.config import Data
 
 MAX_PIXELS = Data().max_pixels  # also PIL's own limit
 _COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
-EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"})
+HEIC_EXTENSIONS = frozenset({".heic", ".heif"})  # images only if the extra `heic` is installed
+_HEIC_FILES = HEIC_EXTENSIONS if find_spec("pillow_heif") else frozenset()
+EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"} | _HEIC_FILES)
 # Formats read by PIL. Others may start programs: EPS runs Ghostscript.
 _FORMATS = ("PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "ICO", "TGA", "JPEG2000")
 _PNG = b"\x89PNG\r\n\x1a\n"
+_HEIC_BRANDS = re.compile(b"hei[cxms]|hev[cxms]|mif1|msf1")
 
 
 class Unreadable(ValueError):
@@ -49,7 +53,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
         # with a few changed bytes or an end of zeros caused a segmentation fault.
         if data.startswith(_PNG):
             _require_checksums(data)
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+        formats = (*_FORMATS, *_heic_format(data))
+        with Image.open(io.BytesIO(data), formats=formats) as picture:
             _require_size(picture.width * picture.height, max_pixels)
             return rgb(picture)
     except Unreadable:
@@ -120,6 +125,22 @@ def _require_size(count: int, most: int) -> None:
     if count > most:
         hint = "raise data.max_pixels or shrink the image"
         raise Unreadable(f"{count:,} pixels, but data.max_pixels is {most:,}; {hint}")
+
+
+def _heic_format(data: bytes) -> tuple[str, ...]:
+    """Return PIL's name of the format of a HEIC image, registered, or () for other images."""
+    if data[4:8] != b"ftyp":
+        return ()
+    brands = data[8 : int.from_bytes(data[:4])]
+    if b"avif" in brands or not _HEIC_BRANDS.match(brands):
+        return ()
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        hint = "HEIC, which needs the extra heic: pip install 'compressive[heic]'"
+        raise Unreadable(hint) from None
+    register_heif_opener()
+    return ("HEIF",)
 
 
 def _header_pixels(data: bytes) -> int:

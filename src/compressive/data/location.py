@@ -2,13 +2,19 @@
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from compressive.rundir.files import local_path
+from compressive.rundir.places import split_places
 
+# A path or name, a list of sources, a dict of them by split, a `Source`, or a data set.
+ImageData = Any
 ALLOWED = (
     "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
-    " or *.tar shards, or one of them; torchvision:NAME; or builtin"
+    " or *.tar shards, or one of them; a folder of save_to_disk or *.arrow; a .zip or .tar.gz"
+    " archive; a .txt, .csv or .parquet list of paths; torchvision:NAME; or builtin"
 )
 PYTHON = "python:"  # prefix of the name of a source object, which cannot be opened by name
 _NOT_PATHS = ("torchvision:", PYTHON)
@@ -16,6 +22,11 @@ _NOT_PATHS = ("torchvision:", PYTHON)
 
 def check_exists(place: str) -> None:
     """Raise an error with similar names if this is a path and nothing is there."""
+    if len(several := split_places(place)) > 1:
+        for each in several:
+            check_exists(each)
+        check_distinct(several)
+        return
     if place == "builtin" or place.startswith(_NOT_PATHS):
         return
     if not place.strip():
@@ -23,6 +34,24 @@ def check_exists(place: str) -> None:
     path = local_path(place)
     if not path.exists():
         raise FileNotFoundError(_missing(path))
+
+
+def check_distinct(places: Sequence[str | Path]) -> None:
+    """Raise ValueError if a source is given twice or is a folder inside of another one."""
+    known: list[Path] = []
+    for i, place in enumerate(places):
+        if place in places[:i]:
+            raise ValueError(f"{place} is given twice; give each source once")
+        if not (path := Path(place).expanduser()).exists():
+            continue
+        path = path.resolve()
+        for other in known:
+            inner, outer = sorted((path, other), key=lambda p: len(p.parts), reverse=True)
+            if inner == outer:
+                raise ValueError(f"{place} is given twice; give each source once")
+            if inner.is_dir() and inner.is_relative_to(outer):
+                raise ValueError(f"{inner} is a part of {outer}; give only one of them")
+        known.append(path)
 
 
 def _missing(path: Path) -> str:

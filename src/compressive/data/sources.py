@@ -1,10 +1,11 @@
-"""Open a source by name: a folder, shards, a torchvision set, or `builtin`."""
+"""Open a source: a folder, shards, an archive, a list, a torchvision set, or Python objects."""
 
 import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from compressive.data.archives import archive_ending, has_sidecars, open_archive
 from compressive.data.decode import EXTENSIONS, MAX_PIXELS
-from compressive.data.location import ALLOWED, PYTHON, check_exists
+from compressive.data.image_lists import is_list, open_list
+from compressive.data.location import ALLOWED, PYTHON, ImageData, check_exists
+from compressive.data.saved_datasets import open_arrow, saved_splits
+from compressive.data.several import open_objects
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import (
     SPLITS,
@@ -26,22 +31,18 @@ from compressive.data.source import (
     with_max_pixels,
 )
 from compressive.data.torchvision_sets import open_torchvision
+from compressive.data.unsupported import FOREIGN, archive_hint, conversion_hint, file_advice
 from compressive.rundir.files import local_path
+from compressive.rundir.places import split_places
 
 __all__ = ["ImageSource", "Source", "open_source", "subset"]
 
 _MANY = 10  # images next to shards that make a folder ambiguous; a few may be a banner
 _FAR = 100  # folders that are searched for images; a folder may hold a million annotations
-# Unsupported images and videos, counted in a note.
-_VIDEOS = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"}
-_FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".psd", ".svg", *_VIDEOS}
-_FOREIGN |= {".dng", ".cr2", ".cr3", ".nef", ".arw"}
-_ARCHIVES = {".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".rar", ".7z"}
-_TABLES = {".csv", ".tsv", ".json", ".jsonl", ".txt", ".xlsx", ".npz", ".npy"}
 _BUILTIN = {"train": 6000, "test": 2400}  # images; the 12 classes have equal numbers
 
 
-def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MAX_PIXELS) -> Source:
+def open_source(place: ImageData, split: str = "train", *, max_pixels: int = MAX_PIXELS) -> Source:
     """Open a source of images:
 
     - `builtin`: synthetic images, splits train and test.
@@ -49,14 +50,25 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
       defaults to `$COMPRESSIVE_DATA`, else `~/.cache/compressive`.
     - `*.parquet` as written by Hugging Face, `*.tar` as written by WebDataset: one file, or a
       folder of them (also in `data/`). The name of a file or its folder contains the split.
+    - A folder written by `save_to_disk` of Hugging Face's datasets, or `*.arrow` files.
+    - `.zip`, `.tar.gz` and other compressed tar archives of the following kinds of folders.
+    - `.txt`, `.csv`, `.tsv` or `.parquet`: a list of image files with the column `path` and
+      optionally `label` and `split`; `.txt` has only paths.
     - Folders `train`, `val`, ... as in ImageNet: one split each, as one of the following.
     - Class folders: images only in subfolders, two or more. The topmost folder is the class.
     - A flat folder: images directly in it, with those of subfolders if there are any; no labels.
+
+    - A list of several of these: one source with all images; classes are merged by name.
+    - A Python object: a `Source`, `datasets.Dataset`, torchvision `ImageFolder` or any map-style
+      torch `Dataset`, or a dict of them by split, such as `datasets.DatasetDict`.
 
     A source without splits is `train`. Images are recognized by their extension, in upper or lower
     case. Hidden files and folders are skipped. The order is that of the sorted names. Images with
     more than `max_pixels` pixels are unreadable.
     """
+    if not isinstance(place, str | Path) or len(split_places(str(place))) > 1:
+        opened = open_objects(place, split, partial(open_source, max_pixels=max_pixels))
+        return with_max_pixels(opened, max_pixels)
     text = str(place)
     if text == "builtin":
         return _open_builtin(split)
@@ -70,18 +82,22 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
     if not len(source):
         raise ValueError(
             f"no images in {path}, split {split}: looked for {' '.join(sorted(EXTENSIONS))} in it "
-            "and its subfolders, for *.parquet and for *.tar; "
-            f"{_archive_hint(path)}allowed: {ALLOWED}"
+            "and its subfolders, for *.parquet, *.tar and *.arrow; "
+            f"{archive_hint(path)}allowed: {ALLOWED}"
         )
     return with_max_pixels(source, max_pixels)
 
 
 def _open_path(path: Path, split: str) -> Source:
-    parquet, tars = _shards(path, ".parquet"), _shards(path, ".tar")
+    if path.is_file() and (opened := _open_file(path, split)) is not None:
+        return opened
+    if saved := saved_splits(path):
+        return open_arrow(path, saved[choose_split(split, saved, path)])
+    parquet, tars, arrow = (_shards(path, kind) for kind in (".parquet", ".tar", ".arrow"))
     # ImageNet's root often still holds the archives that its folders were extracted from.
     if tars and _split_folders(path):
         tars = {}
-    shard = next(chain(*parquet.values(), *tars.values()), None)
+    shard = next(chain(*parquet.values(), *tars.values(), *arrow.values()), None)
     if path.is_dir() and shard is not None:
         images = list(islice(_image_paths(path), _MANY))
         if len(images) == _MANY:
@@ -93,9 +109,21 @@ def _open_path(path: Path, split: str) -> Source:
         return open_parquet(path, parquet[choose_split(split, parquet, path)])
     if tars:
         return open_tar(path, tars[choose_split(split, tars, path)])
+    if arrow:
+        return open_arrow(path, arrow[choose_split(split, arrow, path)])
     if not path.is_dir():
-        raise ValueError(f"{path} is {_advice(path)}")
+        raise ValueError(f"{path} is {file_advice(path)}")
     return _open_folder(path, split)
+
+
+def _open_file(path: Path, split: str) -> Source | None:
+    """Open a list or an archive; return None for other files and for shards."""
+    if is_list(path):
+        return open_list(path, split)
+    ending = archive_ending(path)
+    if ending and not (ending == ".tar" and has_sidecars(path)):
+        return open_archive(path, split, _split_in(path.name))
+    return None
 
 
 def _image_paths(folder: str | Path) -> Iterator[str]:
@@ -131,9 +159,9 @@ def _listing(folder: str | Path) -> _Listing:
                 found.folders.append(name)
             elif extension in EXTENSIONS:
                 found.images.append(name)
-            elif is_file and extension in (".parquet", ".tar"):
+            elif is_file and extension in (".parquet", ".tar", ".arrow"):
                 found.shards.append(name)
-            elif extension in _FOREIGN:
+            elif extension in FOREIGN:
                 found.foreign.append(extension)
     for names in found:
         names.sort()
@@ -174,7 +202,7 @@ def _open_folder(root: Path, split: str) -> Source:
     paths = [*direct, *chain.from_iterable(inner.values())]
     if foreign:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in foreign.most_common())
-        hint = "convert images to JPEG, extract video frames"
+        hint = conversion_hint(foreign)
         warnings.warn(f"skipped unsupported files in {root}: {kinds}; {hint}", stacklevel=1)
     # Class ids are the same in every split, even if a split lacks a class.
     other_splits = [root / other for other in splits if other != chosen]
@@ -242,27 +270,6 @@ def _split_in(name: str) -> str | None:
     words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
     whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
     return words[0] if words else whole[1] if whole else None
-
-
-def _advice(path: Path) -> str:
-    """Say what a file is and how to use what it holds."""
-    kind = path.suffix.lower()
-    if kind in EXTENSIONS:
-        return f"a single image; give the folder with all images, such as {path.parent}"
-    if kind in _VIDEOS:
-        frames = path.with_suffix("")
-        return f"a video; extract frames and give their folder: ffmpeg -i {path} {frames}/%06d.jpg"
-    if kind in _ARCHIVES:
-        return f"an archive; unpack it and give the folder, such as {path.parent / path.stem}"
-    if kind in _TABLES:
-        return f"a {kind} file; give the folder of the images, with a subfolder for each class"
-    return f"neither a folder nor *.parquet nor *.tar; allowed: {ALLOWED}"
-
-
-def _archive_hint(path: Path) -> str:
-    """Return what to do with archives in a folder without images, or ""."""
-    found = sorted(each for each in path.glob("*") if each.suffix.lower() in _ARCHIVES)
-    return f"{found[0]} is {_advice(found[0])}; " if found else ""
 
 
 def _open_builtin(split: str) -> Source:

@@ -5,9 +5,12 @@ from typing import NamedTuple
 import torch
 
 from compressive.config import Data
+from compressive.data.location import ImageData
+from compressive.data.several import place_of
 from compressive.data.source import ImageSource, NoSplit, Source, subset, without_labels
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
+from compressive.rundir.places import describe_places
 
 STAND_IN = " held out"  # suffix of a data set that is evaluated on training images
 
@@ -32,7 +35,7 @@ class Splits(NamedTuple):
 
 
 def open_splits(
-    place: str,
+    place: ImageData,
     *,
     seed: int,
     most: int = 0,
@@ -47,6 +50,7 @@ def open_splits(
     `labels=False` ignores labels.
     """
     whole, notes = open_source(place, "train", max_pixels=max_pixels), []
+    where = describe_places(place_of(place))
     name = f"{whole.name}{STAND_IN}" if held_out else whole.name
     test = _test_split(place, whole, max_pixels)
     if not labels:
@@ -55,12 +59,12 @@ def open_splits(
     if test is None:
         train, test = _without_a_fifth(train, seed)
         notes.append(
-            f"no test split in {place}: a fifth of its images, drawn by seed {seed}, is the test "
+            f"no test split in {where}: a fifth of its images, drawn by seed {seed}, is the test "
             "split; an encoder trained on this data has seen these images, without labels"
         )
     if held_out:
         train, test = _without_a_fifth(train, seed)
-        notes.append(f"held out of {place}: a fifth of its training images, drawn by seed {seed}")
+        notes.append(f"held out of {where}: a fifth of its training images, drawn by seed {seed}")
     else:
         test = _labeled(test, "test", notes)
     if most:
@@ -91,7 +95,7 @@ def _without_a_fifth(source: Source, seed: int) -> tuple[Source, Source]:
     return subset(source, kept), subset(source, held)
 
 
-def _test_split(place: str, train: Source, max_pixels: int) -> Source | None:
+def _test_split(place: ImageData, train: Source, max_pixels: int) -> Source | None:
     """Return the first test split; it must have labels if train has them."""
     for name in ("test", "val", "validation"):
         try:

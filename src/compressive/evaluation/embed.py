@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compressive.data.loaders import open_loader
+from compressive.data.location import ImageData
+from compressive.data.several import is_path, place_of
 from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
@@ -20,6 +22,7 @@ from compressive.evaluation.frozen_model import open_model
 from compressive.progress import Display
 from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import split_places
 
 FORMATS = (".parquet", ".npz", ".csv")
 Vectors = NDArray[np.float32]  # image, feature
@@ -36,7 +39,7 @@ class Embedding(NamedTuple):
 
 def embed(
     encoder: str | Path,
-    images: str | Path,
+    images: ImageData,
     out: str | Path = "features.parquet",
     *,
     split: str = "train",
@@ -73,9 +76,7 @@ def embed(
     return Embedding(out, len(feats), feats.shape[1], unreadable)
 
 
-def check_table_path(
-    out: str | Path, images: str | Path, formats: Sequence[str], name: str
-) -> Path:
+def check_table_path(out: str | Path, images: ImageData, formats: Sequence[str], name: str) -> Path:
     """Return the path of a table to write; raise ValueError if it cannot be written there."""
     out = local_path(out)
     if out.suffix.lower() not in formats:
@@ -86,8 +87,9 @@ def check_table_path(
     if not out.parent.exists():
         raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     ensure_writable(out.parent)
-    among = local_path(images).resolve()
-    if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
+    places = split_places(place_of(images)) if is_path(images) else []
+    among = [local_path(place).resolve() for place in places]
+    if out.suffix.lower() == ".parquet" and any(map(out.resolve().is_relative_to, among)):
         raise ValueError(
             f"--out {out} is inside the image folder and would be read as images; choose "
             f"another folder, or {formats[-1]}"

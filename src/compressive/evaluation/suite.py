@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from compressive.corruptions.corrupt import load_frost
-from compressive.data.location import PYTHON
+from compressive.data.location import PYTHON, ImageData
+from compressive.data.several import is_path, place_of
 from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device
@@ -28,6 +29,7 @@ from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import split_places
 from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
@@ -39,7 +41,7 @@ def evaluate(
     *,
     suite: str = "standard",
     tasks: str | Sequence[str] = (),
-    data: str | Path = "",
+    data: ImageData = "",
     labels: str = "",
     out: str | Path | None = None,
     seed: int = 0,
@@ -63,7 +65,7 @@ def evaluate(
     hyperparameters can be tuned on the results.
     """
     more = more or {}
-    place, data = str(encoder), str(data)
+    place, data = str(encoder), place_of(data) if is_path(data) else data
     chosen = select_tasks(suite, split_names(tasks), tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
     root = None if benchmark_root is None else local_path(benchmark_root)
@@ -100,7 +102,7 @@ def evaluate(
             options=TaskOptions(out, epochs, root, photographs),
         )
         try:
-            _run_suite(context, chosen, more, out, is_own=not data)
+            _run_suite(context, chosen, more, out, is_own=_is_own(data))
         finally:
             context.close()
     return results, out
@@ -231,33 +233,39 @@ def _check_range(**options: int) -> None:
             raise ValueError(f"--{option} must be 0 or more and below 2**32, got {value}")
 
 
-def _data_of(model: FrozenModel, data: str) -> str:
+def _is_own(data: ImageData) -> bool:
+    """Return whether no images are given, so that those of the run are used."""
+    return isinstance(data, str) and not data
+
+
+def _data_of(model: FrozenModel, data: ImageData) -> ImageData:
     """Return the data set to evaluate on: `data`, or that of the run."""
-    if data:
+    if not _is_own(data):
         return data
     if model.config is None:
         raise ValueError(f"--data is needed: {model.name} does not say which images to use")
     source = model.config.data.source
-    if source.startswith(PYTHON) or (Path(source).is_absolute() and not Path(source).exists()):
-        raise ValueError(
-            f"{model.name} was trained on {source}, which is not here; name the images to evaluate "
-            "on with --data"
-        )
+    for place in split_places(source):
+        if place.startswith(PYTHON) or (Path(place).is_absolute() and not Path(place).exists()):
+            raise ValueError(
+                f"{model.name} was trained on {place}, which is not here; name the images to "
+                "evaluate on with --data"
+            )
     return source
 
 
-def _uses_labels(model: FrozenModel, data: str, labels: str) -> bool:
+def _uses_labels(model: FrozenModel, data: ImageData, labels: str) -> bool:
     """Return whether to use labels: as `labels` says, else as the run did on the same data."""
     if labels not in ("", "folder", "none"):
         raise ValueError(f"--labels must be folder or none, got {labels!r}")
-    of_run = "folder" if data or model.config is None else model.config.data.labels
+    of_run = "folder" if not _is_own(data) or model.config is None else model.config.data.labels
     return (labels or of_run) == "folder"
 
 
 def _trained_on_test(model: FrozenModel, test: Source) -> Iterator[str]:
     """Yield a note if a run was trained on the split that it is evaluated on."""
     data = None if model.config is None else model.config.data
-    if data is None or data.split == "train" or data.source.startswith(PYTHON):
+    if data is None or data.split == "train":
         return
     with suppress(ValueError, OSError):  # the training data may be gone if --data is given
         trained = open_source(data.source, data.split)

@@ -10,6 +10,7 @@ from compressive.exporting.model import ExportModel
 from compressive.exporting.parity import Parity
 from compressive.reporting.labels import method_name
 from compressive.reporting.tables import number_cell
+from compressive.rundir.places import split_places
 from compressive.rundir.reader import RunFolder, of_other_weights, read_runs
 
 _SETTINGS = (
@@ -126,7 +127,8 @@ def _data_text(model: ExportModel, run: RunFolder | None) -> str:
     limit = run.settings.get("data.limit")
     few = f", limited to {limit:,} images" if isinstance(limit, int) and limit else ""
     how = "Fine-tuned with labels" if model.head else "Pretrained without labels"
-    return f"{how} on `{Path(source).name or source}`{few}."
+    names = " and ".join(f"`{Path(place).name or place}`" for place in split_places(source))
+    return f"{how} on {names}{few}."
 
 
 def _recipe_text(run: RunFolder | None) -> str:

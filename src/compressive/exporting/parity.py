@@ -14,6 +14,7 @@ from compressive.data.source import Source, pixels
 from compressive.data.sources import open_source
 from compressive.exporting.model import ExportModel
 from compressive.rundir.folder import read_config
+from compressive.rundir.places import describe_places
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2
 _COUNT = 8  # images
@@ -40,7 +41,7 @@ def parity_images(images: str | Path, run: Path | None) -> tuple[list[Image], st
     if run is not None:
         with suppress(ValueError, OSError):  # the images of a run may be elsewhere by now
             place = read_config(run).data.source
-            return _spread(open_source(place)), place
+            return _spread(open_source(place)), describe_places(place)
     return _spread(open_source(_DEFAULT)), _DEFAULT
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from compressive.classifier import Classifier, load_classifier
 from compressive.config import Data
+from compressive.data.location import ImageData
 from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
@@ -35,7 +36,7 @@ class Predicted(NamedTuple):
 
 def predict(
     classifier: str | Path,
-    images: str | Path,
+    images: ImageData,
     out: str | Path = "predictions.parquet",
     *,
     split: str = "train",

@@ -11,6 +11,8 @@ from compressive.classifier import Classifier, save_classifier
 from compressive.config import Config, override
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.loaders import canvas_side
+from compressive.data.location import ImageData
+from compressive.data.several import is_path, place_of
 from compressive.data.source import Source, subset
 from compressive.device import pick_device
 from compressive.device import precision as pick_precision
@@ -40,6 +42,7 @@ from compressive.progress import Display
 from compressive.rundir.files import CLASSIFIER, local_path
 from compressive.rundir.folder import read_run_id
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import describe_places
 from compressive.train import loop
 from compressive.train.loop import Outcome, TrainingFailed
 from compressive.train.schedule import Schedule
@@ -58,7 +61,7 @@ class Finetuned(NamedTuple):
 
 def finetune(
     encoder: str | Path,
-    data: str | Path,
+    data: ImageData,
     out: str | Path | None = None,
     *,
     labels: str = "100%",
@@ -88,12 +91,13 @@ def finetune(
     if root is not None and not root.is_dir():
         raise ValueError(f"--benchmark-root must be the folder with 1percent.txt, got {root}")
     source = load_encoder(encoder, network=network or None, size=size)
-    splits = open_splits(str(data), seed=seed)
-    names = check_classes(splits, str(data))
+    images = place_of(data)
+    splits = open_splits(images if is_path(data) else data, seed=seed)
+    names = check_classes(splits, describe_places(images))
     labeled = draw_labels(splits.train, share, seed=seed, benchmark_root=root)
     config = build_config(
         source,
-        str(data),
+        images,
         count=len(labeled.source),
         epochs=default_epochs(share) if epochs is None else epochs,
         batch_size=default_batch_size(len(labeled.source)) if batch_size is None else batch_size,

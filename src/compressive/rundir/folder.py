@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import secrets
@@ -16,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compressive.config import Config, Data, Health, flat, from_dict
+from compressive.config import Config, Health, flat, from_dict
 from compressive.rundir.files import CONFIG, FINETUNE, PARTIAL, SEARCH, write_text
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import absolute_places, split_places
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS, UnsupportedFormat, check_format
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool, given: Sequence[s
         raise ValueError(f"{folder} already holds a run; choose another --out")
     old, new = flat(read_config(folder)), flat(config)
     changed = [name for name in old if old[name] != new[name] and name not in FREE]
-    new["data.source"] = _absolute_source(config)
+    new["data.source"] = absolute_places(config.data.source)
     if changed and new["data.source"] != old["data.source"]:
         changed = ["data.source", *changed]  # the other changes may follow from it
     if changed:
@@ -81,7 +81,8 @@ def _continue_command(
     if len(changed) > 1 or name not in length or not 0 < old[name] < length[name]:
         return ""
     option = f"--{name.partition('.')[2]}"
-    words = ["compressive", "pretrain", config.data.source, option, str(length[name])]
+    places = split_places(config.data.source)
+    words = ["compressive", "pretrain", *places, option, str(length[name])]
     words += ["--continue-from", str(folder), "--out", f"{folder}-{length[name]}"]
     return f"start a longer run from it: {shlex.join(words)}"
 
@@ -95,7 +96,7 @@ def write_config(
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {FORMAT_KEY: FORMAT_VERSIONS[CONFIG], **asdict(config)}
-    settings["data"]["source"] = _absolute_source(config)
+    settings["data"]["source"] = absolute_places(config.data.source)
     # The id has 48 bits, which a float64 represents exactly (see train.resume).
     run_id = secrets.token_hex(6)
     settings["about"] = {"run_id": run_id, "given": sorted(given), **_provenance(device)}
@@ -127,13 +128,6 @@ def _read_about(folder: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return dict(json.loads((folder / CONFIG).read_bytes())["about"])
     return {}
-
-
-def _absolute_source(config: Config) -> str:
-    """Return data.source, as an absolute path if it is a path."""
-    source = config.data.source
-    path = Path(os.path.expanduser(source))
-    return os.path.abspath(path) if source != Data().source and path.exists() else source
 
 
 def read_config(folder: Path) -> Config:

@@ -15,10 +15,12 @@ from compressive.data.fingerprint import file_states
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.location import PYTHON
 from compressive.data.sampler import BatchIndices
-from compressive.data.source import Source, require_source, subset, without_labels
+from compressive.data.several import count_table, drop_labels, take
+from compressive.data.source import Source, require_source
 from compressive.data.sources import open_source
 from compressive.progress import printable
 from compressive.rundir.files import write_text
+from compressive.rundir.places import split_places
 from compressive.train.online_eval import evenly_spaced_indices
 
 Loader = Resident | Streaming
@@ -46,10 +48,10 @@ def load_source(config: Config, source: Source | None = None) -> Source:
         data = config.data
         source = open_source(data.source, data.split, max_pixels=data.max_pixels)
     if config.data.labels == "none":
-        source = without_labels(source)
+        source = drop_labels(source)
     if 0 < config.data.limit < len(source):
         order = torch.randperm(len(source), generator=torch.Generator().manual_seed(config.seed))
-        source = subset(source, order[: config.data.limit].sort().values)
+        source = take(source, order[: config.data.limit].sort().values)
     if len(source) < 2:
         raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
     return source
@@ -87,6 +89,11 @@ def uniform_data_notes(
     return notes
 
 
+def source_notes(source: Source) -> list[str]:
+    """Return a note about classes if they look wrong, and a table if there are several sources."""
+    return [date_labels_note(source.classes), *count_table(source)]
+
+
 def date_labels_note(classes: Sequence[str] | None) -> str:
     """Return a note if all class folders are named after years, months or days, else ""."""
     if not classes or not all(_DATE.fullmatch(name) for name in classes):
@@ -105,7 +112,7 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
 
 def list_files(source: Source, place: str) -> FileList:
     """Return relative names, sizes and times of all files, and checksums of a sample."""
-    states, root = file_states(source), f"{Path(place).expanduser()}/"
+    states, roots = file_states(source), [*map(_root_of, split_places(place))]
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
     fields: list[str] = []
     for i, (path, (size, time)) in enumerate(states.items()):
@@ -113,9 +120,23 @@ def list_files(source: Source, place: str) -> FileList:
         if i in sampled and size:
             with suppress(OSError), open(path, "rb", buffering=0) as file:
                 content = file.read(_SAMPLED_BYTES)
-        fields += (path.removeprefix(root), str(size), str(time), f"{zlib.crc32(content)}")
+        fields += (_relative_name(path, roots), str(size), str(time), f"{zlib.crc32(content)}")
     text = "\0".join(fields).encode(errors="surrogateescape")
     return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
+
+
+def _root_of(place: str) -> str:
+    """Return the folder that file names of a source are relative to, with a slash."""
+    path = Path(place).expanduser()
+    return f"{path.parent if path.is_file() else path}/"
+
+
+def _relative_name(path: str, roots: Sequence[str]) -> str:
+    """Return a path relative to its source, with the number of the source if there are several."""
+    for k, root in enumerate(roots):
+        if path.startswith(root):
+            return f"{k}:{path.removeprefix(root)}" if len(roots) > 1 else path.removeprefix(root)
+    return path
 
 
 def compare_files(

@@ -14,6 +14,7 @@ from compressive.data.source import Source
 from compressive.distributed import gather, rank, world_size
 from compressive.rundir import checkpoint, folder
 from compressive.rundir.files import CHECKPOINTS, UNREADABLE
+from compressive.rundir.places import describe_places
 from compressive.train import images
 from compressive.train.schedule import Schedule
 
@@ -91,6 +92,7 @@ def check_same_files(
     before: images.FileList = state.get("image_files", now)
     changed, note = images.compare_files(before, now, out / UNREADABLE, loader, count)
     was, hint = state.get("images", 0), "restore data.source, or choose another --out"
+    place = describe_places(place)
     if changed or was != count:
         now_has = f"images, but {place} has {count:,}"
         now_has = f"other images than those in {place}" if was == count else now_has
@@ -103,8 +105,8 @@ def check_same_colors(before: Tensor, now: Tensor, run: Path, count: int, place:
     """Raise OtherImages if images have other colors than those that a run was trained on."""
     if images.are_others(before, now):
         raise OtherImages(
-            f"{run} holds a run on {count:,} other images than those in {place}; choose another "
-            "--out, or restore data.source"
+            f"{run} holds a run on {count:,} other images than those in "
+            f"{describe_places(place)}; choose another --out, or restore data.source"
         )
 
 

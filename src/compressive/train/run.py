@@ -97,7 +97,7 @@ class Run:
         if source.labels is not None:
             self.visible_labels.copy_(source.labels.masked_fill(held_out, -1))
         self.schedule: Schedule = Schedule(config, self.count)
-        self.notes: list[str] = [*self.schedule.notes, images.date_labels_note(source.classes)]
+        self.notes: list[str] = [*self.schedule.notes, *images.source_notes(source)]
         self.total: int = self.schedule.total
         if continue_from is not None and not checkpoint.steps(out / files.CHECKPOINTS):
             check_is_longer(continue_from, self.total)

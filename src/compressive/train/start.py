@@ -5,13 +5,17 @@ from pathlib import Path
 
 from compressive import recipes
 from compressive.config import Config, flat, override, unused_settings, with_data
+from compressive.data.location import ImageData
+from compressive.data.several import drop_labels, is_path, place_of
 from compressive.data.source import Source
+from compressive.data.sources import open_source
 from compressive.distributed import rank
 from compressive.methods import Builder, build
 from compressive.progress import Display
 from compressive.recipes.options import as_changes
 from compressive.rundir.files import local_path
 from compressive.rundir.folder import read_config
+from compressive.rundir.places import short_name
 from compressive.train import loop
 from compressive.train.auto_config import auto_config
 from compressive.train.initial_weights import following_settings
@@ -29,7 +33,7 @@ _UNCHANGEABLE = {
 
 
 def pretrain(
-    data: str | Path | Config,
+    data: ImageData | Config,
     out: str | Path | None = None,
     *,
     recipe: str = "",
@@ -54,7 +58,8 @@ def pretrain(
 ) -> Outcome:
     """Train an encoder on images without labels; the arguments are those of the command line.
 
-    `data` is a folder or another source of images, or a complete `Config`. Without a recipe,
+    `data` is a folder or another source of images, a list of several, a Python object such as a
+    torch `Dataset` (see docs/formats.md), or a complete `Config`. Without a recipe,
     settings are chosen from the images and the machine. `settings` are further changes, such as
     "bottleneck.beta=0.1", which the command line takes as `--set`. `out` is the folder of the run.
 
@@ -84,6 +89,8 @@ def pretrain(
         "workers": workers,
     }
     given = as_changes(options, settings)
+    if not isinstance(data, Config):
+        data, source = _open_python_data(data, source, given)
     config, folder, reasons = plan_pretraining(
         data, out, given, recipe=recipe, continue_from=continue_from, source=source
     )
@@ -105,6 +112,18 @@ def pretrain(
         display=display,
         method=build if method is None or isinstance(method, str) else method,
     )
+
+
+def _open_python_data(
+    data: ImageData, source: Source | None, given: Sequence[str]
+) -> tuple[str, Source | None]:
+    """Return the value of data.source, and the source if images are Python objects."""
+    place = place_of(data)
+    if is_path(data) or source is not None:
+        return place, source
+    wanted = override(Config(), *given).data
+    found = open_source(data, wanted.split, max_pixels=wanted.max_pixels)
+    return place, drop_labels(found) if wanted.labels == "none" else found
 
 
 def plan_pretraining(
@@ -152,8 +171,7 @@ def _folder(config: Config, place: str, out: str | Path | None) -> Path:
     """Return the folder of a run: `out`, or one named after the settings and the images."""
     name = config.recipe.replace("/", "-")
     name = config.method if name in ("", recipes.AUTO) else name
-    images = Path(place.rpartition(":")[2]).name or "images"
-    return local_path(out or Path("runs") / f"{name}-{images}-seed{config.seed}")
+    return local_path(out or Path("runs") / f"{name}-{short_name(place)}-seed{config.seed}")
 
 
 def _check_continues(config: Config, before: Config, run: str | Path) -> None:
