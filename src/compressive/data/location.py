@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 
 from compressive.rundir.files import local_path
+from compressive.storage.address import is_remote
 
 ALLOWED = (
     "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
-    " or *.tar shards, or one of them; torchvision:NAME; or builtin"
+    " or *.tar shards, or one of them, also on s3://, gs:// or hf://; torchvision:NAME; or builtin"
 )
 PYTHON = "python:"  # prefix of the name of a source object, which cannot be opened by name
 _NOT_PATHS = ("torchvision:", PYTHON)
@@ -20,6 +21,11 @@ def check_exists(place: str) -> None:
         return
     if not place.strip():
         raise ValueError(f"the source of images is empty; it can be {ALLOWED}")
+    if is_remote(place):
+        from compressive.storage.remote_file import list_shards
+
+        list_shards(place)
+        return
     path = local_path(place)
     if not path.exists():
         raise FileNotFoundError(_missing(path))

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 import stat
 import time
 import warnings
@@ -17,6 +18,7 @@ from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import MAX_PIXELS, Unreadable, decode, shrink
+from compressive.storage.backend import StorageError
 
 __all__ = ["ImageSource", "NoSplit", "Source", "subset"]
 
@@ -122,6 +124,8 @@ class ImageSource:
     classes: tuple[str, ...] | None = None
     root: str = ""  # folder or file that holds all images, if they are on a disk
     max_pixels: int = MAX_PIXELS
+    # Called with the images that will be read soon, for sources that take long to read.
+    ahead: Callable[[Sequence[int]], None] | None = None
 
     def __post_init__(self) -> None:
         assert (self.labels is None) == (self.classes is None)
@@ -134,7 +138,7 @@ class ImageSource:
         """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
         try:
             found = _read_with_retries(self.read, self._checked(i), self.root)
-        except DataUnavailable:
+        except (DataUnavailable, StorageError):
             raise
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
@@ -155,7 +159,7 @@ def _read_with_retries(read: Callable[[int], Any], i: int, root: str) -> Any:
     for tried, wait in enumerate((*_OUTAGE_WAITS, None)):
         try:
             return read(i)
-        except DataUnavailable:
+        except (DataUnavailable, StorageError):
             raise
         except OSError as error:
             is_away = _is_away(root)
@@ -182,6 +186,12 @@ def _is_away(root: str) -> bool:
         return True
 
 
+def fetch_ahead(source: Source, indices: Sequence[int]) -> None:
+    """Tell a source which images will be read soon."""
+    if (ahead := getattr(source, "ahead", None)) is not None:
+        ahead(indices)
+
+
 def with_max_pixels(source: Source, most: int) -> Source:
     """Return the source with another limit, if it is an `ImageSource`; else unchanged."""
     return replace(source, max_pixels=most) if isinstance(source, ImageSource) else source
@@ -206,6 +216,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
         count=len(whole),
         read=lambda i: source.image(whole[i]),
         place=lambda i: source.origin(whole[i]),
+        ahead=lambda indices: fetch_ahead(source, [whole[i] for i in indices]),
         labels=None if source.labels is None else source.labels[index],
         classes=source.classes,
     )
@@ -220,6 +231,7 @@ def shrunk(source: Source, side: int, least: int, most: int) -> Source:
         place=source.origin,
         labels=source.labels,
         classes=source.classes,
+        ahead=lambda indices: fetch_ahead(source, indices),
     )
 
 
@@ -275,3 +287,10 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Unreadable("not a regular file")
         return file.read()
+
+
+def split_in_name(name: str) -> str | None:
+    """Return the split in a shard's name, as in train-00000-of-00002 or imagenet1k-val-07."""
+    words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
+    whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
+    return words[0] if words else whole[1] if whole else None

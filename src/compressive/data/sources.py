@@ -1,7 +1,6 @@
 """Open a source by name: a folder, shards, a torchvision set, or `builtin`."""
 
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import torch
 
 from compressive.data.decode import EXTENSIONS, MAX_PIXELS
 from compressive.data.location import ALLOWED, PYTHON, check_exists
+from compressive.data.remote_shards import open_remote
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import (
     SPLITS,
@@ -22,11 +22,13 @@ from compressive.data.source import (
     Source,
     choose_split,
     read_file,
+    split_in_name,
     subset,
     with_max_pixels,
 )
 from compressive.data.torchvision_sets import open_torchvision
 from compressive.rundir.files import local_path
+from compressive.storage.address import is_remote
 
 __all__ = ["ImageSource", "Source", "open_source", "subset"]
 
@@ -49,6 +51,7 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
       defaults to `$COMPRESSIVE_DATA`, else `~/.cache/compressive`.
     - `*.parquet` as written by Hugging Face, `*.tar` as written by WebDataset: one file, or a
       folder of them (also in `data/`). The name of a file or its folder contains the split.
+    - `s3://`, `gs://` or `hf://`: such a file or folder on object storage.
     - Folders `train`, `val`, ... as in ImageNet: one split each, as one of the following.
     - Class folders: images only in subfolders, two or more. The topmost folder is the class.
     - A flat folder: images directly in it, with those of subfolders if there are any; no labels.
@@ -64,6 +67,8 @@ def open_source(place: str | Path, split: str = "train", *, max_pixels: int = MA
         raise ValueError(f"{text} is a Python object, which cannot be opened by name; give a path")
     if text.startswith("torchvision:"):
         return with_max_pixels(open_torchvision(text, split), max_pixels)
+    if is_remote(text):
+        return with_max_pixels(open_remote(text, split), max_pixels)
     check_exists(text)
     path = local_path(place)
     source = _open_path(path, split)
@@ -224,7 +229,7 @@ def _shards(path: Path, suffix: str) -> dict[str, list[Path]]:
     """Return the shards of each split."""
     if path.is_file():
         # A single file is also the train split, whatever its name.
-        own = _split_in(path.name) or "train"
+        own = split_in_name(path.name) or "train"
         return {name: [path] for name in ("train", own)} if path.suffix.lower() == suffix else {}
     found: dict[str, list[Path]] = {}
     for folder in (path, path / "data"):
@@ -233,15 +238,8 @@ def _shards(path: Path, suffix: str) -> dict[str, list[Path]]:
             default = "train" if part is folder else part.name
             for name in _listing(part).shards:
                 if name.lower().endswith(suffix):
-                    found.setdefault(_split_in(name) or default, []).append(part / name)
+                    found.setdefault(split_in_name(name) or default, []).append(part / name)
     return found
-
-
-def _split_in(name: str) -> str | None:
-    """Return the split in a shard's name, as in train-00000-of-00002 or imagenet1k-val-07."""
-    words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
-    whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
-    return words[0] if words else whole[1] if whole else None
 
 
 def _advice(path: Path) -> str:

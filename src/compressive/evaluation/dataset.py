@@ -5,7 +5,14 @@ from typing import NamedTuple
 import torch
 
 from compressive.config import Data
-from compressive.data.source import ImageSource, NoSplit, Source, subset, without_labels
+from compressive.data.source import (
+    ImageSource,
+    NoSplit,
+    Source,
+    fetch_ahead,
+    subset,
+    without_labels,
+)
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
 
@@ -118,6 +125,7 @@ def _renumbered(source: Source, names: tuple[str, ...] | None) -> Source:
         count=len(source),
         read=source.image,
         place=source.origin,
+        ahead=lambda indices: fetch_ahead(source, indices),
         labels=torch.where(labels < 0, labels, number[labels.clamp(min=0)]),
         classes=tuple(every),
     )

@@ -3,7 +3,6 @@
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from compressive.config import Config, Data, override
-from compressive.data.fingerprint import file_states
+from compressive.data.fingerprint import file_states, start_of_file
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.location import PYTHON
 from compressive.data.sampler import BatchIndices
@@ -19,6 +18,7 @@ from compressive.data.source import Source, require_source, subset, without_labe
 from compressive.data.sources import open_source
 from compressive.progress import printable
 from compressive.rundir.files import write_text
+from compressive.storage.address import is_remote
 from compressive.train.online_eval import evenly_spaced_indices
 
 Loader = Resident | Streaming
@@ -105,15 +105,13 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
 
 def list_files(source: Source, place: str) -> FileList:
     """Return relative names, sizes and times of all files, and checksums of a sample."""
-    states, root = file_states(source), f"{Path(place).expanduser()}/"
+    states = file_states(source)
+    root = place.rstrip("/") if is_remote(place) else Path(place).expanduser()
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
     fields: list[str] = []
     for i, (path, (size, time)) in enumerate(states.items()):
-        content = b""
-        if i in sampled and size:
-            with suppress(OSError), open(path, "rb", buffering=0) as file:
-                content = file.read(_SAMPLED_BYTES)
-        fields += (path.removeprefix(root), str(size), str(time), f"{zlib.crc32(content)}")
+        content = start_of_file(path, _SAMPLED_BYTES) if i in sampled and size else b""
+        fields += (path.removeprefix(f"{root}/"), str(size), str(time), f"{zlib.crc32(content)}")
     text = "\0".join(fields).encode(errors="surrogateescape")
     return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
 
