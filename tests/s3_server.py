@@ -20,6 +20,7 @@ from tiny import noise
 
 KEY, SECRET = "AKIAPLANTEDKEY000001", "planted/secret+value0123456789"
 BUCKET = "images"
+DROPPED = ("transfer-encoding", "content-length", "expect", "connection")
 FORBIDDEN = (
     b'<?xml version="1.0"?><Error><Code>SignatureDoesNotMatch</Code>'
     b"<Message>The request signature we calculated does not match.</Message></Error>"
@@ -49,27 +50,27 @@ class S3:
         return sum(size for method, path, size in self.requests if method == "GET")
 
     def _is_broken(self, command: str, path: str) -> str:
-        if not self.fault or "list-type" in path and self.fault == "cut":
-            return ""
-        if command == "HEAD" and self.fault == "cut":
+        if not self.fault or (self.fault == "cut" and (command == "HEAD" or "list-type" in path)):
             return ""
         with self._lock:
             self._count += 1
             return self.fault if self._count % self.every == 0 else ""
 
-    def _handler(s3) -> type[BaseHTTPRequestHandler]:  # noqa: N805
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        s3 = self
+
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 fault = s3._is_broken(self.command, self.path)
-                size = int(self.headers.get("Content-Length") or 0)
-                body = self.rfile.read(size)
+                body = self.body()
                 if fault in ("500", "403"):
                     text = FORBIDDEN if fault == "403" else b"planted failure"
                     return self.answer(int(fault), {"Content-Type": "application/xml"}, text)
                 inner = http.client.HTTPConnection("127.0.0.1", s3._target, timeout=30)
-                inner.request(self.command, self.path, body, dict(self.headers.items()))
+                kept = {k: v for k, v in self.headers.items() if k.lower() not in DROPPED}
+                inner.request(self.command, self.path, body, kept)
                 found = inner.getresponse()
                 content = found.read()
                 skipped = ("transfer-encoding", "connection", "date", "server")
@@ -79,6 +80,16 @@ class S3:
                 return self.answer(found.status, headers, content, cut=fault == "cut")
 
             do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+            def body(self) -> bytes:
+                if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                parts = []
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
 
             def answer(self, status: int, headers: dict, body: bytes, cut: bool = False) -> None:
                 self.send_response(status)

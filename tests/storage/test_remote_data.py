@@ -48,13 +48,13 @@ def server() -> Iterator[S3]:
 
 
 @pytest.fixture
-def s3(server: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
+def s3(server: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
     use_server(server, monkeypatch, tmp_path / "cache")
     server.fault, server.every = "", 1
     server.requests.clear()
     for name in ("quick", "patient"):
         monkeypatch.setitem(backend_module.WAITS, name, (0.01,) * 3)
-    yield server
+    return server
 
 
 def shards(kind: str, folder: Path) -> Path:
@@ -187,7 +187,7 @@ def test_an_outage_is_not_mistaken_for_damaged_images(s3: S3, tmp_path: Path, fa
         if path.is_file():
             path.unlink()
     s3.fault, s3.every = fault, 1
-    with pytest.raises(StorageError, match="outage/train-00000.parquet"):
+    with pytest.raises(StorageError, match=r"outage/train-00000\.parquet"):
         source.image(0)
 
 

@@ -106,9 +106,10 @@ class _RowGroups:
         self.busy = [large if s.total_byte_size > limit else threading.Lock() for s in sizes]
         total = sum(size.total_byte_size for size in sizes)
         if total > self.room:
+            folder = str(files[0]).rpartition("/")[0]
             warnings.warn(
-                f"{str(files[0]).rpartition('/')[0]} has {total / 2**30:.3g} GiB uncompressed, more "
-                f"than the {self.room / 2**30:.3g} GiB of the cache: most images will need a read "
+                f"{folder} has {total / 2**30:.3g} GiB uncompressed, more than the "
+                f"{self.room / 2**30:.3g} GiB of the cache: most images will need a read "
                 "of a whole row group; use image files or tar shards, which are faster",
                 stacklevel=4,
             )

@@ -38,6 +38,10 @@ class StorageError(OSError):
     """Raised in one line if object storage refuses a request or cannot be reached."""
 
 
+class StorageMissing(StorageError):
+    """Raised if an object or a folder does not exist in an existing bucket."""
+
+
 class Stored(NamedTuple):
     """An object: its path with the bucket, bytes, a version that changes with it, and its time."""
 
@@ -272,7 +276,7 @@ def _permanent(error: Exception, place: str) -> StorageError | None:
         hint = "check its name, its region or endpoint, and your credentials"
         return StorageError(errno.ENOENT, f"{place}: there is no {kind} {name}; {hint}")
     if isinstance(error, FileNotFoundError) or re.search(_MISSING, text):
-        return StorageError(errno.ENOENT, f"{place} does not exist; check the address")
+        return StorageMissing(errno.ENOENT, f"{place} does not exist; check the address")
     return None
 
 

@@ -18,6 +18,7 @@ except ImportError:  # Windows: two processes may fetch the same block twice
     fcntl = None
 
 FOLDER, SIZE = "COMPRESSIVE_CACHE", "COMPRESSIVE_CACHE_SIZE"
+RUNS = "runs"  # subfolder of runs that are mirrored to storage; nothing there is deleted
 _DEFAULT_SIZE, _LEAST = 32 * 10**9, 16 * 10**6
 _SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BLOCK_END = struct.Struct("<QL")  # length and crc32 of a block, at the end of its file
@@ -142,10 +143,11 @@ class BlockCache:
 
     def _evict(self, needed: int) -> int:
         """Delete the least recently used blocks down to 3/4 of the limit; return what is left."""
-        # Nothing is deleted below 7/8 of the limit: the rest is for what up to 8 processes, with 1/64
-        # each, write before they count again.
+        # Nothing is deleted below 7/8 of the limit: the rest is for what up to 8 processes write
+        # before they count again, 1/64 each.
         found: list[tuple[float, int, str]] = []
-        for place, _, names in os.walk(self.folder):
+        for place, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if name not in ("locks", RUNS)]
             for name in names:
                 path = os.path.join(place, name)
                 with suppress(OSError):
@@ -153,7 +155,7 @@ class BlockCache:
                     is_old = time.time() - state.st_mtime > _ABANDONED
                     if name.endswith(_PARTIAL) and is_old:
                         os.unlink(path)
-                    elif os.path.basename(place) != "locks":
+                    else:
                         found.append((state.st_mtime, state.st_size, path))
         total = sum(size for _, size, _ in found)
         if total + needed <= self.limit * 7 // 8:
