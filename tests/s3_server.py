@@ -56,7 +56,7 @@ class S3:
             self._count += 1
             return self.fault if self._count % self.every == 0 else ""
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
+    def _handler(self) -> type[BaseHTTPRequestHandler]:  # noqa: C901
         s3 = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -98,7 +98,7 @@ def test_an_interrupted_run_resumes_on_another_machine_bitwise_equal(
 def test_a_killed_run_is_on_storage_up_to_its_last_save(s3: S3, tmp_path: Path) -> None:
     out = f"s3://{BUCKET}/runs/killed"
     code = (
-        "import sys, time; from compressive.storage import mirror; mirror._EVERY = 0.1\n"
+        "import sys, time; from compressive.storage import mirror; mirror._PUSH_EVERY = 0.1\n"
         "from compressive.train import loop; step = loop.train_step\n"
         "def slowly(run, batches):\n"
         "    if run.step == 3: run.save(); print('saved', flush=True); time.sleep(60)\n"
@@ -196,7 +196,7 @@ def test_files_are_uploaded_before_others_are_deleted(s3: S3, tmp_path: Path) ->
 def test_a_mirror_that_falls_behind_warns_once_and_catches_up(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror_module, "_EVERY", 0.01)
+    monkeypatch.setattr(mirror_module, "_PUSH_EVERY", 0.01)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/a").write_bytes(b"a")
     mirror = Mirror(f"s3://{BUCKET}/behind", tmp_path / "run")

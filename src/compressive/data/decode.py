@@ -78,18 +78,18 @@ def shrink(
     share = max(side / max(sides), least / min(sides))
     if share < 1:
         size = [max(1, round(n * share)) for n in sides]
-        image = _resize(image, size)
+        image = resize_image(image, size)
     for axis in (1, 2):
         if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
     return image
 
 
-def _resize(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
+def resize_image(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
     """Resize, antialiased bicubic; transpose if one pixel wide (wrong in torch without AVX)."""
     height, width = size
     if width == 1 < height:
-        return _resize(image.mT, [width, height]).mT
+        return resize_image(image.mT, [width, height]).mT
     return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 

@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-import re
 import stat
 import time
 import warnings
@@ -136,13 +135,17 @@ class ImageSource:
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
+        found = self.stored(i)
+        return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
+
+    def stored(self, i: int) -> Any:
+        """Return image i as it is stored: encoded bytes, or pixels."""
         try:
-            found = _read_with_retries(self.read, self._checked(i), self.root)
+            return _read_with_retries(self.read, self._checked(i), self.root)
         except (DataUnavailable, StorageError):
             raise
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
-        return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
 
     def origin(self, i: int) -> str:
         """Return the location of image i: a file, or a shard and a place in it."""
@@ -287,10 +290,3 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Unreadable("not a regular file")
         return file.read()
-
-
-def split_in_name(name: str) -> str | None:
-    """Return the split in a shard's name, as in train-00000-of-00002 or imagenet1k-val-07."""
-    words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
-    whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
-    return words[0] if words else whole[1] if whole else None

@@ -14,6 +14,7 @@ import torch
 from compressive.data.decode import EXTENSIONS, MAX_PIXELS
 from compressive.data.location import ALLOWED, PYTHON, check_exists
 from compressive.data.remote_shards import open_remote
+from compressive.data.shard_file import split_in_name
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import (
     SPLITS,
@@ -22,7 +23,6 @@ from compressive.data.source import (
     Source,
     choose_split,
     read_file,
-    split_in_name,
     subset,
     with_max_pixels,
 )

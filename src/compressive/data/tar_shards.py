@@ -13,7 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from compressive.data.decode import EXTENSIONS
-from compressive.data.shard_file import LABELS, ShardFile, file_size, name_and_root
+from compressive.data.shard_file import (
+    CLASSES_FILE,
+    LABELS,
+    ShardFile,
+    file_size,
+    name_and_root,
+    read_beside,
+)
 from compressive.data.source import ImageSource, Source, labeled
 from compressive.storage.remote_file import RemoteFile
 
@@ -50,8 +57,15 @@ def open_tar(path: Path | str, files: Sequence[ShardFile]) -> Source:
         place=lambda i: f"{files[shard[i]]}:{names[i]}",
         ahead=fetch_ahead if isinstance(files[0], RemoteFile) else None,
         **name_and_root(path),
-        **labeled(values),
+        **labeled(values, _class_names_beside(files[0])),
     )
+
+
+def _class_names_beside(file: ShardFile) -> list[str] | None:
+    """Return the class names in classes.txt next to a tar, or None."""
+    found = read_beside(file, CLASSES_FILE)
+    lines = found.decode(errors="replace").splitlines() if found else []
+    return [line.strip() for line in lines if line.strip()] or None
 
 
 @contextmanager

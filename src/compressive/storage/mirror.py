@@ -11,7 +11,7 @@ from compressive.storage.backend import StorageMissing, Stored, attempt, backend
 _PARTIAL_FILE = ".partial"
 _PROBE = ".compressive-write-test"
 _RANGE = 2**24  # bytes per request of a download
-_EVERY = 5.0  # seconds between searches for changed files
+_PUSH_EVERY = 5.0  # seconds between searches for changed files
 
 
 def check_writable(address: str) -> None:
@@ -62,7 +62,7 @@ class Mirror:
 
     def pull(self, objects: dict[str, Stored]) -> None:
         """Make the local folder equal to these objects of the address."""
-        for path in _files(self.local):
+        for path in _complete_files(self.local):
             path.unlink()
         for name, stored in objects.items():
             if ".." in name.split("/"):
@@ -111,7 +111,9 @@ class Mirror:
                 self._sent.pop(name, None)
 
     def _local_files(self) -> dict[str, Path]:
-        return {path.relative_to(self.local).as_posix(): path for path in _files(self.local)}
+        return {
+            path.relative_to(self.local).as_posix(): path for path in _complete_files(self.local)
+        }
 
     def _order(self, name: str) -> tuple[int, str]:
         places = [i for i, prefix in enumerate(self._first) if name.startswith(prefix)]
@@ -136,7 +138,7 @@ class Mirror:
 
     def _follow(self, warn: Callable[[str], None]) -> None:
         is_behind = False
-        while not self._stop.wait(_EVERY):
+        while not self._stop.wait(_PUSH_EVERY):
             try:
                 self.push()
                 is_behind = False
@@ -153,7 +155,7 @@ class Mirror:
             self._thread.join()
 
 
-def _files(folder: Path) -> list[Path]:
+def _complete_files(folder: Path) -> list[Path]:
     """Return the complete files in a folder."""
     return [
         path

@@ -152,6 +152,14 @@ class RemoteFile:
         """Store something about this version of the object in the cache."""
         self._cache.store(self._key, name, content)
 
+    def read_beside(self, name: str) -> bytes | None:
+        """Return a small object in the same folder, or None if there is none."""
+        path = f"{self.stored.path.rpartition('/')[0]}/{name}"
+        found = attempt(lambda: self._backend.stat(path), self.address, "quick")
+        if found is None:
+            return None
+        return attempt(lambda: self._backend.read(path, 0, found.size), self.address, "quick")
+
     def open(self) -> io.BufferedIOBase:
         """Return a new file object for libraries."""
         return io.BufferedReader(_Handle(self), 2**16)
