@@ -1,9 +1,12 @@
 """Decode encoded images to upright RGB pixels, or raise `Unreadable` with a one-line reason."""
 
+import functools
 import io
+import math
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -21,6 +24,11 @@ _COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".
 EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"})
 # Formats read by PIL. Others may start programs: EPS runs Ghostscript.
 _FORMATS = ("PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "ICO", "TGA", "JPEG2000")
+# Chunks of a PNG that need no judgment. PIL limits the size of texts and color profiles.
+_PLAIN = frozenset(
+    (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"pHYs")
+)
+_PLAIN |= {b"bKGD", b"tIME", b"sBIT", b"hIST", b"tEXt"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -38,17 +46,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
     if Image.MAX_IMAGE_PIXELS and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # PIL warns of more, and rejects twice as many
     try:
-        # Of WebP only the simple formats: torchvision supports neither the orientation nor the
-        # animation that the extended format, VP8X, may hold.
-        if data[:2] == b"\xff\xd8" or data[8:16] in (b"WEBPVP8 ", b"WEBPVP8L"):
-            _require_size(_header_pixels(data), max_pixels)
-            # torch warns about read-only memory; the copy takes 1 % of the decoding time.
-            encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            return decode_image(encoded, mode=ImageReadMode.RGB, apply_exif_orientation=True)
-        # Do not use torchvision's decode_png: a damaged PNG crashes it. In 0.29, 595 of 600 files
-        # with a few changed bytes or an end of zeros caused a segmentation fault.
-        if data.startswith(_PNG):
-            _require_checksums(data)
+        if (found := _decoded_fast(data, max_pixels)) is not None:
+            return found
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
             _require_size(picture.width * picture.height, max_pixels)
             return rgb(picture)
@@ -64,6 +63,39 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
         raise Unreadable(f"{known}; it begins with {data[:8]!r}") from None
     except Exception as error:  # each of PIL's plugins raises its own types
         raise Unreadable(first_line(error)) from error
+
+
+def _decoded_fast(data: bytes, max_pixels: int) -> Tensor | None:
+    """Decode JPEG, simple WebP and plain PNG without PIL; return None for other files."""
+    # Of WebP only the simple formats: torchvision supports neither the orientation nor the
+    # animation that the extended format, VP8X, may hold.
+    codec = torchcodec_decoder()
+    if data[:2] == b"\xff\xd8" or data[8:16] in (b"WEBPVP8 ", b"WEBPVP8L"):
+        _require_size(_header_pixels(data), max_pixels)
+        # torch warns about read-only memory; the copy takes 1 % of the decoding time.
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if codec is not None:
+            return codec(encoded)
+        return decode_image(encoded, mode=ImageReadMode.RGB, apply_exif_orientation=True)
+    # Do not use torchvision's decode_png: a damaged PNG crashes it. In 0.29, 595 of 600 files
+    # with a few changed bytes or an end of zeros caused a segmentation fault.
+    if data.startswith(_PNG):
+        is_plain = _require_checksums(data)
+        _require_size(math.prod(struct.unpack_from(">II", data, 16)), max_pixels)
+        if codec is not None and is_plain:
+            with suppress(RuntimeError):  # PIL reads some damaged files, and says what is wrong
+                return codec(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return None
+
+
+@functools.cache
+def torchcodec_decoder() -> Callable[[Tensor], Tensor] | None:
+    """Return torchcodec's decoder to RGB, or None if it is not installed or does not load."""
+    try:
+        from torchcodec.decoders import decode_image as decode_with_torchcodec
+    except (ImportError, OSError, RuntimeError):  # also if it was built for another torch
+        return None
+    return functools.partial(decode_with_torchcodec, mode="RGB")
 
 
 def shrink(
@@ -148,12 +180,20 @@ def _header_pixels(data: bytes) -> int:
     return 0
 
 
-def _require_checksums(data: bytes) -> None:
-    """Raise `Unreadable` if a critical chunk of a PNG is damaged; PIL does not check pixel data."""
-    view, at, kind = memoryview(data), len(_PNG), b""
+def _require_checksums(data: bytes) -> bool:
+    """Raise `Unreadable` if a critical chunk of a PNG is damaged; PIL does not check pixel data.
+
+    Return whether the file is plain, so that torchcodec and PIL return the same.
+    """
+    # torchcodec rounds 16 bits; we and PIL keep the upper 8.
+    view, at, kind, is_plain = memoryview(data), len(_PNG), b"", data[24:25] <= b"\x08"
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, at)
         (stored,) = struct.unpack_from(">I", data, at + 8 + size)
-        if kind[:1].isupper() and zlib.crc32(view[at + 4 : at + 8 + size]) != stored:
-            raise Unreadable("damaged: a checksum does not match")
+        if zlib.crc32(view[at + 4 : at + 8 + size]) != stored:
+            if kind[:1].isupper():
+                raise Unreadable("damaged: a checksum does not match")
+            is_plain = False
+        is_plain &= kind in _PLAIN and (kind == b"IDAT" or size < 2**16)
         at += 12 + size
+    return is_plain
