@@ -80,7 +80,7 @@ def main() -> None:
     for name, (kind, options) in KINDS.items():
         file = io.BytesIO()
         picture.save(file, kind, **options)
-        functions = {
+        functions: dict[str, Callable[[], torch.Tensor]] = {
             "torchcodec": with_decoder(file.getvalue(), codec),
             "fallback": with_decoder(file.getvalue(), None),
         }
