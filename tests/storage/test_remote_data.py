@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from s3_server import (
@@ -167,6 +168,22 @@ def test_evaluation_of_remote_shards_equals_that_of_local_ones(s3: S3, tmp_path:
         found.append([(record["metric"], record["value"]) for record in records])
     assert found[0] == found[1]
     assert found[0]
+
+
+@pytest.mark.slow
+def test_features_of_remote_images_equal_those_of_local_ones(s3: S3, tmp_path: Path) -> None:
+    folder = shards("tar", tmp_path / "shards")
+    put_folder(s3, folder, f"{BUCKET}/embedded")
+    pretrain(override(tiny(), f"data.source={folder}"), tmp_path / "run", display=silent())
+    found = []
+    for name, place in {"a": str(folder), "b": f"s3://{BUCKET}/embedded"}.items():
+        out = tmp_path / f"{name}.npz"
+        words = ["embed", str(tmp_path / "run"), place, "--out", str(out), "--device", "cpu"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        found.append(np.load(out))
+    assert np.array_equal(found[0]["features"], found[1]["features"])
+    assert str(found[1]["image"][0]).startswith(f"s3://{BUCKET}/embedded/train-00000.tar:")
 
 
 @pytest.mark.parametrize("fault", ["500", "cut"])

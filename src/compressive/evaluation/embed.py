@@ -20,6 +20,7 @@ from compressive.evaluation.frozen_model import open_model
 from compressive.progress import Display
 from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
+from compressive.storage.address import is_remote
 
 FORMATS = (".parquet", ".npz", ".csv")
 Vectors = NDArray[np.float32]  # image, feature
@@ -86,6 +87,8 @@ def check_table_path(
     if not out.parent.exists():
         raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     ensure_writable(out.parent)
+    if is_remote(images):
+        return out
     among = local_path(images).resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
         raise ValueError(
