@@ -181,7 +181,8 @@ def test_features_of_remote_images_equal_those_of_local_ones(s3: S3, tmp_path: P
         words = ["embed", str(tmp_path / "run"), place, "--out", str(out), "--device", "cpu"]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
-        found.append(np.load(out))
+        with np.load(out) as file:
+            found.append(dict(file))
     assert np.array_equal(found[0]["features"], found[1]["features"])
     assert str(found[1]["image"][0]).startswith(f"s3://{BUCKET}/embedded/train-00000.tar:")
 
