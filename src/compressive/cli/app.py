@@ -13,6 +13,7 @@ from compressive.cli import (
     export_commands,
     finetune_commands,
     info_commands,
+    pack_commands,
     train_commands,
 )
 from compressive.cli.command import Command, Group, examples
@@ -35,7 +36,7 @@ class _Entry(NamedTuple):
 
 
 _TRAIN, _MEASURE, _LOOK = "Train", "Evaluate and compare", "Look up"
-_WEIGHTS = "Convert and export"
+_WEIGHTS, _DATA = "Convert and export", "Prepare images"
 _COMMANDS: dict[str, _Entry] = {
     "quickstart": _Entry(
         train_commands.quickstart_command,
@@ -101,6 +102,14 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive predict runs/finetuned ./photos",
             "compressive predict runs/finetuned ./photos --split test --out table.csv",
+        ),
+    ),
+    "pack": _Entry(
+        pack_commands.pack_command,
+        _DATA,
+        (
+            "compressive pack ./photos --out shards --size 256",
+            "compressive pack ./photos --out shards --format parquet --drop-duplicates",
         ),
     ),
     "convert": _Entry(

@@ -17,6 +17,7 @@ from rich.segment import Segment
 
 from compressive.progress import printable
 from compressive.rundir.files import local_path
+from compressive.storage.address import is_remote, split_address
 
 # Errors of NCCL and of gloo, which names itself in some of them only.
 _PEER_ERRORS = (
@@ -26,12 +27,15 @@ _PEER_ERRORS = (
 
 
 def check_path(value: Any) -> Any:
-    """Expand a leading `~`, which shells keep in `--out=~/runs`, and reject URLs, in all paths."""
+    """Expand a leading `~`, which shells keep in `--out=~/runs`; reject URLs of other schemes."""
     if isinstance(value, list | tuple):
         return [check_path(each) for each in value]
     if not value or not isinstance(value, str | Path):
         return value
     with one_line_errors():
+        if isinstance(value, str) and is_remote(value):
+            split_address(value)
+            return value
         path = local_path(value)
     return path if isinstance(value, Path) else str(path) if value.startswith("~") else value
 

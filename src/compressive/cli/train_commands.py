@@ -1,5 +1,6 @@
 """Commands that train: quickstart, pretrain, sweep."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,14 +36,16 @@ from compressive.metric_info import ONE_SEED
 from compressive.recipes.options import as_changes
 from compressive.rundir.folder import read_config
 from compressive.rundir.places import join_places
+from compressive.storage.address import is_remote
 from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
 
 if TYPE_CHECKING:
     pass
 
 _SOURCE_HELP = (
-    "A folder of images or of class folders, parquet or tar shards, a zip or tar.gz archive, a list"
-    " of paths, a folder of save_to_disk, torchvision:NAME, or builtin."
+    "A folder of images or of class folders, parquet or tar shards, also on s3://, gs:// or hf://, a"
+    " zip or tar.gz archive, a list of paths, a folder of save_to_disk, torchvision:NAME, or"
+    " builtin."
 )
 _SOURCES_HELP = f"{_SOURCE_HELP} Several sources are one data set."
 _SET_HELP = "Change one of `compressive settings`; may be repeated."
@@ -52,7 +55,7 @@ _SWEEP_SUITE_HELP = f"Tasks to evaluate: {', '.join(SUITES)}, or none to only tr
 _SWEEP_TASKS_HELP = "Evaluate these tasks instead of a suite, with commas."
 _SWEEP_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
 _SWEEP_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
-_RUN_HELP = "Folder of the run; default: runs/NAME-DATA-seedN."
+_RUN_HELP = "Folder of the run, also s3:// or gs://; default: runs/NAME-DATA-seedN."
 _RESUME_HELP = "Resume the run in that folder, or refuse the folder."
 _CONTINUE_HELP = (
     "Start a new run from the last checkpoint of this one, with its settings and optimizer state. "
@@ -171,7 +174,7 @@ def pretrain_command(
     workers: Annotated[
         int | None, _option(_MACHINE, "Threads that decode images; 0: one per core.")
     ] = None,
-    out: Annotated[Path | None, path_option(help=_RUN_HELP, rich_help_panel=_OUTPUT)] = None,
+    out: Annotated[str | None, path_option(help=_RUN_HELP, rich_help_panel=_OUTPUT)] = None,
     resume: Annotated[bool, _option(_OUTPUT, _RESUME_HELP)] = True,
     continue_from: Annotated[
         Path | None, path_option(help=_CONTINUE_HELP, rich_help_panel=_OUTPUT)
@@ -199,6 +202,7 @@ def pretrain_command(
         place = join_places(data)
         with_data(read_config(continue_from) if continue_from else base, place, *given)
         check_exists(place)
+        _check_out(out)
         from compressive import distributed
         from compressive.train.start import pretrain
 
@@ -209,10 +213,20 @@ def pretrain_command(
             outcome = pretrain(place, out, recipe=recipe, settings=changes or (), **options)
         if distributed.rank() == 0:
             print_outcome(outcome)
+            if out is not None and is_remote(out):
+                print_line(f"on storage: {out}")
     finally:
         distributed.stop()
     if outcome.step < outcome.total:
         raise typer.Exit(130)
+
+
+def _check_out(out: str | None) -> None:
+    """Raise an error if a run cannot be written to object storage, in one process."""
+    if out is not None and is_remote(out) and os.environ.get("RANK", "0") == "0":
+        from compressive.storage.mirror import check_writable
+
+        check_writable(out)
 
 
 def sweep_command(

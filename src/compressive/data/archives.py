@@ -21,8 +21,8 @@ from compressive.data.member_limits import (
     check_ratio,
 )
 from compressive.data.name_tree import choose_branch
-from compressive.data.shards import TarMember, tar_members, tar_samples
 from compressive.data.source import ImageSource, Source, choose_split, labeled
+from compressive.data.tar_shards import TarMember, tar_members, tar_samples
 from compressive.data.zip_members import ZipMembers
 
 _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressive.data.decode import rgb
 from compressive.data.saved_datasets import encoded_cell
-from compressive.data.shards import LABEL_NAMES
+from compressive.data.shard_file import LABEL_NAMES
 from compressive.data.source import read_file
 
 IMAGE_KEYS = ("image", "img", "pixel_values", "images", "x")

@@ -1,9 +1,12 @@
 """Decode encoded images to upright RGB pixels, or raise `Unreadable` with a one-line reason."""
 
+import functools
 import io
+import math
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 
@@ -24,6 +27,11 @@ _HEIC_FILES = HEIC_EXTENSIONS if find_spec("pillow_heif") else frozenset()
 EXTENSIONS = frozenset(_COMMON | {".ppm", ".pgm", ".pbm", ".pnm", ".avif"} | _HEIC_FILES)
 # Formats read by PIL. Others may start programs: EPS runs Ghostscript.
 _FORMATS = ("PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "ICO", "TGA", "JPEG2000")
+# Chunks of a PNG that need no judgment. PIL limits the size of texts and color profiles.
+_PLAIN = frozenset(
+    (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"pHYs")
+)
+_PLAIN |= {b"bKGD", b"tIME", b"sBIT", b"hIST", b"tEXt"}
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HEIC_BRANDS = re.compile(b"hei[cxms]|hev[cxms]|mif1|msf1")
 
@@ -42,17 +50,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
     if Image.MAX_IMAGE_PIXELS and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # PIL warns of more, and rejects twice as many
     try:
-        # Of WebP only the simple formats: torchvision supports neither the orientation nor the
-        # animation that the extended format, VP8X, may hold.
-        if data[:2] == b"\xff\xd8" or data[8:16] in (b"WEBPVP8 ", b"WEBPVP8L"):
-            _require_size(_header_pixels(data), max_pixels)
-            # torch warns about read-only memory; the copy takes 1 % of the decoding time.
-            encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            return decode_image(encoded, mode=ImageReadMode.RGB, apply_exif_orientation=True)
-        # Do not use torchvision's decode_png: a damaged PNG crashes it. In 0.29, 595 of 600 files
-        # with a few changed bytes or an end of zeros caused a segmentation fault.
-        if data.startswith(_PNG):
-            _require_checksums(data)
+        if (found := _decoded_fast(data, max_pixels)) is not None:
+            return found
         formats = (*_FORMATS, *_heic_format(data))
         with Image.open(io.BytesIO(data), formats=formats) as picture:
             _require_size(picture.width * picture.height, max_pixels)
@@ -71,6 +70,39 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 h w"]:
         raise Unreadable(first_line(error)) from error
 
 
+def _decoded_fast(data: bytes, max_pixels: int) -> Tensor | None:
+    """Decode JPEG, simple WebP and plain PNG without PIL; return None for other files."""
+    # Of WebP only the simple formats: torchvision supports neither the orientation nor the
+    # animation that the extended format, VP8X, may hold.
+    codec = torchcodec_decoder()
+    if data[:2] == b"\xff\xd8" or data[8:16] in (b"WEBPVP8 ", b"WEBPVP8L"):
+        _require_size(_header_pixels(data), max_pixels)
+        # torch warns about read-only memory; the copy takes 1 % of the decoding time.
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if codec is not None:
+            return codec(encoded)
+        return decode_image(encoded, mode=ImageReadMode.RGB, apply_exif_orientation=True)
+    # Do not use torchvision's decode_png: a damaged PNG crashes it. In 0.29, 595 of 600 files
+    # with a few changed bytes or an end of zeros caused a segmentation fault.
+    if data.startswith(_PNG):
+        is_plain = _require_checksums(data)
+        _require_size(math.prod(struct.unpack_from(">II", data, 16)), max_pixels)
+        if codec is not None and is_plain:
+            with suppress(RuntimeError):  # PIL reads some damaged files, and says what is wrong
+                return codec(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return None
+
+
+@functools.cache
+def torchcodec_decoder() -> Callable[[Tensor], Tensor] | None:
+    """Return torchcodec's decoder to RGB, or None if it is not installed or does not load."""
+    try:
+        from torchcodec.decoders import decode_image as decode_with_torchcodec
+    except (ImportError, OSError, RuntimeError):  # also if it was built for another torch
+        return None
+    return functools.partial(decode_with_torchcodec, mode="RGB")
+
+
 def shrink(
     image: UInt8[Tensor, "3 h w"], side: int, least: int = 0, most: int = 0
 ) -> UInt8[Tensor, "3 new_h new_w"]:
@@ -83,18 +115,18 @@ def shrink(
     share = max(side / max(sides), least / min(sides))
     if share < 1:
         size = [max(1, round(n * share)) for n in sides]
-        image = _resize(image, size)
+        image = resize_image(image, size)
     for axis in (1, 2):
         if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)
     return image
 
 
-def _resize(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
+def resize_image(image: UInt8[Tensor, "3 h w"], size: list[int]) -> UInt8[Tensor, "3 new_h new_w"]:
     """Resize, antialiased bicubic; transpose if one pixel wide (wrong in torch without AVX)."""
     height, width = size
     if width == 1 < height:
-        return _resize(image.mT, [width, height]).mT
+        return resize_image(image.mT, [width, height]).mT
     return functional.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 
@@ -169,12 +201,20 @@ def _header_pixels(data: bytes) -> int:
     return 0
 
 
-def _require_checksums(data: bytes) -> None:
-    """Raise `Unreadable` if a critical chunk of a PNG is damaged; PIL does not check pixel data."""
-    view, at, kind = memoryview(data), len(_PNG), b""
+def _require_checksums(data: bytes) -> bool:
+    """Raise `Unreadable` if a critical chunk of a PNG is damaged; PIL does not check pixel data.
+
+    Return whether the file is plain, so that torchcodec and PIL return the same.
+    """
+    # torchcodec rounds 16 bits; we and PIL keep the upper 8.
+    view, at, kind, is_plain = memoryview(data), len(_PNG), b"", data[24:25] <= b"\x08"
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, at)
         (stored,) = struct.unpack_from(">I", data, at + 8 + size)
-        if kind[:1].isupper() and zlib.crc32(view[at + 4 : at + 8 + size]) != stored:
-            raise Unreadable("damaged: a checksum does not match")
+        if zlib.crc32(view[at + 4 : at + 8 + size]) != stored:
+            if kind[:1].isupper():
+                raise Unreadable("damaged: a checksum does not match")
+            is_plain = False
+        is_plain &= kind in _PLAIN and (kind == b"IDAT" or size < 2**16)
         at += 12 + size
+    return is_plain

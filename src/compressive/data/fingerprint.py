@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from compressive.data.decode import Unreadable
-from compressive.data.source import Source
+from compressive.data.source import Source, fetch_ahead
+from compressive.storage.address import is_remote
+from compressive.storage.remote_file import opened_file
 
 
 class DatasetFingerprint:
@@ -41,7 +43,9 @@ class DatasetFingerprint:
             every = DatasetFingerprint(self.source, samples=len(self.source))
             digest.update(every._pixels)
         for path, (size, time) in states.items():
-            line = f"{path} {size} {time}\n"
+            # The version of a remote file, such as its ETag, changes with its content.
+            remote = opened_file(path)
+            line = f"{path} {size} {remote.stored.version if remote else time}\n"
             digest.update(line.encode(errors="backslashreplace"))
         return digest.hexdigest()
 
@@ -49,7 +53,9 @@ class DatasetFingerprint:
     def _pixels(self) -> bytes:
         """Digest of the sampled images."""
         digest = hashlib.blake2b(digest_size=16)
-        for i in range(0, len(self.source), -(-len(self.source) // self.samples) or 1):
+        sampled = range(0, len(self.source), -(-len(self.source) // self.samples) or 1)
+        fetch_ahead(self.source, sampled)
+        for i in sampled:
             try:
                 digest.update(self.source.image(i).contiguous().numpy().tobytes())
             except Unreadable:
@@ -73,10 +79,27 @@ def _states(source: Source, images: range) -> dict[str, tuple[int, int]]:
         path = origin
         while path and not origin.startswith(known):
             with suppress(OSError, ValueError):
-                state = os.stat(path)
-                found[path] = (state.st_size, state.st_mtime_ns)
+                found[path] = _size_and_time(path)
                 break
             path = path.rpartition(":")[0]
         if path != origin:
             known = f"{path or origin.rpartition(':')[0]}:"
     return found
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    if is_remote(path):
+        if (file := opened_file(path)) is None:
+            raise FileNotFoundError
+        return file.size, file.stored.time
+    state = os.stat(path)
+    return state.st_size, state.st_mtime_ns
+
+
+def start_of_file(path: str, size: int) -> bytes:
+    """Return the first bytes of a file that holds images, or b"" if it cannot be read."""
+    if (remote := opened_file(path)) is not None:
+        return remote.pread(size, 0)
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        return file.read(size)
+    return b""

@@ -13,10 +13,11 @@ from torch import Tensor
 from compressive.data.decode import Unreadable, shrink
 from compressive.data.prefetch import Clock, DecodedImage, Prefetcher
 from compressive.data.sampler import BatchIndices
-from compressive.data.source import Source, pixels
+from compressive.data.source import Source, fetch_ahead, pixels
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
+_AHEAD = 32  # of them are fetched ahead if the source is remote
 _SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumption: training needs the rest
 
 
@@ -131,7 +132,7 @@ class Streaming(AbstractContextManager["Streaming"]):
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """Yield the batches of `plan` in order; the worker threads end with the generator."""
         flow = Prefetcher(
-            _check_indices(plan, len(self._reader.labels)),
+            _announced(_check_indices(plan, len(self._reader.labels)), self._reader.source),
             self._reader.read,
             side=self._reader.side,
             device=self.device,
@@ -191,9 +192,12 @@ def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
         return setting
     most = most_needed(view_size)
     count, largest = len(source), 0
-    for i in range(min(_SAMPLE, count)):
+    sampled = [i * count // min(_SAMPLE, count) for i in range(min(_SAMPLE, count))]
+    fetch_ahead(source, sampled[:_AHEAD])
+    for k, i in enumerate(sampled):
+        fetch_ahead(source, sampled[k + _AHEAD : k + _AHEAD + 1])
         try:
-            largest = max(largest, *pixels(source, i * count // min(_SAMPLE, count)).shape[1:])
+            largest = max(largest, *pixels(source, i).shape[1:])
         except Unreadable:
             continue
         if largest >= most:
@@ -264,4 +268,11 @@ def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIn
             raise ValueError(
                 f"a plan must hold indices from 0 to {count - 1}, got {index.tolist()}"
             )
+        yield portion
+
+
+def _announced(plan: Iterable[BatchIndices], source: Source) -> Iterator[BatchIndices]:
+    """Yield the plan; tell the source which images will be read soon."""
+    for portion in plan:
+        fetch_ahead(source, portion.index.tolist())
         yield portion

@@ -8,13 +8,15 @@ from typing import Any
 
 from compressive.rundir.files import local_path
 from compressive.rundir.places import split_places
+from compressive.storage.address import is_remote
 
 # A path or name, a list of sources, a dict of them by split, a `Source`, or a data set.
 ImageData = Any
 ALLOWED = (
     "a folder of images or of class folders, with or without train/ and val/; a folder of *.parquet"
-    " or *.tar shards, or one of them; a folder of save_to_disk or *.arrow; a .zip or .tar.gz"
-    " archive; a .txt, .csv or .parquet list of paths; torchvision:NAME; or builtin"
+    " or *.tar shards, or one of them, also on s3://, gs:// or hf://; a folder of save_to_disk or"
+    " *.arrow; a .zip or .tar.gz archive; a .txt, .csv or .parquet list of paths; torchvision:NAME;"
+    " or builtin"
 )
 PYTHON = "python:"  # prefix of the name of a source object, which cannot be opened by name
 _NOT_PATHS = ("torchvision:", PYTHON)
@@ -31,6 +33,11 @@ def check_exists(place: str) -> None:
         return
     if not place.strip():
         raise ValueError(f"the source of images is empty; it can be {ALLOWED}")
+    if is_remote(place):
+        from compressive.storage.remote_file import list_shards
+
+        list_shards(place)
+        return
     path = local_path(place)
     if not path.exists():
         raise FileNotFoundError(_missing(path))

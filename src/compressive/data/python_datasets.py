@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 from compressive.data.dataset_items import IMAGE_KEYS, ItemError, item_image, item_label
 from compressive.data.decode import Unreadable, decode, first_line
 from compressive.data.saved_datasets import encoded_cell
-from compressive.data.shards import LABEL_NAMES
+from compressive.data.shard_file import LABEL_NAMES
 from compressive.data.source import ImageSource, Source, choose_split, labeled, read_file
 
 _ALLOWED = (

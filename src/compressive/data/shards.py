@@ -1,53 +1,59 @@
 """Sources of images in shards: parquet as written by Hugging Face, tar as written by WebDataset."""
 
-import io
 import json
 import os
 import re
-import tarfile
 import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from compressive.data.decode import EXTENSIONS, Unreadable, first_line
+from compressive.data.decode import Unreadable, first_line
+from compressive.data.shard_file import (
+    LABEL_NAMES,
+    ShardFile,
+    file_size,
+    name_and_root,
+    parquet_input,
+)
 from compressive.data.source import ImageSource, Source, labeled
+from compressive.data.tar_shards import open_tar
 from compressive.distributed import launched
+from compressive.storage.remote_file import RemoteFile
+
+__all__ = ["open_parquet", "open_tar"]
 
 _LARGE = 16  # a row group is large if it needs more than 1/16 of the cache
 _BATCH = 2**28  # bytes decompressed at once; Arrow cannot read nested columns of 2 GiB
-LABEL_NAMES = ("label", "labels", "fine_label", "cls", "class", "target")
 
 
-def open_parquet(path: Path, files: list[Path]) -> Source:
+def open_parquet(path: Path | str, files: Sequence[ShardFile]) -> Source:
     """Open parquet files as one source; `path` is the file or folder that the user named."""
     from pyarrow import ArrowException, parquet
 
     values = []
     try:
-        metadata = [parquet.read_metadata(file, memory_map=True) for file in files]
-        schema = parquet.read_schema(files[0], memory_map=True)
+        schemas, metadata = zip(*_heads(files), strict=True)
+        schema = schemas[0]
         label, image = label_column(schema), image_column(schema, path)
-        for file in files:
-            columns = parquet.read_schema(file, memory_map=True).names
+        for file, columns in zip(files, (each.names for each in schemas), strict=True):
             needed = {name.partition(".")[0] for name in (image, label) if name}
             if lost := needed.difference(columns):
                 lacks = f"has no column {min(lost)!r}, unlike {files[0].name}"
                 raise ValueError(f"{file} {lacks}: its columns are {', '.join(columns)}")
         for file in files if label else []:
-            values += parquet.read_table(file, columns=[label], memory_map=True)[0].to_pylist()
+            table = parquet.read_table(parquet_input(file), columns=[label], memory_map=True)
+            values += table[0].to_pylist()
     except (ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the content
             raise
         raise ValueError(f"{path}: cannot read parquet: {first_line(error)}") from error
     for file, about in zip(files, metadata, strict=True):
         counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
-        size = file.stat().st_size  # each row takes at least one byte
+        size = file_size(file)  # each row takes at least one byte
         if min(counts, default=0) < 0 or not 0 <= sum(counts) <= size:
             raise ValueError(f"{file} is damaged: {sum(counts):,} rows in a file of {size:,} bytes")
     rows = _RowGroups(files, metadata, image)
@@ -55,13 +61,25 @@ def open_parquet(path: Path, files: list[Path]) -> Source:
         numbers = f"{len(values):,} labels for {rows.starts[-1]:,} rows"
         raise ValueError(f"{path}: cannot read parquet: it has {numbers}")
     return ImageSource(
-        name=path.resolve().name,
         count=rows.starts[-1],
         read=rows.cell,
         place=rows.place,
-        root=str(path),
+        ahead=rows.fetch_ahead if isinstance(files[0], RemoteFile) else None,
+        **name_and_root(path),
         **labeled(values, class_names(schema, label)),
     )
+
+
+def _heads(files: Sequence[ShardFile]) -> Iterator[tuple[Any, Any]]:
+    """Yield schema and metadata of parquet files."""
+    from pyarrow import parquet
+
+    for file in files:  # the metadata is at the end
+        if isinstance(file, RemoteFile):
+            file.prefetch(max(0, file.size - 1), 1)
+    for file in files:
+        with parquet.ParquetFile(parquet_input(file), memory_map=True) as reader:
+            yield reader.schema_arrow, reader.metadata
 
 
 def class_names(schema: Any, label: str | None) -> list[str] | None:
@@ -82,7 +100,7 @@ class _RowGroups:
     # compressed as a whole. The cache uses up to a quarter of the machine's memory, so that each
     # group is read only once if possible.
 
-    def __init__(self, files: Sequence[Path], metadata: Sequence[Any], column: str) -> None:
+    def __init__(self, files: Sequence[ShardFile], metadata: Sequence[Any], column: str) -> None:
         self.files, self.metadata, self.column = files, metadata, column
         self.groups = [(k, g) for k, m in enumerate(metadata) for g in range(m.num_row_groups)]
         sizes = [metadata[k].row_group(g) for k, g in self.groups]
@@ -96,10 +114,11 @@ class _RowGroups:
         self.busy = [large if s.total_byte_size > limit else threading.Lock() for s in sizes]
         total = sum(size.total_byte_size for size in sizes)
         if total > self.room:
+            folder = str(files[0]).rpartition("/")[0]
             warnings.warn(
-                f"{files[0].parent} has {total / 2**30:.3g} GiB uncompressed, more than the "
-                f"{self.room / 2**30:.3g} GiB of the cache: most images will need a read of a "
-                "whole row group; use image files or tar shards, which are faster",
+                f"{folder} has {total / 2**30:.3g} GiB uncompressed, more than the "
+                f"{self.room / 2**30:.3g} GiB of the cache: most images will need a read "
+                "of a whole row group; use image files or tar shards, which are faster",
                 stacklevel=4,
             )
 
@@ -125,6 +144,17 @@ class _RowGroups:
             raise Unreadable("the row holds no image bytes")
         return value
 
+    def fetch_ahead(self, indices: Sequence[int]) -> None:
+        """Start to fetch the row groups of these rows into the cache on disk."""
+        for group in dict.fromkeys(map(self._group, indices)):
+            k, g = self.groups[group]
+            if group not in self.kept and isinstance(file := self.files[k], RemoteFile):
+                about = self.metadata[k].row_group(g)
+                for column in map(about.column, range(about.num_columns)):
+                    if column.path_in_schema == self.column:
+                        start = column.dictionary_page_offset or column.data_page_offset
+                        file.prefetch(start, column.total_compressed_size)
+
     def _group(self, i: int) -> int:
         return bisect_right(self.starts, i) - 1
 
@@ -138,7 +168,9 @@ class _RowGroups:
         options = {"row_groups": [g], "columns": [self.column], "use_threads": False}
         try:
             # One reader per call: Arrow does not guarantee that threads may share one.
-            with parquet.ParquetFile(file, memory_map=True, metadata=metadata) as reader:
+            with parquet.ParquetFile(
+                parquet_input(file), memory_map=True, metadata=metadata, pre_buffer=False
+            ) as reader:
                 batches = reader.iter_batches(batch_size=rows, **options)
                 found = chunked_array([batch.column(0) for batch in batches])
         except ArrowMemoryError:  # does not depend on the image
@@ -157,7 +189,7 @@ class _RowGroups:
         return found
 
 
-def image_column(schema: Any, path: Path) -> str:
+def image_column(schema: Any, path: Path | str) -> str:
     """Return the column of encoded images: `image.bytes` as in Hugging Face, or plain bytes."""
     leaves = {}
     for field in schema:
@@ -177,96 +209,3 @@ def label_column(schema: Any) -> str | None:
     kinds = {field.name: str(field.type) for field in schema}
     allowed = re.compile(r"u?int|bool|(large_)?string")
     return next((name for name in LABEL_NAMES if allowed.match(kinds.get(name, ""))), None)
-
-
-def open_tar(path: Path, files: list[Path]) -> Source:
-    """Open tar files as one source; `path` is the file or folder that the user named."""
-    shard, names, spans, values = [], [], [], []
-    for k, file in enumerate(files):
-        try:
-            with open(file, "rb", buffering=0) as tar:
-                for image, label in tar_samples(tar):
-                    shard.append(k)
-                    names.append(image.name)
-                    spans.append((image.offset, image.size))
-                    values.append(label)
-        except (ValueError, RecursionError, tarfile.TarError) as error:
-            raise ValueError(f"{file} cannot be read as a WebDataset tar: {error}") from error
-    where = np.array(spans)
-
-    def read(i: int) -> bytes:
-        # Open per read: a set may have more shards than a process may have open files.
-        with open(files[shard[i]], "rb", buffering=0) as tar:
-            return os.pread(tar.fileno(), int(where[i, 1]), int(where[i, 0]))
-
-    return ImageSource(
-        name=path.resolve().name,
-        count=len(names),
-        read=read,
-        place=lambda i: f"{files[shard[i]]}:{names[i]}",
-        root=str(path),
-        **labeled(values),
-    )
-
-
-class TarMember(NamedTuple):
-    """A file in a tar."""
-
-    name: str
-    offset: int
-    size: int
-
-
-def tar_members(tar: io.FileIO) -> list[TarMember]:
-    """List the files in a tar by its headers; use tarfile if a header is not plain."""
-    # tarfile takes 39 us per file and this 3 us: ImageNet's 2.6 million take 8 s instead of 100 s.
-    end, at, found = os.fstat(tar.fileno()).st_size, 0, []
-    while at < end:
-        head = os.pread(tar.fileno(), 512, at)
-        if head[:1] == b"\0":
-            break
-        kind, digits, start = head[156:157], head[124:136].rstrip(b"\0 "), at + 512
-        plain = head[257:262] == b"ustar" and kind in (b"0", b"\0", b"5", b"x")
-        if not plain or not digits.isdigit():
-            return _members_by_tarfile(tar)
-        size = int(digits, 8)
-        if start + size > end:
-            raise ValueError("it is truncated in the middle of a file")
-        if kind == b"x" and re.search(rb" (path|size)=", os.pread(tar.fileno(), size, start)):
-            return _members_by_tarfile(tar)
-        if kind in (b"0", b"\0"):
-            parts = (part.split(b"\0")[0] for part in (head[345:500], head[:100]))
-            name = b"/".join(part for part in parts if part)
-            found.append(TarMember(os.fsdecode(name), start, size))
-        at = start + -(-size // 512) * 512
-    return found
-
-
-def _members_by_tarfile(tar: io.FileIO) -> list[TarMember]:
-    tar.seek(0)
-    with tarfile.open(fileobj=tar, mode="r:") as archive:
-        return [TarMember(m.name, m.offset_data, m.size) for m in archive if m.isfile()]
-
-
-def tar_samples(tar: io.FileIO) -> list[tuple[TarMember, int | str | None]]:
-    """Return images and labels of a tar; files with the same name up to its first dot are one."""
-    groups: dict[str, dict[str, TarMember]] = {}
-    for member in tar_members(tar):
-        if match := re.match(r"((?:.*/)?[^./][^./]*)\.([^/]*)$", member.name):
-            groups.setdefault(match[1], {})[match[2].lower()] = member
-    samples = []
-    for parts in groups.values():
-        if kinds := [kind for kind in parts if f".{kind.rpartition('.')[2]}" in EXTENSIONS]:
-            label = None
-            for about in filter(None, (parts.get("json"), parts.get("cls"))):
-                label = _label_in(os.pread(tar.fileno(), about.size, about.offset).decode())
-            samples.append((parts[kinds[0]], label))
-    return samples
-
-
-def _label_in(text: str) -> int | str | None:
-    """Return the class in `key.cls` (a number or a name) or in an entry of `key.json`."""
-    if not text.lstrip().startswith("{"):
-        return int(text) if text.strip().lstrip("-").isdigit() else text.strip()
-    entries = json.loads(text)
-    return next((entries[name] for name in LABEL_NAMES if name in entries), None)

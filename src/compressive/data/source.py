@@ -17,6 +17,7 @@ from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import MAX_PIXELS, Unreadable, decode, shrink
+from compressive.storage.backend import StorageError
 
 __all__ = ["ImageSource", "NoSplit", "Source", "subset"]
 
@@ -122,6 +123,8 @@ class ImageSource:
     classes: tuple[str, ...] | None = None
     root: str = ""  # folder or file that holds all images, if they are on a disk
     max_pixels: int = MAX_PIXELS
+    # Called with the images that will be read soon, for sources that take long to read.
+    ahead: Callable[[Sequence[int]], None] | None = None
 
     def __post_init__(self) -> None:
         assert (self.labels is None) == (self.classes is None)
@@ -132,13 +135,17 @@ class ImageSource:
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Return image i, upright, in RGB, read-only; raise `Unreadable` if it is damaged."""
+        found = self.stored(i)
+        return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
+
+    def stored(self, i: int) -> Any:
+        """Return image i as it is stored: encoded bytes, or pixels."""
         try:
-            found = _read_with_retries(self.read, self._checked(i), self.root)
-        except DataUnavailable:
+            return _read_with_retries(self.read, self._checked(i), self.root)
+        except (DataUnavailable, StorageError):
             raise
         except OSError as error:
             raise Unreadable(error.strerror or str(error)) from error
-        return found if isinstance(found, Tensor) else decode(found, self.max_pixels)
 
     def origin(self, i: int) -> str:
         """Return the location of image i: a file, or a shard and a place in it."""
@@ -155,7 +162,7 @@ def _read_with_retries(read: Callable[[int], Any], i: int, root: str) -> Any:
     for tried, wait in enumerate((*_OUTAGE_WAITS, None)):
         try:
             return read(i)
-        except DataUnavailable:
+        except (DataUnavailable, StorageError):
             raise
         except OSError as error:
             is_away = _is_away(root)
@@ -182,6 +189,12 @@ def _is_away(root: str) -> bool:
         return True
 
 
+def fetch_ahead(source: Source, indices: Sequence[int]) -> None:
+    """Tell a source which images will be read soon."""
+    if (ahead := getattr(source, "ahead", None)) is not None:
+        ahead(indices)
+
+
 def with_max_pixels(source: Source, most: int) -> Source:
     """Return the source with another limit, if it is an `ImageSource`; else unchanged."""
     return replace(source, max_pixels=most) if isinstance(source, ImageSource) else source
@@ -206,6 +219,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
         count=len(whole),
         read=lambda i: source.image(whole[i]),
         place=lambda i: source.origin(whole[i]),
+        ahead=lambda indices: fetch_ahead(source, [whole[i] for i in indices]),
         labels=None if source.labels is None else source.labels[index],
         classes=source.classes,
     )
@@ -220,6 +234,7 @@ def shrunk(source: Source, side: int, least: int, most: int) -> Source:
         place=source.origin,
         labels=source.labels,
         classes=source.classes,
+        ahead=lambda indices: fetch_ahead(source, indices),
     )
 
 

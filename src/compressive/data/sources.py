@@ -1,7 +1,6 @@
 """Open a source: a folder, shards, an archive, a list, a torchvision set, or Python objects."""
 
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +16,10 @@ from compressive.data.archives import archive_ending, has_sidecars, open_archive
 from compressive.data.decode import EXTENSIONS, MAX_PIXELS
 from compressive.data.image_lists import is_list, open_list
 from compressive.data.location import ALLOWED, PYTHON, ImageData, check_exists
+from compressive.data.remote_shards import open_remote
 from compressive.data.saved_datasets import open_arrow, saved_splits
 from compressive.data.several import open_objects
+from compressive.data.shard_file import split_in_name
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import (
     SPLITS,
@@ -34,6 +35,7 @@ from compressive.data.torchvision_sets import open_torchvision
 from compressive.data.unsupported import FOREIGN, archive_hint, conversion_hint, file_advice
 from compressive.rundir.files import local_path
 from compressive.rundir.places import split_places
+from compressive.storage.address import is_remote
 
 __all__ = ["ImageSource", "Source", "open_source", "subset"]
 
@@ -50,6 +52,7 @@ def open_source(place: ImageData, split: str = "train", *, max_pixels: int = MAX
       defaults to `$COMPRESSIVE_DATA`, else `~/.cache/compressive`.
     - `*.parquet` as written by Hugging Face, `*.tar` as written by WebDataset: one file, or a
       folder of them (also in `data/`). The name of a file or its folder contains the split.
+    - `s3://`, `gs://` or `hf://`: such a file or folder on object storage.
     - A folder written by `save_to_disk` of Hugging Face's datasets, or `*.arrow` files.
     - `.zip`, `.tar.gz` and other compressed tar archives of the following kinds of folders.
     - `.txt`, `.csv`, `.tsv` or `.parquet`: a list of image files with the column `path` and
@@ -76,6 +79,8 @@ def open_source(place: ImageData, split: str = "train", *, max_pixels: int = MAX
         raise ValueError(f"{text} is a Python object, which cannot be opened by name; give a path")
     if text.startswith("torchvision:"):
         return with_max_pixels(open_torchvision(text, split), max_pixels)
+    if is_remote(text):
+        return with_max_pixels(open_remote(text, split), max_pixels)
     check_exists(text)
     path = local_path(place)
     source = _open_path(path, split)
@@ -122,7 +127,7 @@ def _open_file(path: Path, split: str) -> Source | None:
         return open_list(path, split)
     ending = archive_ending(path)
     if ending and not (ending == ".tar" and has_sidecars(path)):
-        return open_archive(path, split, _split_in(path.name))
+        return open_archive(path, split, split_in_name(path.name))
     return None
 
 
@@ -252,7 +257,7 @@ def _shards(path: Path, suffix: str) -> dict[str, list[Path]]:
     """Return the shards of each split."""
     if path.is_file():
         # A single file is also the train split, whatever its name.
-        own = _split_in(path.name) or "train"
+        own = split_in_name(path.name) or "train"
         return {name: [path] for name in ("train", own)} if path.suffix.lower() == suffix else {}
     found: dict[str, list[Path]] = {}
     for folder in (path, path / "data"):
@@ -261,15 +266,8 @@ def _shards(path: Path, suffix: str) -> dict[str, list[Path]]:
             default = "train" if part is folder else part.name
             for name in _listing(part).shards:
                 if name.lower().endswith(suffix):
-                    found.setdefault(_split_in(name) or default, []).append(part / name)
+                    found.setdefault(split_in_name(name) or default, []).append(part / name)
     return found
-
-
-def _split_in(name: str) -> str | None:
-    """Return the split in a shard's name, as in train-00000-of-00002 or imagenet1k-val-07."""
-    words = [word for word in re.split(r"[-_.]", name.lower()) if word in SPLITS]
-    whole = re.match(r"(.+?)-\d{5}-of-\d{5}", name)
-    return words[0] if words else whole[1] if whole else None
 
 
 def _open_builtin(split: str) -> Source:

@@ -7,7 +7,14 @@ import torch
 from compressive.config import Data
 from compressive.data.location import ImageData
 from compressive.data.several import place_of
-from compressive.data.source import ImageSource, NoSplit, Source, subset, without_labels
+from compressive.data.source import (
+    ImageSource,
+    NoSplit,
+    Source,
+    fetch_ahead,
+    subset,
+    without_labels,
+)
 from compressive.data.sources import open_source
 from compressive.data.splits import stratified
 from compressive.rundir.places import describe_places
@@ -122,6 +129,7 @@ def _renumbered(source: Source, names: tuple[str, ...] | None) -> Source:
         count=len(source),
         read=source.image,
         place=source.origin,
+        ahead=lambda indices: fetch_ahead(source, indices),
         labels=torch.where(labels < 0, labels, number[labels.clamp(min=0)]),
         classes=tuple(every),
     )

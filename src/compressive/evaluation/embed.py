@@ -23,6 +23,7 @@ from compressive.progress import Display
 from compressive.rundir.files import local_path, write_bytes
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import split_places
+from compressive.storage.address import is_remote
 
 FORMATS = (".parquet", ".npz", ".csv")
 Vectors = NDArray[np.float32]  # image, feature
@@ -88,7 +89,7 @@ def check_table_path(out: str | Path, images: ImageData, formats: Sequence[str],
         raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
     ensure_writable(out.parent)
     places = split_places(place_of(images)) if is_path(images) else []
-    among = [local_path(place).resolve() for place in places]
+    among = [local_path(place).resolve() for place in places if not is_remote(place)]
     if out.suffix.lower() == ".parquet" and any(map(out.resolve().is_relative_to, among)):
         raise ValueError(
             f"--out {out} is inside the image folder and would be read as images; choose "

@@ -17,7 +17,7 @@ EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test an
 RESULTS, SWEEP = "results.json", "sweep.json"
 PARTIAL = ".partial"
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash, because Path("s3://x") keeps only one
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
 
 
 def local_path(path: str | Path) -> Path:
@@ -77,7 +77,7 @@ def write_files(contents: Mapping[Path, Sequence[bytes | memoryview]]) -> None:
                     os.close(folder)
     except OSError as error:
         size = sum(map(len, contents[path])) / 1e6
-        is_full = error.errno in _FULL
+        is_full = error.errno in DISK_FULL
         hint = "free some space and run the same command again" if is_full else "check the path"
         raise OSError(
             error.errno,

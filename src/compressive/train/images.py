@@ -3,7 +3,6 @@
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from compressive.config import Config, Data, override
-from compressive.data.fingerprint import file_states
+from compressive.data.fingerprint import file_states, start_of_file
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.location import PYTHON
 from compressive.data.sampler import BatchIndices
@@ -21,6 +20,7 @@ from compressive.data.sources import open_source
 from compressive.progress import printable
 from compressive.rundir.files import write_text
 from compressive.rundir.places import split_places
+from compressive.storage.address import is_remote
 from compressive.train.online_eval import evenly_spaced_indices
 
 Loader = Resident | Streaming
@@ -116,10 +116,7 @@ def list_files(source: Source, place: str) -> FileList:
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
     fields: list[str] = []
     for i, (path, (size, time)) in enumerate(states.items()):
-        content = b""
-        if i in sampled and size:
-            with suppress(OSError), open(path, "rb", buffering=0) as file:
-                content = file.read(_SAMPLED_BYTES)
+        content = start_of_file(path, _SAMPLED_BYTES) if i in sampled and size else b""
         fields += (_relative_name(path, roots), str(size), str(time), f"{zlib.crc32(content)}")
     text = "\0".join(fields).encode(errors="surrogateescape")
     return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
@@ -127,6 +124,8 @@ def list_files(source: Source, place: str) -> FileList:
 
 def _root_of(place: str) -> str:
     """Return the folder that file names of a source are relative to, with a slash."""
+    if is_remote(place):
+        return f"{place.rstrip('/')}/"
     path = Path(place).expanduser()
     return f"{path.parent if path.is_file() else path}/"
 

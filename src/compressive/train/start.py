@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from compressive import recipes
 from compressive.config import Config, flat, override, unused_settings, with_data
@@ -20,6 +21,7 @@ from compressive.train import loop
 from compressive.train.auto_config import auto_config
 from compressive.train.initial_weights import following_settings
 from compressive.train.loop import Outcome
+from compressive.train.remote_out import mirrored
 
 # Settings that must stay the same if a run is continued, and those of the network.
 _UNCHANGEABLE = {
@@ -61,7 +63,8 @@ def pretrain(
     `data` is a folder or another source of images, a list of several, a Python object such as a
     torch `Dataset` (see docs/formats.md), or a complete `Config`. Without a recipe,
     settings are chosen from the images and the machine. `settings` are further changes, such as
-    "bottleneck.beta=0.1", which the command line takes as `--set`. `out` is the folder of the run.
+    "bottleneck.beta=0.1", which the command line takes as `--set`. `out` is the folder of the run,
+    or an address such as s3://BUCKET/FOLDER, to which a local folder is mirrored (docs/storage.md).
 
     Resume if that folder holds an unfinished run with the same settings. `continue_from` starts a
     new run from the last checkpoint of another run, with its settings as the base.
@@ -91,27 +94,37 @@ def pretrain(
     given = as_changes(options, settings)
     if not isinstance(data, Config):
         data, source = _open_python_data(data, source, given)
-    config, folder, reasons = plan_pretraining(
-        data, out, given, recipe=recipe, continue_from=continue_from, source=source
-    )
-    names = list(dict.fromkeys(change.partition("=")[0].strip() for change in given))
     display = display or Display(quiet=rank() > 0)
+    with mirrored(out, display.say) as place:
+        return _pretrain_planned(
+            plan_pretraining(
+                data, place, given, recipe=recipe, continue_from=continue_from, source=source
+            ),
+            given,
+            display,
+            resume=resume,
+            continue_from=continue_from,
+            source=source,
+            method=build if method is None or isinstance(method, str) else method,
+        )
+
+
+def _pretrain_planned(
+    plan: tuple[Config, Path, dict[str, str]],
+    given: Sequence[str],
+    display: Display,
+    **options: Any,
+) -> Outcome:
+    """Print notes on the settings of a run, and train."""
+    config, folder, reasons = plan
+    names = list(dict.fromkeys(change.partition("=")[0].strip() for change in given))
     unused = unused_settings(config)
     for name in filter(unused.__contains__, names):
         display.say(f"note: {name} has no effect here: {unused[name]}")
     for name, reason in reasons.items():
         if name not in names and name not in unused:
             display.say(f"{name} = {flat(config)[name]}: {reason}")
-    return loop.pretrain(
-        config,
-        folder,
-        given=names,
-        resume=resume,
-        continue_from=continue_from,
-        source=source,
-        display=display,
-        method=build if method is None or isinstance(method, str) else method,
-    )
+    return loop.pretrain(config, folder, given=names, display=display, **options)
 
 
 def _open_python_data(

@@ -1,0 +1,90 @@
+"""The command that packs images into shards."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from compressive.cli.terminal import (
+    one_line_errors,
+    path_argument,
+    path_option,
+    print_line,
+    print_next,
+    require_at_least,
+)
+from compressive.data.location import check_exists
+from compressive.rundir.lock import ensure_writable
+
+if TYPE_CHECKING:
+    from compressive.data.pack import Packed
+
+_TO_PACK_HELP = "Images to pack: a folder, shards, torchvision:NAME, or builtin."
+_SHORTER_SIDE_HELP = (
+    "Shrink larger images to this shorter side, in pixels; 0: keep the original files."
+)
+_QUALITY_HELP = "JPEG quality of resized images, 1 to 100; 0: PNG."
+_SHARD_FORMAT_HELP = "tar (WebDataset) or parquet (Hugging Face)."
+_DUPLICATES_HELP = "Leave out images whose pixels equal those of an earlier image of the split."
+_PER_SHARD_HELP = "Images in each shard."
+_SHARD_FORMATS = ("tar", "parquet")
+
+
+def pack_command(
+    data: Annotated[str, path_argument(help=_TO_PACK_HELP)],
+    out: Annotated[Path, path_option(help="Folder of the shards.")],
+    size: Annotated[int, typer.Option(help=_SHORTER_SIDE_HELP)] = 0,
+    quality: Annotated[int, typer.Option(help=_QUALITY_HELP)] = 92,
+    kind: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help=_SHARD_FORMAT_HELP)
+    ] = "tar",
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help=_DUPLICATES_HELP)
+    ] = False,
+    images_per_shard: Annotated[int, typer.Option(help=_PER_SHARD_HELP)] = 2000,
+    workers: Annotated[int, typer.Option(help="Threads; 0: one per core.")] = 0,
+) -> None:
+    """Write images to tar or parquet shards, which are faster to read than many files.
+
+    Keeps order, labels, class names and splits. Unreadable images are left out and listed in
+    unreadable.txt. The same command resumes an interrupted one.
+    """
+    with one_line_errors():
+        require_at_least(0, size=size, quality=quality, workers=workers)
+        require_at_least(1, images_per_shard=images_per_shard)
+        if kind not in _SHARD_FORMATS:
+            raise ValueError(f"--format must be {' or '.join(_SHARD_FORMATS)}, got {kind!r}")
+        if quality > 100:
+            raise ValueError(f"--quality must be 0 to 100, got {quality}")
+        check_exists(data)
+        ensure_writable(out)
+        from compressive.data.pack import pack_images
+
+        packed = pack_images(
+            data,
+            out,
+            size=size,
+            quality=quality,
+            kind=cast(Literal["tar", "parquet"], kind),
+            drop_duplicates=drop_duplicates,
+            images_per_shard=images_per_shard,
+            workers=workers,
+        )
+        for line in _split_lines(packed):
+            print_line(line)
+        print_next("pretrain", packed.folder)
+
+
+def _split_lines(packed: "Packed") -> list[str]:
+    """Return what was written, one line for each split."""
+    lines = []
+    for split, counts in packed.splits.items():
+        left = [(counts.unreadable, "unreadable"), (counts.duplicates, "duplicates")]
+        words = "".join(f", without {count:,} {name}" for count, name in left if count)
+        noun = "shard" if counts.shards == 1 else "shards"
+        lines.append(f"{split}: {counts.images:,} images in {counts.shards:,} {noun}{words}")
+    if packed.shared:
+        lines.append(f"note: {packed.shared:,} images are also in another split; all are kept")
+    if any(counts.unreadable for counts in packed.splits.values()):
+        lines.append(f"unreadable images: {packed.folder / 'unreadable.txt'}")
+    return lines
