@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     pass
 
 _SOURCE_HELP = (
-    "A folder of images or of class folders, parquet or tar shards, also on s3://, gs:// or hf://, a"
-    " zip or tar.gz archive, a list of paths, a folder of save_to_disk, torchvision:NAME, or"
-    " builtin."
+    "A folder of images or of class folders, parquet or tar shards, also on s3://, gs:// or hf://, "
+    "a zip or tar.gz archive, a list of paths, a folder of save_to_disk, torchvision:NAME, or "
+    "builtin."
 )
 _SOURCES_HELP = f"{_SOURCE_HELP} Several sources are one data set."
 _SET_HELP = "Change one of `compressive settings`; may be repeated."
