@@ -14,7 +14,7 @@ import pytest
 import torch
 from input_formats import CLASSES, Photos, class_folders, hugging_face, labels, pixels, planted
 from PIL import Image
-from tiny import noise
+from tiny import noise, silent, tiny
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import FakeData, ImageFolder
@@ -25,6 +25,7 @@ from compressive.data.python_datasets import DatasetSource
 from compressive.data.several import place_of
 from compressive.data.source import require_source
 from compressive.data.sources import open_source
+from compressive.rundir.folder import read_config
 
 PIXELS = np.array(noise(8, 10, seed=5))
 TRUTH = torch.from_numpy(PIXELS).permute(2, 0, 1)
@@ -306,6 +307,17 @@ def test_data_set_is_not_read_by_two_threads_at_once() -> None:
     source = open_source(Items(item, 50))
     with ThreadPoolExecutor(8) as pool:
         assert len([*pool.map(source.image, range(50))]) == 50
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_object_replaces_the_source_of_a_config(tmp_path: Path) -> None:
+    config = tiny("data.source=builtin")
+    outcome = compressive.pretrain(config, tmp_path / "run", source=Photos(), display=silent())
+    assert outcome.step == 2
+    assert read_config(tmp_path / "run").data.source == "python:Photos"
+    with pytest.raises(ValueError, match="NoneType"):
+        compressive.pretrain(config, tmp_path / "other", source=[Photos(), None])
 
 
 def test_names_of_python_objects() -> None:

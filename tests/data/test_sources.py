@@ -894,6 +894,12 @@ def test_labels_may_be_integers_or_text() -> None:
             assert labeled([0, value]) == {}
 
 
+def test_huge_id_among_named_classes_is_a_name() -> None:
+    """A damaged id of 10^9 would otherwise get 10^9 class names."""
+    found = labeled([0, 1, 10**9], ["a", "b"])
+    assert (found["labels"].tolist(), found["classes"]) == ([0, 1, 2], ("0", "1", "1000000000"))
+
+
 def test_parquet_files_with_different_columns_are_rejected(tmp_path: Path) -> None:
     for name, column in (("a", "image"), ("b", "img")):
         cells = [{"bytes": encoded(picture()), "path": None}]

@@ -251,13 +251,15 @@ def labeled(values: Sequence[Any], names: Sequence[str] | None = None) -> dict[s
         return {}
     is_words = any(isinstance(value, str) for value in values)
     largest = max((value for value in values if isinstance(value, int)), default=0)
+    if names and largest >= len(names):
+        names = None  # they do not name every id; a damaged id may be huge
     if is_words or (not names and largest >= max(len(values), MOST_CLASSES)):
         there = {value for value in values if value is not None}
         names = sorted({str(value) for value in there}) if is_words else [*map(str, sorted(there))]
         ids = {name: i for i, name in enumerate(names)}
         values = [None if value is None else ids[str(value)] for value in values]
     labels = torch.tensor([-1 if value is None else value for value in values])
-    if not names or len(names) <= int(labels.max()):
+    if not names:
         names = [str(i) for i in range(int(labels.max()) + 1)]
     return {"labels": labels, "classes": tuple(names)}
 

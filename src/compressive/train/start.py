@@ -55,7 +55,7 @@ def pretrain(
     settings: Sequence[str] = (),
     resume: bool = True,
     continue_from: str | Path | None = None,
-    source: Source | None = None,
+    source: ImageData | None = None,
     display: Display | None = None,
 ) -> Outcome:
     """Train an encoder on images without labels; the arguments are those of the command line.
@@ -73,8 +73,8 @@ def pretrain(
     tag, an `hf-hub:` id or a folder of timm (see docs/weights.md). The network and the size of
     views follow from them. Heads start from random weights.
 
-    In Python, `source` can replace data.source, and `method` can be a function that builds a method
-    (see docs/extend.md).
+    In Python, `source` can replace data.source of a `Config` by images of any kind, and `method`
+    can be a function that builds a method (see docs/extend.md).
     """
     options = {
         "method": method if isinstance(method, str) else None,
@@ -92,6 +92,9 @@ def pretrain(
         "workers": workers,
     }
     given = as_changes(options, settings)
+    if source is not None and not isinstance(source, Source):
+        split = (data if isinstance(data, Config) else override(Config(), *given)).data.split
+        source = open_source(source, split)
     if not isinstance(data, Config):
         data, source = _open_python_data(data, source, given)
     display = display or Display(quiet=rank() > 0)
