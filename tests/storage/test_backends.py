@@ -42,6 +42,23 @@ def test_shards_on_the_hub_equal_local_ones(
     assert one.origin(0).startswith(f"hf://datasets/user/name/data/train-0.{kind}:")
 
 
+def test_an_answer_that_is_too_short_is_requested_again(
+    hub: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = write_parquet(tmp_path / "set/train-0.parquet", range(12))
+    hub.pipe_file("/datasets/user/name/train-0.parquet", local.read_bytes())
+    whole, calls = hub.cat_file, []
+
+    def short_at_first(path: str, **where: int) -> bytes:
+        calls.append(path)
+        return whole(path, **where)[: 100 if len(calls) % 2 else None]
+
+    monkeypatch.setattr(hub, "cat_file", short_at_first)
+    source = open_source("hf://datasets/user/name")
+    assert torch.equal(source.image(11), open_source(tmp_path / "set").image(11))
+    assert len(calls) > 1
+
+
 def test_a_missing_repository_is_one_line(hub: MemoryFileSystem) -> None:
     with pytest.raises(StorageError, match="hf://datasets/user/none does not exist"):
         open_source("hf://datasets/user/none")

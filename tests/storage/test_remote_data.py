@@ -153,6 +153,21 @@ def test_changed_shards_are_detected_when_a_run_is_resumed(s3: S3, tmp_path: Pat
         pretrain(config, tmp_path / "run", display=silent())
 
 
+def test_the_fingerprint_for_caches_changes_with_the_version_of_an_object(
+    s3: S3, tmp_path: Path
+) -> None:
+    data = bytearray(write_tar(tmp_path / "train-0.tar", range(5)).read_bytes())
+    prints = []
+    for last_byte in (0, 1):  # after the end of the archive: equal size and equal images
+        data[-1] = last_byte
+        call(s3, "PUT", f"/{BUCKET}/version/train-0.tar", bytes(data))
+        source = open_source(f"s3://{BUCKET}/version")
+        found = DatasetFingerprint(source)
+        prints.append((found.of(), found.with_file_times()))
+    assert prints[0][0] == prints[1][0]
+    assert prints[0][1] != prints[1][1]
+
+
 @pytest.mark.slow
 def test_evaluation_of_remote_shards_equals_that_of_local_ones(s3: S3, tmp_path: Path) -> None:
     folder = shards("parquet", tmp_path / "shards")
