@@ -18,6 +18,7 @@ import numpy as np
 from compressive.data.decode import EXTENSIONS, Unreadable, first_line
 from compressive.data.source import ImageSource, Source, labeled
 from compressive.distributed import launched
+from compressive.platforms.memory import total_host_memory
 
 _LARGE = 16  # a row group is large if it needs more than 1/16 of the cache
 _BATCH = 2**28  # bytes decompressed at once; Arrow cannot read nested columns of 2 GiB
@@ -85,7 +86,7 @@ class _RowGroups:
         self.groups = [(k, g) for k, m in enumerate(metadata) for g in range(m.num_row_groups)]
         sizes = [metadata[k].row_group(g) for k, g in self.groups]
         self.starts = [0, *accumulate(size.num_rows for size in sizes)]
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        memory = total_host_memory() // 4
         self.room = memory // max(1, launched("LOCAL_WORLD_SIZE", 1))
         self.kept: dict[int, Any] = {}
         self.door = threading.Lock()

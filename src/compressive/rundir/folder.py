@@ -165,13 +165,15 @@ def command() -> str:
 def _provenance(device: "torch.device") -> dict[str, Any]:
     import torch  # import here: it takes seconds, and readers do not need it
 
+    from compressive.platforms.accelerators import device_name
+
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
         "commit": _commit(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        "device": device_name(device) or processor,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: package_version(name) for name in packages}
