@@ -97,7 +97,7 @@ def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     # one by one.
     gap = to_float64(guess == labels) - to_float64(confidence)
     binned = gap.new_zeros(bins + 1).index_add(0, index.to(gap.device), gap)
-    return _rounded(binned.abs().sum() / len(labels), logits)
+    return _as_input(binned.abs().sum() / len(labels), logits)
 
 
 def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[Tensor, " batch"]:
@@ -127,7 +127,7 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     singular = torch.where(squares > noise, squares, 0.0).sqrt()
     total = singular.sum()
     entropy = torch.special.entr(singular / total).sum()
-    return _rounded(torch.where(total == 0, 0.0, entropy.exp()), features)
+    return _as_input(torch.where(total == 0, 0.0, entropy.exp()), features)
 
 
 @validates_inputs
@@ -166,7 +166,7 @@ def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
         potential = 2 * t * (unit[start : start + rows] @ unit[start:].T - 1)
         not_later = torch.ones_like(potential, dtype=torch.bool).tril()
         blocks.append(potential.masked_fill(not_later, -torch.inf).logsumexp((0, 1)))
-    return _rounded(torch.stack(blocks).logsumexp(0) - math.log(n * (n - 1) / 2), x)
+    return _as_input(torch.stack(blocks).logsumexp(0) - math.log(n * (n - 1) / 2), x)
 
 
 @validates_inputs
@@ -200,14 +200,14 @@ def bootstrap_interval(
         chosen = torch.randint(n, size, generator=random, device=values.device)
         means.append(values.take(chosen).mean(1))
     tail, sample = (1 - level) / 2, torch.cat(means).to(_wide(per_example))
-    return Interval(*(_rounded(sample.quantile(q), per_example) for q in (tail, 1 - tail)))
+    return Interval(*(_as_input(sample.quantile(q), per_example) for q in (tail, 1 - tail)))
 
 
 def _wide(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
-def _rounded(exact: Tensor, like: Tensor) -> Tensor:
+def _as_input(exact: Tensor, like: Tensor) -> Tensor:
     """Return a float64 result in the dtype and on the device of the input."""
     return exact.to(_wide(like)).to(like.device)
 

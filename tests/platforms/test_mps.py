@@ -188,6 +188,7 @@ def evaluated(run: Path, tasks: str) -> tuple[dict[tuple[str, ...], float], dict
     return values, found["about"]
 
 
+@pytest.mark.slow
 def test_run_is_trained_resumed_and_evaluated_as_on_the_cpu(tmp_path: Path) -> None:
     check_run("c-simclr", "geometry", 4, tmp_path)
 

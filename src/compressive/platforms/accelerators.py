@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
-_TITLES = {"cuda": "GPU", "xpu": "Intel GPU", "mps": "Apple GPU"}
+_KIND_NAMES = {"cuda": "GPU", "xpu": "Intel GPU", "mps": "Apple GPU"}
 
 
 class DeviceMemory(NamedTuple):
@@ -30,7 +30,7 @@ def is_rocm() -> bool:
 
 def missing_device(kind: str) -> str:
     """Say that torch sees no device of this kind."""
-    return f"torch sees no {_TITLES[kind]}"
+    return f"torch sees no {_KIND_NAMES[kind]}"
 
 
 def device_name(device: torch.device) -> str:

@@ -158,7 +158,7 @@ def read_config(folder: Path) -> Config:
 def command() -> str:
     """Return the command line, with `compressive` for every way of starting this program."""
     called = Path(sys.argv[0])
-    is_ours = called.name == "compressive" or called == Path(__file__).parents[1] / "__main__.py"
+    is_ours = called.stem == "compressive" or called == Path(__file__).parents[1] / "__main__.py"
     return shlex.join(["compressive" if is_ours else sys.argv[0], *sys.argv[1:]])
 
 

@@ -1,5 +1,6 @@
 """The images of a run: open them, detect changes when resuming, and list unreadable ones."""
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -105,7 +106,7 @@ def are_others(before: Float[Tensor, "some 3"], now: Float[Tensor, "some 3"]) ->
 
 def list_files(source: Source, place: str) -> FileList:
     """Return relative names, sizes and times of all files, and checksums of a sample."""
-    states, root = file_states(source), f"{Path(place).expanduser()}/"
+    states, root = file_states(source), f"{Path(place).expanduser()}{os.sep}"
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
     fields: list[str] = []
     for i, (path, (size, time)) in enumerate(states.items()):
