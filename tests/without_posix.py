@@ -1,15 +1,18 @@
 """Run the program with the modules and attributes hidden that Windows does not have.
 
-`python without_posix.py ARGUMENTS` is `compressive ARGUMENTS`. Third-party packages are imported
-first, because they look at sys.platform. `msvcrt` is replaced by a module of the same interface.
+The argument is a JSON list of commands. Third-party packages are imported first, because they look
+at sys.platform. `msvcrt` is replaced by a module of the same interface.
 """
 
+import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
+import threading
+import time
 import types
+from pathlib import Path
 
 MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
 OS_NAMES = (
@@ -56,9 +59,33 @@ def hide_posix() -> None:
     os.open = open_windows
 
 
+def interrupt_when_saved(folder: Path) -> None:
+    """Send Ctrl-C to this process when there is a checkpoint."""
+
+    def wait() -> None:
+        while not list(folder.glob("checkpoints/step_*")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(commands: list[list[str]]) -> None:
+    """Run commands in turn; interrupt the first one that begins with "interrupt" when it saves."""
+    from compressive.cli.app import app
+
+    for first, *words in commands:
+        if first == "interrupt":
+            interrupt_when_saved(Path(words[words.index("--out") + 1]))
+        sys.argv = ["compressive", *(words if first == "interrupt" else [first, *words])]
+        try:
+            app()
+        except SystemExit as end:
+            print(f"exit code {end.code}", flush=True)
+
+
 if __name__ == "__main__":
     hide_posix()
     assert "compressive" not in sys.modules
     assert not hasattr(subprocess, "CREATE_NEW_PROCESS_GROUP")
-    sys.argv[0] = "compressive"
-    runpy.run_module("compressive", run_name="__main__")
+    main(json.loads(sys.argv[1]))

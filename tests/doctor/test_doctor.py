@@ -136,7 +136,11 @@ def test_wrong_losses_products_pixels_and_files_are_detected(
     with pytest.raises(ArithmeticError, match="C-SimCLR"):
         self_tests.check_losses(cpu)
     product = Tensor.__matmul__
-    monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: product(a, b).abs())
+    monkeypatch.setattr(
+        Tensor,
+        "__matmul__",
+        lambda a, b: product(a, b) if a.dtype == torch.float64 else product(a, b).abs(),
+    )
     with pytest.raises(ArithmeticError, match="float32 product"):
         self_tests.check_products(cpu)
     with pytest.raises(ValueError, match="wrong by"):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,74 +14,71 @@ from tiny import CHANGES, journal, sorted_photos
 
 from compressive.platforms import files, memory, processes
 from compressive.platforms.files import lock_folder, read_at, replace_file
-from compressive.rundir import checkpoint
 from compressive.rundir.files import write_text
 from compressive.train.signals import handle_stop_signals
 
 HIDDEN = Path(__file__).parents[1] / "without_posix.py"
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+def start(*commands: list[str]) -> subprocess.CompletedProcess[str]:
     # Output that is redirected to a file has this encoding on Windows in western Europe.
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
-    command = [sys.executable, str(HIDDEN), *arguments]
+    command = [sys.executable, str(HIDDEN), json.dumps(commands)]
     return subprocess.run(
         command, capture_output=True, env=environment, encoding="cp1252", timeout=300
     )
 
 
+def settings(*changes: str) -> list[str]:
+    return [word for change in (*CHANGES, *changes) for word in ("--set", change)]
+
+
 @pytest.mark.slow
 def test_run_is_trained_resumed_and_evaluated_without_posix(tmp_path: Path) -> None:
-    run, total = tmp_path / "run", 100
+    run, total = tmp_path / "run", 200
     pretrain = ["pretrain", str(sorted_photos()), "--out", str(run)]
-    pretrain += [
-        word for change in (*CHANGES, f"train.steps={total}") for word in ("--set", change)
-    ]
-    with subprocess.Popen(
-        [sys.executable, str(HIDDEN), *pretrain], stdout=subprocess.PIPE
-    ) as first:
-        while first.poll() is None and not list((run / "checkpoints").glob("*")):
-            time.sleep(0.05)
-        first.send_signal(signal.SIGINT)
-    assert (run / ".lock.partial").exists()  # Windows locks a file
-    saved = checkpoint.step_of(checkpoint.steps(run / "checkpoints")[-1])
-    assert 0 < saved < total
-    resumed = start(*pretrain)
-    assert resumed.returncode == 0, resumed.stderr
-    assert journal(run)[-1]["step"] == total
-    evaluation = ["--device", "cpu", "--tasks", "knn"]
-    tested = start("evaluate", str(run), *evaluation)
-    assert tested.returncode == 0, tested.stderr
-    assert json.loads((run / "evaluation" / "results.json").read_text())["records"]
-    report = start("report", str(run), "--out", str(tmp_path / "report.html"))
-    assert report.returncode == 0, report.stderr
-    for output in (resumed, tested, report):
-        assert "Traceback" not in output.stderr
-
-
-@pytest.mark.slow
-def test_sweep_and_second_process_without_posix(tmp_path: Path) -> None:
-    out, data = tmp_path / "sweep", str(sorted_photos())
-    changes = [word for change in CHANGES for word in ("--set", change)]
-    command = ["sweep", data, *changes, "--seeds", "0,1", "--suite", "none", "--out", str(out)]
-    done = start(*command)
+    pretrain += settings(f"train.steps={total}")
+    done = start(
+        ["interrupt", *pretrain],
+        pretrain,
+        ["evaluate", str(run), "--device", "cpu", "--tasks", "knn"],
+        ["report", str(run), "--out", str(tmp_path / "report.html")],
+        ["embed", str(run), str(sorted_photos()), "--out", str(tmp_path / "e.csv")],
+    )
+    assert "Traceback" not in done.stderr
     assert done.returncode == 0, done.stderr
+    codes = [line for line in done.stdout.splitlines() if line.startswith("exit code")]
+    assert codes == ["exit code 130", *["exit code 0"] * 4], done.stdout + done.stderr
+    assert "stopped" in done.stdout
+    assert (run / ".lock.partial").exists()  # Windows locks a file
+    assert journal(run)[-1]["step"] == total
+    assert json.loads((run / "evaluation" / "results.json").read_text())["records"]
+
+
+@pytest.mark.stress
+def test_sweep_and_second_process_without_posix(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    sweep = ["sweep", str(sorted_photos()), *settings(), "--out", str(out)]
+    sweep += ["--seeds", "0,1", "--suite", "none"]
+    done = start(sweep)
+    assert "exit code 0" in done.stdout, done.stderr
     code = "import without_posix as w, sys, pathlib; w.hide_posix()\n"
     code += "from compressive.rundir.lock import acquire_lock\n"
     code += "acquire_lock(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     holder = [sys.executable, "-c", code, str(out)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{HIDDEN.parent}:{os.environ.get('PYTHONPATH', '')}",
-    }
+    path = os.pathsep.join([str(HIDDEN.parent), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
-        holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        holder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        rejected = start(*command)
+        rejected = start(sweep)
         other.communicate()
-    assert rejected.returncode == 2
+    assert "exit code 2" in rejected.stdout
     assert "another process" in rejected.stderr
 
 
