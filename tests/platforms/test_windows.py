@@ -175,9 +175,9 @@ def test_stop_signals_are_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_children_get_their_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processes.own_process_group() == {"process_group": 0}
+    assert processes.own_process_group() == (0, 0)
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 512, raising=False)
-    assert processes.own_process_group() == {"creationflags": 512}
+    assert processes.own_process_group() == (None, 512)
 
 
 def test_memory_of_the_machine_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,9 +198,9 @@ class Prefetcher:
             raise canvas.error
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             # Only CUDA has an event that tells when the buffer may be filled again.
-            kind = {"non_blocking": self._stream is not None, "copy": True}
-            images = canvas.images[: canvas.size].to(self._device, **kind)
-            numbers = canvas.numbers.to(self._device, **kind)
+            at_once = self._stream is not None
+            images = canvas.images[: canvas.size].to(self._device, non_blocking=at_once, copy=True)
+            numbers = canvas.numbers.to(self._device, non_blocking=at_once, copy=True)
         if self._stream is not None:
             canvas.copied = torch.cuda.Event()
             canvas.copied.record(self._stream)

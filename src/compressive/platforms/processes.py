@@ -2,7 +2,7 @@
 
 import signal
 import subprocess
-from typing import Any
+from typing import NamedTuple
 
 
 def stop_signals() -> list[int]:
@@ -16,10 +16,17 @@ def stop_signals() -> list[int]:
     return numbers
 
 
-def own_process_group() -> dict[str, Any]:
+class GroupOptions(NamedTuple):
+    """Options of Popen that give a process its own group."""
+
+    process_group: int | None
+    creationflags: int
+
+
+def own_process_group() -> GroupOptions:
     """Return options of Popen, so that the terminal does not send Ctrl-C to the process."""
     flag = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)
-    return {"process_group": 0} if flag is None else {"creationflags": flag}
+    return GroupOptions(0, 0) if flag is None else GroupOptions(None, flag)
 
 
 def interrupt(process: "subprocess.Popen[bytes]") -> None:

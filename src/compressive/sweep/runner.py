@@ -261,6 +261,7 @@ class _Processes:
             with self._lock:
                 if self.stopping:
                     return _INTERRUPTED
+                group = own_process_group()
                 # Use a new process group: otherwise the terminal would also send Ctrl-C to the
                 # process, and a run that receives it twice does not save.
                 process = subprocess.Popen(
@@ -268,7 +269,8 @@ class _Processes:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    **own_process_group(),
+                    process_group=group.process_group,
+                    creationflags=group.creationflags,
                 )
                 self._running.add(process)
             while (code := _exit_code(process)) is None:
