@@ -26,7 +26,7 @@ EXPORT_FORMATS = {
     "torch-export": FormatInfo("torch_export", ".pt2", has_graph=True),
 }
 GRAPH_FORMATS = tuple(name for name, info in EXPORT_FORMATS.items() if info.has_graph)
-_GRAPH_TORCH = (2, 11)  # torch.export of 2.6 rejects our graphs; versions between are not tested
+_GRAPH_TORCH = (2, 11)  # torch 2.6 fails to export our graphs; versions between are not tested
 # What other programs call a format.
 _ALIASES = {
     **dict.fromkeys(("hf", "hub", "transformers", "hugging-face"), "huggingface"),
