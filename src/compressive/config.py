@@ -19,6 +19,7 @@ from compressive.setting_fields import (
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
 __all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
 __all__ += ["channels", "channels_text", "check_device_name", "flat", "total_steps"]
+DEVICE_NAMES = "auto, cpu, cuda, cuda:N, rocm, xpu or mps"
 __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
 
 
@@ -115,8 +116,8 @@ def channels_text(values: tuple[float, ...]) -> str:
 
 def check_device_name(name: str, setting: str) -> None:
     """Raise ValueError, with the name of the setting, if this is not the name of a device."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        raise ValueError(f"{setting} must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|rocm|hip|xpu)(:\d+)?", name):
+        raise ValueError(f"{setting} must be {DEVICE_NAMES}, got {name!r}")
 
 
 class _Section:
@@ -392,11 +393,11 @@ class Train(_Section):
     grad_accum_steps: int = setting(
         1, "split a batch into this many parts to save memory; bootstrap methods only", low=1
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU")
+    device: str = setting("auto", f"{DEVICE_NAMES}; auto: cuda, xpu or mps if there is one")
     precision: Literal["auto", "bf16", "float32"] = setting(
-        "auto", "auto: bf16 on a GPU; losses are always float32"
+        "auto", "auto: bf16 on cuda; losses are always float32"
     )
-    compile: Literal["auto", "yes", "no"] = setting("auto", "use torch.compile; auto: on a GPU")
+    compile: Literal["auto", "yes", "no"] = setting("auto", "use torch.compile; auto: on cuda")
     activation_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, slower"
     )

@@ -1,22 +1,47 @@
 """Choose device, precision and compilation."""
 
+import re
+
 import torch
 
 from compressive.config import check_device_name
+from compressive.distributed import world_size
+from compressive.platforms.accelerators import (
+    ACCELERATORS,
+    device_count,
+    is_rocm,
+    missing_device,
+)
 
 
 def pick_device(name: str, called: str = "train.device") -> torch.device:
     """Return the named device; "auto" prefers a GPU. `called` is the setting's name for errors."""
     check_device_name(name, called)
-    has_gpu = torch.cuda.is_available()
     if name == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not has_gpu:
-        raise ValueError(f"{called} is {name}, but torch sees no GPU; use cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"{called} is {name}, but torch sees {torch.cuda.device_count()} GPUs")
+        return _best_device()
+    if re.match("rocm|hip", name) and not is_rocm():
+        hint = "install torch for ROCm, or use auto"
+        raise ValueError(f"{called} is {name}, but this torch is not built for ROCm; {hint}")
+    device = torch.device("mps:0" if name == "mps" else re.sub("rocm|hip", "cuda", name))
+    if device.type == "cpu":
+        return device
+    count = device_count(device.type)
+    if not count:
+        raise ValueError(f"{called} is {name}, but {missing_device(device.type)}; use auto or cpu")
+    if (device.index or 0) >= count:
+        raise ValueError(f"{called} is {name}, but torch sees {count} GPUs")
+    if world_size() > 1 and device.type != "cuda":
+        raise ValueError(f"{called} is {name}, but several processes need cuda or cpu")
     return device
+
+
+def _best_device() -> torch.device:
+    """Return the current device of the first kind of accelerator that exists, or the CPU."""
+    kinds = ACCELERATORS[:1] if world_size() > 1 else ACCELERATORS
+    for kind in kinds:
+        if device_count(kind):
+            return torch.device(kind, 0 if kind == "mps" else getattr(torch, kind).current_device())
+    return torch.device("cpu")
 
 
 def precision(setting: str, device: torch.device) -> torch.dtype:
@@ -27,7 +52,7 @@ def precision(setting: str, device: torch.device) -> torch.dtype:
 
 
 def is_compiled(setting: str, device: torch.device) -> bool:
-    """Return whether to compile steps; "auto" compiles on a GPU."""
+    """Return whether to compile steps; "auto" compiles on cuda, the only GPU it was tested on."""
     return setting == "yes" or (setting == "auto" and device.type == "cuda")
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from compressive.checks import validates_inputs
+from compressive.platforms.float64 import to_float64
 
 __all__ = ["Interval", "alignment", "bootstrap_interval", "brier", "confidence_bin", "ece"]
 __all__ += ["effective_rank", "hits", "mean_per_class_accuracy", "nll", "top_k_accuracy"]
@@ -94,9 +95,9 @@ def ece(logits: Logits, labels: Labels, bins: int = 15) -> Scalar:
     index = confidence_bin(confidence, bins)
     # n_b/n |acc_b - conf_b| is |sum of the gaps in b| / n. Use float64: index_add accumulates
     # one by one.
-    gap = (guess == labels).double() - confidence.double()
-    binned = gap.new_zeros(bins + 1).index_add(0, index, gap)
-    return (binned.abs().sum() / len(labels)).to(logits.dtype)
+    gap = to_float64(guess == labels) - to_float64(confidence)
+    binned = gap.new_zeros(bins + 1).index_add(0, index.to(gap.device), gap)
+    return _as_input(binned.abs().sum() / len(labels), logits)
 
 
 def confidence_bin(confidence: Float[Tensor, " batch"], bins: int = 15) -> Int[Tensor, " batch"]:
@@ -126,7 +127,7 @@ def effective_rank(features: Float[Tensor, "batch feat"], *, center: bool = Fals
     singular = torch.where(squares > noise, squares, 0.0).sqrt()
     total = singular.sum()
     entropy = torch.special.entr(singular / total).sum()
-    return torch.where(total == 0, 0.0, entropy.exp()).to(_wide(features))
+    return _as_input(torch.where(total == 0, 0.0, entropy.exp()), features)
 
 
 @validates_inputs
@@ -144,7 +145,7 @@ def alignment(
     if alpha <= 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
     distance = torch.linalg.vector_norm(_unit("x", x) - _unit("y", y), dim=1)
-    return distance.pow(alpha).mean().to(torch.promote_types(_wide(x), y.dtype))
+    return distance.pow(alpha).mean().to(torch.promote_types(_wide(x), y.dtype)).to(x.device)
 
 
 @validates_inputs
@@ -165,7 +166,7 @@ def uniformity(x: Float[Tensor, "batch dim"], t: float = 2.0) -> Scalar:
         potential = 2 * t * (unit[start : start + rows] @ unit[start:].T - 1)
         not_later = torch.ones_like(potential, dtype=torch.bool).tril()
         blocks.append(potential.masked_fill(not_later, -torch.inf).logsumexp((0, 1)))
-    return (torch.stack(blocks).logsumexp(0) - math.log(n * (n - 1) / 2)).to(_wide(x))
+    return _as_input(torch.stack(blocks).logsumexp(0) - math.log(n * (n - 1) / 2), x)
 
 
 @validates_inputs
@@ -189,7 +190,7 @@ def bootstrap_interval(
         raise ValueError(f"level must be above 0 and below 1, got {level}")
     if draws < 1:
         raise ValueError(f"draws must be 1 or more, got {draws}")
-    values = per_example.double()
+    values = to_float64(per_example)
     _require_finite("per_example", values)
     random = torch.Generator(values.device).manual_seed(seed)
     rows = max(1, _MAX_ENTRIES // n)
@@ -199,11 +200,16 @@ def bootstrap_interval(
         chosen = torch.randint(n, size, generator=random, device=values.device)
         means.append(values.take(chosen).mean(1))
     tail, sample = (1 - level) / 2, torch.cat(means).to(_wide(per_example))
-    return Interval(sample.quantile(tail), sample.quantile(1 - tail))
+    return Interval(*(_as_input(sample.quantile(q), per_example) for q in (tail, 1 - tail)))
 
 
 def _wide(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
+
+
+def _as_input(exact: Tensor, like: Tensor) -> Tensor:
+    """Return a float64 result in the dtype and on the device of the input."""
+    return exact.to(_wide(like)).to(like.device)
 
 
 def _check_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,7 +237,7 @@ def _check_rows(name: str, values: Tensor, least: int = 1) -> Tensor:
         shape = tuple(values.shape)
         raise ValueError(f"{name} must be (batch, dim) with {least} row(s) or more, got {shape}")
     _require_finite(name, values)
-    return values.double()
+    return to_float64(values)
 
 
 def _unit(name: str, values: Tensor, least: int = 1) -> Tensor:

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from compressive.platforms.float64 import to_float64
+
 Integers = Int[Tensor, " batch"]
 Keys = Int[Tensor, "batch 2"]
 
@@ -36,7 +38,7 @@ def image_keys(
 
 
 def uniforms(keys: Keys, count: int) -> Float[Tensor, "batch count"]:
-    """Return uniform numbers on [0, 1) in steps of 2**-32, in float64."""
+    """Return uniform numbers on [0, 1) in steps of 2**-32, in float64 (see `to_float64`)."""
     slot = torch.arange((count + 1) // 2, device=keys.device)
     words = threefry((keys[:, :1], keys[:, 1:]), (slot, torch.zeros_like(slot)))
-    return torch.stack(words, 2).flatten(1)[:, :count].double() / _WORD
+    return to_float64(torch.stack(words, 2).flatten(1)[:, :count]) / _WORD

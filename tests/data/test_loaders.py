@@ -30,6 +30,7 @@ from compressive.data.loaders import (
 )
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource, require_source
+from compressive.platforms import memory
 
 SIDE = 16
 RAGGED = [(16, 16), (5, 16), (16, 3), (1, 1), (9, 12), (40, 24), (12, 9), (7, 33), (2, 16), (8, 8)]
@@ -530,5 +531,5 @@ def test_free_memory_respects_the_container_limit(
     (tmp_path / "memory.max").write_text(limit + "\n")
     (tmp_path / "memory.current").write_text("600000\n")
     (tmp_path / "memory.stat").write_text("anon 450000\ninactive_file 150000\n")
-    monkeypatch.setattr(loaders, "Path", lambda path: tmp_path / Path(path).name)
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / Path(path).name)
     assert free_memory(torch.device("cpu")) == free

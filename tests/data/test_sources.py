@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from compressive.data import source as source_module
+from compressive.data import torchvision_sets
 from compressive.data.decode import Unreadable, decode
 from compressive.data.source import ImageSource, Source, labeled, subset
 from compressive.data.sources import open_source
@@ -650,7 +651,14 @@ def dtd(root: Path) -> Path:
     return root
 
 
-def test_torchvision_dataset_of_files_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_torchvision_dataset_of_files_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_loader: bool
+) -> None:
+    if not has_loader:  # as in older versions of torchvision
+        monkeypatch.setattr(
+            torchvision_sets, "_parameters", lambda _: {"root", "split", "download"}
+        )
     place = f"torchvision:DTD@{dtd(tmp_path)}"
     source, val = open_source(place), open_source(place, "val")
     assert source.name == "torchvision:DTD"

@@ -1,11 +1,16 @@
 """Options of `compressive export` that are checked before torch is imported."""
 
+import importlib.metadata
 import importlib.util
 from typing import Any
 
 import pytest
 
-from compressive.exporting.formats import check_format_name, check_options
+from compressive.exporting.formats import (
+    check_format_name,
+    check_options,
+    check_torch_version,
+)
 
 
 def checked(to: str, out: str, **changes: Any) -> None:
@@ -20,6 +25,17 @@ def checked(to: str, out: str, **changes: Any) -> None:
 def test_wrong_format_names_the_format_that_is_meant(wrong: str, meant: str) -> None:
     with pytest.raises(ValueError, match=rf"--to .*'{wrong}'.* {meant}\?"):
         check_format_name(wrong)
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.10.1+cu128"])
+def test_graphs_need_a_newer_torch(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    for to in ("onnx", "torch-export"):
+        with pytest.raises(ValueError, match=rf"--to {to} needs torch 2\.11 .*{version[:4]}.*timm"):
+            check_torch_version(to)
+    check_torch_version("timm")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.11.0a0")
+    check_torch_version("onnx")
 
 
 def test_missing_format_lists_all() -> None:

@@ -13,9 +13,12 @@ from tiny import photos
 
 import compressive
 from compressive.exporting import graph, onnx_format, torch_export
-from compressive.exporting.formats import CannotRepresent
+from compressive.exporting.formats import _GRAPH_TORCH, CannotRepresent
 from compressive.exporting.model import ExportModel
 
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < _GRAPH_TORCH, reason="needs a newer torch"
+)
 IMAGES = torch.randint(0, 256, (3, 3, 41, 57), dtype=torch.uint8)
 
 

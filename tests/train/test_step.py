@@ -167,7 +167,7 @@ def test_view_settings_are_applied() -> None:
 
 def test_device_setting_is_validated_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu") == CPU
-    with pytest.raises(ValueError, match=r"^train\.device .*auto, cpu, cuda .*'gpu'$"):
+    with pytest.raises(ValueError, match=r"^train\.device .*auto, cpu, cuda,.*'gpu'$"):
         pick_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == CPU

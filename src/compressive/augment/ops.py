@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compressive.augment.params import Box, Draw, Flags, Jitter, Numbers, View, draw, draw_pair
 from compressive.checks import full_precision, validates_inputs
+from compressive.platforms.float64 import to_float64
 from compressive.rng import Integers, Keys
 
 Images = Float[Tensor, "batch 3 h w"]
@@ -174,7 +175,7 @@ def crop_resize_flip(
 
 def center_box(height: Integers, width: Integers, share: float = 0.875) -> Box:
     """Return the centered square for evaluation; its side is `share` of the shorter side."""
-    side = (share * height.minimum(width).double()).round().long()
+    side = (share * to_float64(height.minimum(width))).round().long().to(height.device)
     return Box((height - side + 1) // 2, (width - side + 1) // 2, side, side)
 
 

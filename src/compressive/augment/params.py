@@ -119,22 +119,26 @@ def crop_box(
 
 def draw(keys: Keys, view: View, height: int | Integers, width: int | Integers) -> Draw:
     """Draw all random parameters of a view, in float64 so that devices agree in float32."""
-    return _draw_from_uniforms(uniforms(keys, 18), view, height, width)
+    u = uniforms(keys, 18)
+    drawn = _draw_from_uniforms(u, view, *(_to_device(side, u.device) for side in (height, width)))
+    return _to_device(drawn, keys.device)
 
 
 def draw_pair(
     keys: Int[Tensor, "twice 2"], views: tuple[View, View], height: Integers, width: Integers
 ) -> Draw:
     """Return what two calls of `draw` with halves of `keys` return, in half the operations."""
-    u = uniforms(keys, 18).chunk(2)
+    u = uniforms(keys, 18)
+    height, width = height.to(u.device), width.to(u.device)
     first, second = (
-        _draw_from_uniforms(each, v, height, width) for each, v in zip(u, views, strict=True)
+        _draw_from_uniforms(each, v, height, width)
+        for each, v in zip(u.chunk(2), views, strict=True)
     )
     zero = torch.zeros_like(height)
     still = Jitter(torch.arange(4, device=zero.device).expand(len(zero), 4), *[zero.float()] * 4)
     still = still._replace(contrast=zero + 1.0, saturation=zero + 1.0)
     whole = Box(zero, zero, height, width)
-    return Draw(
+    drawn = Draw(
         _concatenate(first.box or whole, second.box or whole),
         torch.cat([first.flip, second.flip]),
         _concatenate(first.jitter or still, second.jitter or still),
@@ -142,6 +146,14 @@ def draw_pair(
         _either(first.sigma, second.sigma, zero.float()),
         _either(first.solarize, second.solarize, zero > 0),
     )
+    return _to_device(drawn, keys.device)
+
+
+def _to_device(drawn: Any, device: torch.device) -> Any:
+    """Move a tensor or the tensors of a nested tuple; keep numbers and None."""
+    if isinstance(drawn, tuple):
+        return type(drawn)(*(_to_device(each, device) for each in drawn))
+    return drawn.to(device) if isinstance(drawn, Tensor) else drawn
 
 
 def _concatenate(first: Any, second: Any) -> Any:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from compressive.platforms.float64 import float64_device
 from compressive.rng import Integers
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -40,6 +41,8 @@ class PublishedCrop(NamedTuple):
         return torch.cat([self._crop(size, *part) for part in zip(*parts, strict=True)])
 
     def _crop(self, size: int, images: Tensor, height: Tensor, width: Tensor) -> Tensor:
+        device = images.device
+        images, height, width = (x.to(float64_device(device)) for x in (images, height, width))
         short, target = height.minimum(width), int(size / self.share)
         # torchvision rounds the longer side down.
         tall, wide = (target * side // (side if self.squash else short) for side in (height, width))
@@ -47,7 +50,7 @@ class PublishedCrop(NamedTuple):
         down = self._weights(height, tall, size, images.shape[2])
         # Pillow resizes rows, rounds, and then resizes columns.
         rows = _rounded(images.double() @ across.mT[:, None])
-        return (_rounded(down[:, None] @ rows) / 255).float()
+        return (_rounded(down[:, None] @ rows) / 255).float().to(device)
 
     def _weights(
         self, side: Integers, resized: Integers, size: int, padded: int

@@ -3,12 +3,14 @@
 import sys
 import warnings
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated, NamedTuple, TextIO, cast
 
 import typer
 
 from compressive.cli import (
     convert_commands,
+    doctor_command,
     evaluate_commands,
     export_commands,
     finetune_commands,
@@ -153,6 +155,9 @@ _COMMANDS: dict[str, _Entry] = {
         _LOOK,
         ("compressive meter", "compressive meter --kappa-e 4096 --dim 128"),
     ),
+    "doctor": _Entry(
+        doctor_command.doctor_command, _LOOK, ("compressive doctor", "compressive doctor --json")
+    ),
 }
 for _name, (_function, _panel, _lines) in _COMMANDS.items():
     app.command(_name, cls=Command, rich_help_panel=_panel, epilog=examples(*_lines))(_function)
@@ -174,6 +179,9 @@ def global_options(
     ] = False,
 ) -> None:
     """Measure and control how much information a visual representation keeps."""
+    # A file on Windows may lack characters of the output, such as arrows.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # A closed pipe must not abort the command or change its exit code.
     sys.stdout, sys.stderr = (
         cast(TextIO, BrokenPipeSafe(stream)) for stream in (sys.stdout, sys.stderr)

@@ -16,7 +16,7 @@ from compressive.cli.terminal import (
     print_next,
     require_at_least,
 )
-from compressive.config import check_device_name
+from compressive.config import DEVICE_NAMES, check_device_name
 from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.progress import printable
@@ -50,7 +50,7 @@ EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP, autocompletion=co
 TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP, rich_help_panel=_OTHERS)]
 InputSize = Annotated[int, typer.Option(help=_SIZE_HELP, rich_help_panel=_OTHERS)]
 DeviceName = Annotated[
-    str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_EVALUATION_MACHINE)
+    str, typer.Option(help=f"{DEVICE_NAMES}.", rich_help_panel=_EVALUATION_MACHINE)
 ]
 RunFolders = Annotated[list[Path], path_argument(help=_RUNS_HELP)]
 

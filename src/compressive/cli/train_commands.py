@@ -29,7 +29,7 @@ from compressive.cli.terminal import (
     print_next,
     require_at_least,
 )
-from compressive.config import METHODS, Config, with_data
+from compressive.config import DEVICE_NAMES, METHODS, Config, with_data
 from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES
 from compressive.metric_info import ONE_SEED
@@ -169,7 +169,7 @@ def pretrain_command(
     lr: Annotated[float | None, _option(_TRAINING, _LR_HELP)] = None,
     seed: Annotated[int | None, _option(_TRAINING, "Seed of everything random.")] = None,
     labels: Annotated[str | None, _option(_TRAINING, _LABELS_HELP)] = None,
-    device: Annotated[str | None, _option(_MACHINE, "auto, cpu, cuda or cuda:N.")] = None,
+    device: Annotated[str | None, _option(_MACHINE, f"{DEVICE_NAMES}.")] = None,
     precision: Annotated[str | None, _option(_MACHINE, "auto, bf16 or float32.")] = None,
     workers: Annotated[
         int | None, _option(_MACHINE, "Threads that decode images; 0: one per core.")

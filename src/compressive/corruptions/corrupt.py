@@ -12,6 +12,7 @@ from compressive.corruptions import blur, digital, noise, spatter, weather
 from compressive.corruptions.jpeg import jpeg_compression
 from compressive.corruptions.parameters import EXTRAS, FOG_MAPS, FROST_SCALES, NAMES, TABLES
 from compressive.corruptions.weather import Photo, load_frost
+from compressive.platforms.float64 import float64_device
 from compressive.rng import image_keys
 
 __all__ = ["EXTRAS", "NAMES", "corrupt", "default_table", "load_frost"]
@@ -54,13 +55,15 @@ def corrupt(
     `jpeg.jpeg_compression(result, 85)`. `frost` is the result of `load_frost`.
     """
     _check_arguments(images, name, severity, index, table)
-    images = images.contiguous()  # some operations copy channels_last images with a warning
+    device = images.device
+    # Some operations copy channels_last images with a warning.
+    images = images.contiguous().to(float64_device(device))
     size = images.shape[-1]
     table = table or default_table(size)
     parameters = TABLES[table][name][severity - 1]
     function = _FUNCTIONS[name]
     if function in _FIXED:
-        return function(images, *parameters)
+        return function(images, *parameters).to(device)
     more = {}
     if name == "frost":
         if not frost:
@@ -69,7 +72,7 @@ def corrupt(
     elif name == "fog":
         more = {"side": FOG_MAPS[table]}
     keys = image_keys(index.to(images.device), seed=seed, epoch=severity, view=noise_view(name))
-    return function(images, keys, *parameters, **more)
+    return function(images, keys, *parameters, **more).to(device)
 
 
 def noise_view(name: str) -> int:

@@ -24,6 +24,7 @@ from compressive.data.name_tree import choose_branch
 from compressive.data.source import ImageSource, Source, choose_split, labeled
 from compressive.data.tar_shards import TarMember, tar_members, tar_samples
 from compressive.data.zip_members import ZipMembers
+from compressive.platforms.files import read_at
 
 _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
     **dict.fromkeys((".tar.gz", ".tgz"), lambda file: gzip.GzipFile(fileobj=file)),
@@ -88,7 +89,7 @@ def _closed_by_owner(descriptor: int) -> io.FileIO:
 
 
 def _reader(tar: io.FileIO, members: Sequence[TarMember]) -> Callable[[int], bytes]:
-    return lambda i: os.pread(tar.fileno(), members[i].size, members[i].offset)
+    return lambda i: read_at(tar.fileno(), members[i].size, members[i].offset)
 
 
 def _of_tree(

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,11 +13,14 @@ from compressive.data.decode import Unreadable, shrink
 from compressive.data.prefetch import Clock, DecodedImage, Prefetcher
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, fetch_ahead, pixels
+from compressive.platforms.accelerators import device_memory
+from compressive.platforms.memory import free_host_memory
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
 _AHEAD = 32  # of them are fetched ahead if the source is remote
-_SHARE = {"cuda": 0.4, "cpu": 0.5}  # of the free memory; assumption: training needs the rest
+# Of the free memory; assumption: training needs the rest. The memory of MPS is the machine's.
+_SHARE = {"cuda": 0.4, "xpu": 0.4, "mps": 0.2, "cpu": 0.5}
 
 
 class Batch(NamedTuple):
@@ -74,9 +76,9 @@ class Resident(AbstractContextManager["Resident"]):
         """Yield the batches of `plan` in order; the host never waits for the device."""
         for portion in _check_indices(plan, self.images.shape[0]):
             wanted = torch.stack(tuple(portion))
-            if self.device.type == "cuda":
+            if is_cuda := self.device.type == "cuda":
                 wanted = wanted.pin_memory()  # its allocator keeps the memory until it is copied
-            place, epoch = wanted.to(self.device, non_blocking=True).unbind()
+            place, epoch = wanted.to(self.device, non_blocking=is_cuda).unbind()
             images = self._rows.index_select(0, place).view(torch.uint8)
             images = images.view(-1, *self.images.shape[1:])
             height, width, index, _, label = self.numbers.index_select(1, place).unbind()
@@ -232,7 +234,7 @@ def open_loader(
             f"{side} x {side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
             "data.cache_on_device=no, or a smaller data.max_side"
         )
-    share = _SHARE["cuda" if device.type == "cuda" else "cpu"]
+    share = _SHARE[device.type]
     if cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free):
         return Resident(source, side=side, device=device, workers=workers, progress=progress)
     return Streaming(source, side=side, device=device, workers=workers, prefetch=prefetch)
@@ -240,20 +242,10 @@ def open_loader(
 
 def free_memory(device: torch.device) -> int:
     """Return the free bytes on a GPU or in the machine, within a container's limit."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-    if not meminfo.exists():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    free = 1024 * int(lines["MemAvailable"].split()[0])
-    words = limit.read_text().strip() if limit.exists() else "max"
-    if words == "max":
-        return free
-    # The page cache counts as used there, but is freed on demand.
-    of = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
-    used = int(limit.with_name("memory.current").read_text()) - int(of["inactive_file"])
-    return min(free, max(0, int(words) - used))
+    memory = device_memory(device)
+    if memory is None:
+        return free_host_memory()
+    return min(memory.free, free_host_memory()) if device.type == "mps" else memory.free
 
 
 def _cores() -> int:

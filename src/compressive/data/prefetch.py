@@ -197,8 +197,10 @@ class Prefetcher:
         if canvas.error is not None:
             raise canvas.error
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            images = canvas.images[: canvas.size].to(self._device, non_blocking=True, copy=True)
-            numbers = canvas.numbers.to(self._device, non_blocking=True, copy=True)
+            # Only CUDA has an event that tells when the buffer may be filled again.
+            at_once = self._stream is not None
+            images = canvas.images[: canvas.size].to(self._device, non_blocking=at_once, copy=True)
+            numbers = canvas.numbers.to(self._device, non_blocking=at_once, copy=True)
         if self._stream is not None:
             canvas.copied = torch.cuda.Event()
             canvas.copied.record(self._stream)

@@ -1,7 +1,6 @@
 """Sources of images in shards: parquet as written by Hugging Face, tar as written by WebDataset."""
 
 import json
-import os
 import re
 import threading
 import warnings
@@ -22,6 +21,7 @@ from compressive.data.shard_file import (
 from compressive.data.source import ImageSource, Source, labeled
 from compressive.data.tar_shards import open_tar
 from compressive.distributed import launched
+from compressive.platforms.memory import total_host_memory
 from compressive.storage.remote_file import RemoteFile
 
 __all__ = ["open_parquet", "open_tar"]
@@ -105,7 +105,7 @@ class _RowGroups:
         self.groups = [(k, g) for k, m in enumerate(metadata) for g in range(m.num_row_groups)]
         sizes = [metadata[k].row_group(g) for k, g in self.groups]
         self.starts = [0, *accumulate(size.num_rows for size in sizes)]
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        memory = total_host_memory() // 4
         self.room = memory // max(1, launched("LOCAL_WORLD_SIZE", 1))
         self.kept: dict[int, Any] = {}
         self.door = threading.Lock()

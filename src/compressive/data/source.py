@@ -17,6 +17,7 @@ from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import MAX_PIXELS, Unreadable, decode, shrink
+from compressive.platforms.files import open_without_waiting
 from compressive.storage.backend import StorageError
 
 __all__ = ["ImageSource", "NoSplit", "Source", "subset"]
@@ -287,8 +288,7 @@ def choose_split(split: str, there: Iterable[str], place: str | Path) -> str:
 
 def read_file(path: str) -> bytes:
     """Return the bytes of a file; raise `Unreadable` for a pipe or device, which may not end."""
-    # Without O_NONBLOCK, opening a pipe would wait for a writer.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+    with open(open_without_waiting(path), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise Unreadable("not a regular file")
         return file.read()

@@ -78,8 +78,8 @@ def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
     if not Path(path).is_file():
         where = "1percent.txt or 10percent.txt of imagenet_subsets in SimCLR's repository"
         raise FileNotFoundError(f"no list of images {path}; use {where}")
-    names = Path(path).read_text().split()
-    place = {re.split(r"[/:]", source.origin(i))[-1]: i for i in range(len(source))}
+    names = Path(path).read_text(encoding="utf-8").split()
+    place = {re.split(r"[/\\:]", source.origin(i))[-1]: i for i in range(len(source))}
     lost = [name for name in names if name not in place]
     if lost or not names:
         raise ValueError(

@@ -23,6 +23,7 @@ from compressive.data.shard_file import (
     read_beside,
 )
 from compressive.data.source import ImageSource, Source, labeled
+from compressive.platforms.files import read_at
 from compressive.storage.remote_file import RemoteFile
 
 TarInput = ShardFile | io.FileIO
@@ -76,10 +77,10 @@ def _reader(file: TarInput) -> Iterator[Callable[[int, int], bytes]]:
     if isinstance(file, RemoteFile):
         yield file.pread
     elif isinstance(file, io.FileIO):
-        yield partial(os.pread, file.fileno())
+        yield partial(read_at, file.fileno())
     else:
         with open(file, "rb", buffering=0) as local:
-            yield partial(os.pread, local.fileno())
+            yield partial(read_at, local.fileno())
 
 
 def _indexed(

@@ -102,6 +102,14 @@ def _with_split(build: Callable[..., Any], accepts: set[str], split: str, place:
     raise NoSplit(f"{place} has no split {split!r}; {words}")
 
 
+def _listed_files(dataset: Any) -> tuple[list[str], list[int]] | None:
+    """Return the files and classes that a set lists; older versions have no `loader`."""
+    files, labels = (getattr(dataset, name, None) for name in ("_image_files", "_labels"))
+    if files is None or labels is None or not len(files) == len(labels) == len(dataset):
+        return None
+    return [str(file) for file in files], list(labels)
+
+
 def _of_torchvision(place: str, dataset: Any, by_path: bool) -> Source:
     match dataset[0]:
         case (str() | Image.Image(), int() | np.integer() | None):
@@ -113,6 +121,8 @@ def _of_torchvision(place: str, dataset: Any, by_path: bool) -> Source:
     values = next((v for v in known if v is not None and len(v) == len(dataset)), None)
     if by_path:
         files, values = map(list, zip(*(dataset[i] for i in every), strict=True))
+    elif known_files := _listed_files(dataset):
+        (files, values), by_path = known_files, True
     elif values is None:
         values = [dataset[i][1] for i in every]
 

@@ -1,6 +1,5 @@
 """Random access to the files in a zip archive, with limits on what they may unpack to."""
 
-import os
 import stat
 import struct
 import zipfile
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from compressive.data.decode import Unreadable
 from compressive.data.member_limits import check_member_names, check_member_sizes
+from compressive.platforms.files import read_at
 
 _COMPRESSION = {zipfile.ZIP_STORED: "0 (stored)", zipfile.ZIP_DEFLATED: "8 (deflated)"}
 _HEADER = 30  # bytes of a local header before the name
@@ -39,12 +39,12 @@ class ZipMembers:
         info = self.members[i]
         # Open per read, as for tar files, so that reading recovers from a lost network disk.
         with open(self.path, "rb", buffering=0) as file:
-            head = os.pread(file.fileno(), _HEADER, info.header_offset)
+            head = read_at(file.fileno(), _HEADER, info.header_offset)
             if len(head) < _HEADER or head[:4] != b"PK\3\4":
                 raise Unreadable("the zip archive has no file at this place; it is damaged")
             name_size, extra_size = struct.unpack_from("<HH", head, 26)
             start = info.header_offset + _HEADER + name_size + extra_size
-            packed = os.pread(file.fileno(), info.compress_size, start)
+            packed = read_at(file.fileno(), info.compress_size, start)
         data = packed
         if info.compress_type == zipfile.ZIP_DEFLATED:
             try:  # the limit stops a file that declares less than it unpacks to

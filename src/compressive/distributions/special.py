@@ -27,6 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
+from compressive.platforms.float64 import to_float64
+
 # The smallest s for Debye's expansion, and its number of terms. The relative error of A'' at the
 # seam is below 1e-14 (checked in tests/distributions/test_special.py).
 _SEAM = 32.0
@@ -62,10 +64,10 @@ def log_bessel_i(nu: float, kappa: Float[Tensor, "*batch"]) -> Float[Tensor, "*b
     """Return log I_nu(kappa), the modified Bessel function of the first kind, for any nu >= 0."""
     if not nu >= 0:
         raise ValueError(f"nu must be 0 or more, got {nu}")
-    k = kappa.double()
+    k = to_float64(kappa)
     log_power = nu * torch.log(k) if nu else 0.0
     log_i = log_power - (nu + 1) * math.log(2 * math.pi) - _derivative(k, nu, "log C")
-    return log_i.to(torch.promote_types(kappa.dtype, torch.float32))
+    return log_i.to(torch.promote_types(kappa.dtype, torch.float32)).to(kappa.device)
 
 
 def log_area(n: int) -> float:
@@ -122,9 +124,9 @@ class _Derivative(Function):
 
 
 def _derivative(kappa: Tensor, nu: float, which: str) -> Tensor:
-    result = _Derivative.apply(kappa.double(), nu, which)
+    result = _Derivative.apply(to_float64(kappa), nu, which)
     assert isinstance(result, Tensor)
-    return result.to(torch.promote_types(kappa.dtype, torch.float32))
+    return result.to(torch.promote_types(kappa.dtype, torch.float32)).to(kappa.device)
 
 
 def _evaluate(kappa: Tensor, nu: float, which: str) -> Tensor:

@@ -36,11 +36,10 @@ class HypersphericalUniform(Distribution):
             raise ValueError(f"dim must be a whole number of 2 or more, got {dim}")
         self.dim = dim
         target = promote_to_float32("dtype", torch.empty((), dtype=dtype)).dtype
-        entropy = torch.tensor(special.log_area(dim), dtype=torch.float64, device=device)
-        self._entropy = entropy.to(target)
+        self._entropy = torch.tensor(special.log_area(dim), dtype=target, device=device)
         super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=False)
         if validate_args is None:
-            validate_args = type(self)._validate_args and should_check_values(entropy)
+            validate_args = type(self)._validate_args and should_check_values(self._entropy)
         self._validate_args = validate_args
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "HypersphericalUniform":

@@ -19,6 +19,7 @@ from compressive.checks import (
     validates_inputs,
 )
 from compressive.distributions import special, vmf_sampler
+from compressive.platforms.float64 import float64_device, to_float64
 
 __all__ = ["VonMisesFisher"]
 
@@ -181,7 +182,7 @@ class VonMisesFisher(Distribution):
         """Return kappa (1 - A) - M, in nats, without the cancellation of -log C - kappa A."""
         spread = self._at_kappa("spherical_variance", wide=True)
         mode = self._at_kappa("log_mode_density", wide=True)
-        return self._per_batch(self._kappa * spread - mode)
+        return self._per_batch(_widened(self._kappa) * spread - mode)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "..."]:
         """Draw differentiable samples, from one standard normal number per coordinate."""
@@ -221,23 +222,26 @@ class VonMisesFisher(Distribution):
         mean_cosine = special.mean_resultant_length(kappa, self.dim)
         angle = vmf_sampler.angle(r, self.dim, kappa, log_height, mean_cosine)
         cosine, sine = torch.cos(angle).detach(), torch.sin(angle).detach()
-        return angle, cosine.to(r.dtype), (sine / r).to(r.dtype)
+        scale = sine / to_float64(r)
+        return angle, cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device)
 
     def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
         """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
         if self._fixed is not None:
             return getattr(self._fixed, name)
-        return getattr(special, name)(self._kappa.double() if wide else self._kappa, self.dim)
+        return getattr(special, name)(_widened(self._kappa) if wide else self._kappa, self.dim)
 
     def _wide(self, value: float | Tensor) -> Tensor:
         if isinstance(value, Tensor):
-            return value.double()
-        return self.mean_direction.new_full((), value, dtype=torch.float64)
+            return to_float64(value)
+        mu = self.mean_direction
+        return mu.new_full((), value, dtype=torch.float64, device=float64_device(mu.device))
 
     def _per_batch(self, value: float | Tensor) -> Tensor:
         """Expand to one value per distribution of the batch, in the distribution's dtype."""
         value = value if isinstance(value, Tensor) else self._wide(value)
-        return value.to(self.mean_direction.dtype).expand(self._batch_shape)
+        mu = self.mean_direction
+        return value.to(mu.dtype).to(mu.device).expand(self._batch_shape)
 
 
 class _Moving(Function):
@@ -262,7 +266,7 @@ class _Moving(Function):
         if angle is not None and ctx.needs_input_grad[2]:
             # dz/dtheta = (cos(theta) z - mu) / sin(theta)
             turn = cosine * (grad * z).sum(-1, keepdim=True) - along
-            grad_angle = turn / torch.sin(angle).clamp(min=1e-300)
+            grad_angle = to_float64(turn) / torch.sin(angle).clamp(min=1e-300)
         return None, grad_mu, grad_angle, None
 
 
@@ -299,11 +303,16 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     same_dimension(p, q)
     m_p, m_q = (each._at_kappa("log_mode_density", wide=True) for each in (p, q))
     spread = p._at_kappa("spherical_variance", wide=True)
-    floor = m_p - m_q - (p._kappa - q._kappa) * spread
+    floor = m_p - m_q - _widened(p._kappa - q._kappa) * spread
     apart = _sag(p.mean_direction, q.mean_direction)
     if isinstance(floor, Tensor):
-        floor = floor.to(apart.dtype)
+        floor = floor.to(apart.dtype).to(apart.device)
     return floor + q._kappa * p._at_kappa("mean_resultant_length") * apart
+
+
+def _widened(value: Any) -> Any:
+    """Return a tensor in float64, and a number as it is."""
+    return to_float64(value) if isinstance(value, Tensor) else value
 
 
 def _known_while_compiling(function: Callable) -> Callable:

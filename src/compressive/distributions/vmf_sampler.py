@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from compressive.platforms.float64 import to_float64
+
 # Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
 # quantiles from 1e-12 to 1 - 1e-12, |F(theta) - F_chi(r)| < 1e-11, the rounding at n = 65536.
 _NODES = 64
@@ -46,8 +48,8 @@ def angle(
     `log_height` is log f(theta) without its terms in theta: log C + kappa + the log area of the
     sphere in R^(n-1). `mean_cosine` is A.
     """
-    given = (x.double().detach() for x in (r, log_height, mean_cosine))
-    theta = _Angle.apply(kappa.double(), n, *given)
+    given = (to_float64(x).detach() for x in (r, log_height, mean_cosine))
+    theta = _Angle.apply(to_float64(kappa), n, *given)
     assert isinstance(theta, Tensor)
     return theta
 

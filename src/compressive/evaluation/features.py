@@ -133,7 +133,7 @@ def cached(
     found = make()
     if path is not None and rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {name: value.contiguous() for name, value in found._asdict().items()}
+        tensors = {name: value.cpu().contiguous() for name, value in found._asdict().items()}
         write_bytes(path, serialize(tensors, {CHECKSUM_KEY: checksum(content, tensors)}))
     return found
 

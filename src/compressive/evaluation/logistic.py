@@ -30,6 +30,7 @@ from compressive.checks import (
     validates_inputs,
 )
 from compressive.evaluation.newton import BLOCK_VALUES, Minimum, cross_entropy, minimize
+from compressive.platforms.float64 import float64_device, from_float64, to_float64
 
 # The grid of the paper: 45 values between 1e-6 and 1e5, evenly spaced in the logarithm.
 PENALTIES = tuple(10 ** (11 * i / 44 - 6) for i in range(45))
@@ -58,9 +59,10 @@ class Fits(NamedTuple):
     standardized: bool  # whether the penalty is on the weights of standardized features
 
     def logits(self, feats: Float[Tensor, "asked feat"], which: int = 0) -> Tensor:
-        """Return the float64 logits of one of the classifiers."""
+        """Return the logits of one of the classifiers, in float64 if the device has it."""
         with full_precision(feats):
-            return feats.double() @ self.weight[which] + self.bias[which]
+            exact = to_float64(feats) @ self.weight[which] + self.bias[which]
+            return from_float64(exact, feats.device)
 
 
 class Selection(NamedTuple):
@@ -86,7 +88,7 @@ def fit(
     block_values: int = BLOCK_VALUES,
     progress: Progress | None = None,
 ) -> Fits:
-    """Minimize the objective for every penalty, on the device of the features.
+    """Minimize the objective for every penalty, on the device of the features or `float64_device`.
 
     `tolerance` bounds the predicted decrease of the last Newton step relative to the loss, which
     is then 1e-8 above its minimum, or 2e-7 if the solution depends on a few examples. Float32
@@ -95,6 +97,7 @@ def fit(
     examples gets weight 0 and a bias so low that it is never predicted.
     """
     _check_inputs(feats, labels, classes, penalties, steps)
+    feats, labels = (x.to(float64_device(x.device)) for x in (feats, labels))
     present, dense = labels.unique(return_inverse=True)
     strengths = sorted(set(map(float, penalties)), reverse=True)
     with torch.no_grad(), full_precision(feats), _without_tf32():
@@ -203,7 +206,7 @@ class _Space(NamedTuple):
     @classmethod
     def of(cls, feats: Tensor, standardize: bool, work: int) -> "_Space":
         """Rotate to principal axes if that is cheap compared to `work`, the logits per step."""
-        x = feats.double()
+        x = to_float64(feats)
         mean = x.mean(0)
         x = x - mean
         scale = x.new_ones(x.shape[1])

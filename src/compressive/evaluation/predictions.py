@@ -9,6 +9,7 @@ from torch import Tensor
 
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.thumbnails import crop_thumbnails
+from compressive.platforms.float64 import to_float64
 from compressive.rundir.files import write_bytes
 from compressive.rundir.predictions_file import predictions_file
 
@@ -27,19 +28,22 @@ def write_predictions(
     another one wrong is an error of the latter, so no other images are needed.
     """
     test = context.features("test")
-    confidence, predicted = logits.double().softmax(1).max(1)
-    wrong = (predicted != test.labels) & (test.labels >= 0)
+    confidence, predicted = to_float64(logits).softmax(1).max(1)
+    labels = test.labels.to(predicted.device)
+    wrong = (predicted != labels) & (labels >= 0)
     errors = wrong.nonzero()[:, 0]
     order = confidence[errors].argsort(descending=True, stable=True)
     errors = errors[order[:_MOST_ERRORS]]
     tensors = {
-        "label": test.labels.int(),
+        "label": labels.int(),
         "predicted": predicted.int(),
         "confidence": confidence.float(),
         "error": errors.int(),
     }
     if len(errors):
-        tensors["error_image"] = crop_thumbnails(context, "test", test.index[errors])
+        tensors["error_image"] = crop_thumbnails(
+            context, "test", test.index[errors.to(test.index.device)]
+        )
     names = context.splits.test.classes or ()
     numbers = (str(i) for i in range(len(names), context.classes))
     about = {

@@ -59,7 +59,7 @@ class Results(ResultsFile):
         """
         low = high = each = None
         if not isinstance(value, float | int):
-            each = value.detach().double().cpu()
+            each = value.detach().cpu().double()
             value, n = float(each.mean()), len(each)
             low, high = self._interval(metric, each.numpy(), draws)
         record = Record(

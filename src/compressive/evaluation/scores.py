@@ -43,7 +43,7 @@ def add_scores(
     Images of classes that are not in `seen`, the training labels, count as wrong. They are left
     out of the NLL, which would be infinite.
     """
-    logits, labels = logits.double().cpu(), labels.cpu()
+    logits, labels = logits.cpu().double(), labels.cpu()
     right = hits(logits, labels)
     log_p = logits.log_softmax(1)
     p, log_y = log_p.exp(), log_p.gather(1, labels[:, None])[:, 0]

@@ -25,6 +25,7 @@ from compressive.evaluation.results_folder import (
     refuse_other_files,
 )
 from compressive.evaluation.tasks import TASKS, select_tasks, split_names
+from compressive.platforms.accelerators import device_name
 from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
@@ -211,7 +212,6 @@ def keep_earlier_results(
 
 def describe_results(context: EvalContext) -> dict[str, object]:
     """Describe the encoder, the data and the machine of the results."""
-    gpu = context.device.type == "cuda"
     return {
         "encoder": context.model.name,
         "weights": network_fingerprint(context.model.network),
@@ -221,7 +221,7 @@ def describe_results(context: EvalContext) -> dict[str, object]:
         "train_images": len(context.source("train")),
         "test_images": len(context.source("test")),
         "classes": context.classes,
-        "device": torch.cuda.get_device_name(context.device) if gpu else "cpu",
+        "device": device_name(context.device) or "cpu",
         "torch": torch.__version__,
     }
 

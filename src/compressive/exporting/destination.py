@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from compressive.platforms.files import replace_file
 from compressive.rundir.files import CHECKPOINTS, CONFIG, ENCODER, METRICS, PARTIAL
 from compressive.rundir.lock import ensure_writable
 
@@ -92,8 +93,8 @@ def write_record(path: Path, content: dict[str, Any], *, is_folder: bool) -> Non
 def move_into_place(path: Path, out: Path, *, is_folder: bool) -> None:
     """Rename a complete export to its final name, replacing an earlier one."""
     if not is_folder:
-        path.replace(out)
-        record_path(path, is_folder=False).replace(record_path(out, is_folder=False))
+        replace_file(path, out)
+        replace_file(record_path(path, is_folder=False), record_path(out, is_folder=False))
         return
     old = path.with_name("replaced")  # deleted with the temporary folder
     if out.exists():

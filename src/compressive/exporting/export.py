@@ -13,7 +13,7 @@ from compressive.exporting.destination import (
     staged,
     write_record,
 )
-from compressive.exporting.formats import FormatInfo, check_options
+from compressive.exporting.formats import FormatInfo, check_options, check_torch_version
 from compressive.exporting.huggingface import preprocessing_difference
 from compressive.exporting.model import ExportModel, load_model
 from compressive.exporting.model_card import model_card
@@ -73,6 +73,7 @@ def export(
         license_name=license,
         push=push,
     )
+    check_torch_version(to)
     is_folder = not info.suffix
     check_destination(out, is_folder=is_folder)
     if push:

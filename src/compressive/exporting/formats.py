@@ -1,7 +1,9 @@
 """Names of the export formats, what each needs, and checks of options; imports no torch."""
 
 import difflib
+import importlib.metadata
 import importlib.util
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ EXPORT_FORMATS = {
     "torch-export": FormatInfo("torch_export", ".pt2", has_graph=True),
 }
 GRAPH_FORMATS = tuple(name for name, info in EXPORT_FORMATS.items() if info.has_graph)
+_GRAPH_TORCH = (2, 11)  # torch 2.6 fails to export our graphs; versions between are not tested
 # What other programs call a format.
 _ALIASES = {
     **dict.fromkeys(("hf", "hub", "transformers", "hugging-face"), "huggingface"),
@@ -56,6 +59,18 @@ def check_format_name(to: str) -> FormatInfo:
         command = f"pip install 'compressive[{info.extra}]'"
         raise ValueError(f"--to {to} needs {', '.join(absent)}, not installed here; run {command}")
     return info
+
+
+def check_torch_version(to: str) -> None:
+    """Raise ValueError if the installed torch cannot store graphs and the format needs one."""
+    installed = importlib.metadata.version("torch")
+    numbers = tuple(map(int, re.findall(r"\d+", installed)[:2]))
+    if EXPORT_FORMATS[to].has_graph and numbers < _GRAPH_TORCH:
+        least = ".".join(map(str, _GRAPH_TORCH))
+        raise ValueError(
+            f"--to {to} needs torch {least} or newer, here it is {installed}; upgrade torch, or "
+            "use --to timm"
+        )
 
 
 def check_options(

@@ -15,6 +15,7 @@ from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
 from compressive.evaluation.embed import as_text, check_table_path
 from compressive.finetuning.classify import Classified, classify
+from compressive.platforms.float64 import to_float64
 from compressive.progress import Display
 from compressive.rundir.files import write_bytes
 
@@ -71,7 +72,7 @@ def predict(
 def _columns(model: Classifier, source: Source, found: Classified) -> Columns:
     """Return one row per readable image."""
     probabilities, classes = (
-        found.logits.double().softmax(1).sort(dim=1, descending=True, stable=True)
+        to_float64(found.logits).softmax(1).sort(dim=1, descending=True, stable=True)
     )
     columns: Columns = {"image": [as_text(source.origin(int(i))) for i in found.index]}
     names = [as_text(name) for name in model.classes]

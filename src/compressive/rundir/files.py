@@ -5,8 +5,9 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
+
+from compressive.platforms.files import replace_file, sync_folder
 
 CONFIG, METRICS, ENCODER = "config.json", "metrics.jsonl", "encoder.safetensors"
 CLASSIFIER = "classifier.safetensors"  # encoder and linear layer of a fine-tuning run
@@ -16,6 +17,7 @@ STEP = re.compile(r"step_(\d+)\.safetensors")  # a checkpoint
 EVALUATION, HELD_OUT = "evaluation", "held-out"  # folders of results on test and held-out images
 RESULTS, SWEEP = "results.json", "sweep.json"
 PARTIAL = ".partial"
+LOCK = f".lock{PARTIAL}"  # on Windows only
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash, because Path("s3://x") keeps only one
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota, file size limit
 
@@ -68,13 +70,8 @@ def write_files(contents: Mapping[Path, Sequence[bytes | memoryview]]) -> None:
                 file.flush()
                 os.fsync(file.fileno())  # else a power failure may leave an empty file
         for path, partial in partials.items():
-            partial.replace(path)
-            with suppress(OSError):  # make the rename durable too, if possible
-                folder = os.open(path.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
+            replace_file(partial, path)
+            sync_folder(path.parent)
     except OSError as error:
         size = sum(map(len, contents[path])) / 1e6
         is_full = error.errno in DISK_FULL

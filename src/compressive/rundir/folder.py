@@ -152,12 +152,14 @@ def read_config(folder: Path) -> Config:
 def command() -> str:
     """Return the command line, with `compressive` for every way of starting this program."""
     called = Path(sys.argv[0])
-    is_ours = called.name == "compressive" or called == Path(__file__).parents[1] / "__main__.py"
+    is_ours = called.stem == "compressive" or called == Path(__file__).parents[1] / "__main__.py"
     return shlex.join(["compressive" if is_ours else sys.argv[0], *sys.argv[1:]])
 
 
 def _provenance(device: "torch.device") -> dict[str, Any]:
     import torch  # import here: it takes seconds, and readers do not need it
+
+    from compressive.platforms.accelerators import device_name
 
     packages = ("compressive", "torch", "torchvision", "timm", "numpy")
     processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
@@ -165,7 +167,7 @@ def _provenance(device: "torch.device") -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
         "commit": _commit(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor,
+        "device": device_name(device) or processor,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: package_version(name) for name in packages}

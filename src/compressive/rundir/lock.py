@@ -1,9 +1,10 @@
 """Exclusive lock on a run folder."""
 
-import fcntl
-import os
 import tempfile
 from pathlib import Path
+
+from compressive.platforms.files import lock_folder
+from compressive.rundir.files import LOCK
 
 
 def ensure_writable(folder: Path, called: str = "--out") -> None:
@@ -24,15 +25,10 @@ def ensure_writable(folder: Path, called: str = "--out") -> None:
 def acquire_lock(folder: Path) -> int:
     """Lock a folder for this process until the returned descriptor is closed."""
     # Two processes would mix their checkpoints. The operating system releases the lock when the
-    # process ends. Some network file systems do not support it; there nothing is locked.
+    # process ends.
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_folder(folder, LOCK)
     except BlockingIOError:
-        os.close(descriptor)
         hint = "wait until it ends, or choose another --out"
         raise ValueError(f"another process is writing to {folder}; {hint}") from None
-    except OSError:
-        pass
-    return descriptor

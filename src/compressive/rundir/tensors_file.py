@@ -10,6 +10,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from compressive import weights
+from compressive.platforms.float64 import to_float64
 from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.files import ENCODER
 from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS
@@ -17,7 +18,7 @@ from compressive.rundir.versions import FORMAT_KEY, FORMAT_VERSIONS
 
 def reproducible_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Serialize with a checksum and sorted metadata: equal content gives equal bytes."""
-    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
     metadata = {**metadata, FORMAT_KEY: str(FORMAT_VERSIONS[ENCODER])}
     metadata[CHECKSUM_KEY] = file_checksum(metadata, tensors)
     # safetensors writes metadata in random order.
@@ -55,10 +56,10 @@ def to_float16(value: Tensor, name: str) -> Tensor:
     """Round a matrix or kernel to float16; raise ValueError if its values do not fit."""
     if value.ndim < 2 or not value.is_floating_point():
         return value
-    half, exact = value.half(), value.double()
+    half, exact = value.half(), to_float64(value)
     # Float16 has 11 bits, so rounding loses at most half of 2^-10. The loss is larger only if
     # values are too large for float16, or most are too small. Use `not <=`, so that NaN fails too.
-    if not (half - exact).norm() <= 2**-10 * exact.norm():
+    if not (half.to(exact.device) - exact).norm() <= 2**-10 * exact.norm():
         largest = exact.abs().max().item()
         raise ValueError(
             f"{name} does not fit float16, which holds 6e-5 to 65504: "

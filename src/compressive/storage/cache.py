@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from compressive.platforms.files import read_at
+
 try:
     import fcntl
 except ImportError:  # Windows: two processes may fetch the same block twice
@@ -84,7 +86,7 @@ class BlockCache:
         try:
             with open(path, "rb", buffering=0) as file:
                 if part.stop is not None and path in self._verified:
-                    found = os.pread(file.fileno(), part.stop - part.start, part.start)
+                    found = read_at(file.fileno(), part.stop - part.start, part.start)
                     if len(found) < part.stop - part.start:
                         raise ValueError
                 else:

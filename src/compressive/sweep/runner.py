@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from compressive import recipes
 from compressive.config import with_data
+from compressive.platforms.processes import interrupt, own_process_group
 from compressive.progress import Display
 from compressive.rundir import files
 from compressive.rundir.files import SWEEP, local_path, write_text
@@ -194,7 +194,10 @@ class _Processes:
         with self._lock:
             self.stopping += 1
             for process in self._running:
-                process.send_signal(signal.SIGINT if self.stopping < 3 else signal.SIGKILL)
+                if self.stopping < 3:
+                    interrupt(process)
+                else:
+                    process.kill()
         if self.stopping == 1:
             self.display.say("stopping; runs save a checkpoint; run the same command to resume")
 
@@ -258,10 +261,16 @@ class _Processes:
             with self._lock:
                 if self.stopping:
                     return _INTERRUPTED
+                group = own_process_group()
                 # Use a new process group: otherwise the terminal would also send Ctrl-C to the
                 # process, and a run that receives it twice does not save.
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    process_group=group.process_group,
+                    creationflags=group.creationflags,
                 )
                 self._running.add(process)
             while (code := _exit_code(process)) is None:

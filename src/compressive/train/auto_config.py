@@ -10,7 +10,9 @@ from compressive import recipes
 from compressive.config import Config, flat, with_data
 from compressive.data.decode import Unreadable
 from compressive.data.source import Source
+from compressive.device import pick_device
 from compressive.distributed import world_size
+from compressive.platforms.accelerators import device_memory
 from compressive.train.images import load_source
 from compressive.train.online_eval import evenly_spaced_indices
 
@@ -28,8 +30,10 @@ def auto_config(
     wanted = with_data(Config(), data, *changes)
     source = load_source(wanted, source)
     # Use total, not free memory: a command must give the same settings when it resumes.
-    has_gpu = torch.cuda.is_available() and wanted.train.device != "cpu"
-    memory = torch.cuda.mem_get_info()[1] / 2**30 * world_size() if has_gpu else 0.0
+    device = pick_device(wanted.train.device)
+    known = device_memory(device)
+    memory = known.total / 2**30 * world_size() if known else 0.0
+    memory /= 1 if device.type == "cuda" else 2  # bf16, which the estimate assumes, is on cuda only
     values, names = flat(wanted), {change.partition("=")[0].strip() for change in changes}
     given = {name: values[name] for name in names}
     side = median_side(source)

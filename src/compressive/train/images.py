@@ -1,5 +1,6 @@
 """The images of a run: open them, detect changes when resuming, and list unreadable ones."""
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -127,7 +128,7 @@ def _root_of(place: str) -> str:
     if is_remote(place):
         return f"{place.rstrip('/')}/"
     path = Path(place).expanduser()
-    return f"{path.parent if path.is_file() else path}/"
+    return f"{path.parent if path.is_file() else path}{os.sep}"
 
 
 def _relative_name(path: str, roots: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.data.sampler import BatchIndices
 from compressive.distributed import mean_value, world_size
+from compressive.platforms.float64 import to_float64
 from compressive.rng import image_keys, uniforms
 from compressive.train.knn import nearest_neighbors
 
@@ -121,8 +122,8 @@ def online_accuracy(
     was_training = probe.training
     logits = probe.eval()(feats[asked_part])
     probe.train(was_training)
-    right = torch.stack([logits.argmax(1) == truth, votes.argmax(1) == truth]).double().mean(1)
-    by_probe, by_neighbors = right.tolist()
+    right = torch.stack([logits.argmax(1) == truth, votes.argmax(1) == truth])
+    by_probe, by_neighbors = to_float64(right).mean(1).tolist()
     return Accuracy(by_probe, by_neighbors, len(truth))
 
 

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from compressive.platforms.processes import stop_signals
+
 
 @contextmanager
 def handle_stop_signals(handler: Callable[[int], None]) -> Iterator[None]:
@@ -12,9 +14,7 @@ def handle_stop_signals(handler: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # Python handles signals in the main thread only
         return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-        numbers.append(signal.SIGHUP)
+    numbers = stop_signals()
     before = [signal.signal(number, lambda number, _: handler(number)) for number in numbers]
     try:
         yield

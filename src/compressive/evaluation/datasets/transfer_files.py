@@ -201,12 +201,12 @@ def _first(paths: Iterable[Path]) -> Path:
 
 
 def _read_lines(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def _table(path: Path) -> list[dict[str, str]]:
     """Read the rows of a tab-separated file with a header."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 

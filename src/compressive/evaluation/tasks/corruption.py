@@ -45,7 +45,7 @@ def run(context: EvalContext) -> None:
             logits = classifier(forward(model.network, x, context.dtype))
             found[cell].append(hits(logits, batch.label))
         context.progress("corruptions", min(count, (number + 1) * len(images)), count)
-    right = {cell: torch.cat(parts).double().cpu() for cell, parts in found.items()}
+    right = {cell: torch.cat(parts).cpu().double() for cell, parts in found.items()}
     _record_accuracies(context, names, right)
 
 

@@ -15,6 +15,7 @@ from compressive.evaluation.context import EvalContext
 from compressive.evaluation.features import Features
 from compressive.evaluation.tasks.logistic import LOGISTIC_REGRESSION, select_penalty
 from compressive.metrics import hits
+from compressive.platforms.float64 import to_float64
 
 _DRAWS = 3
 _DEFAULT_PENALTY = 1.0  # used if too few images can be held out to choose one
@@ -70,8 +71,8 @@ def _record_share(context: EvalContext, share: float) -> None:
     accuracies = {"top-1": right, **({"top-5": top_5} if context.classes > 5 else {})}
     images, task = context.images("test", test.index), f"few labels {share:.0%}"
     for metric, each_draw in accuracies.items():
-        mean, name = torch.stack(each_draw).double().mean(0), context.splits.name
-        draws = [float(hit.double().mean()) for hit in each_draw]
+        hits_of_draws, name = to_float64(torch.stack(each_draw)), context.splits.name
+        mean, draws = hits_of_draws.mean(0), hits_of_draws.mean(1).tolist()
         own = {**protocol, "draws": draws}
         if len(draws) > 1:
             own["deviation_over_draws"] = stdev(draws)

@@ -13,6 +13,7 @@ from compressive.data.loaders import Batch
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.features import forward
 from compressive.metrics import effective_rank, uniformity
+from compressive.platforms.float64 import to_float64
 from compressive.rng import image_keys
 from compressive.train.step import view_pair
 
@@ -40,7 +41,7 @@ def run(context: EvalContext, *, uniformity_images: int = 10_000) -> None:
     for batch in context.batches("test"):
         pair = [context.renormalize(view) for view in augmented_pair(context, batch, views)]
         h = [forward(context.model.network, view, context.dtype) for view in pair]
-        x, y = (F.normalize(each.double(), dim=1) for each in h)
+        x, y = (F.normalize(to_float64(each), dim=1) for each in h)
         distances.append((x - y).square().sum(1))
     augmentations = "the run's own" if context.model.config else "the paper's"
     details = {"augmentations": augmentations, "views": [asdict(view) for view in views]}

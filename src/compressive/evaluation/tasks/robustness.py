@@ -18,6 +18,7 @@ from compressive.evaluation.datasets.layouts import SEVERITIES
 from compressive.evaluation.datasets.shifts import CELLS, SHIFTS, GroundTruth, Shift
 from compressive.evaluation.tasks.corruption import mean_corruption_error
 from compressive.evaluation.tasks.linear import linear_classifier
+from compressive.platforms.float64 import to_float64
 
 _WNID = re.compile(r"n\d{8}")
 _CIFAR10 = tuple(
@@ -83,7 +84,7 @@ def _evaluate_corruptions(
             if len(hits[-1]) != (count := count or len(logits)):
                 raise ValueError(f"{name}: {kind} {severity} has {len(logits)}, not {count} images")
             images = DatasetFingerprint(cell.source).of()
-        right[kind] = torch.stack(hits).double()
+        right[kind] = to_float64(torch.stack(hits))
         details = {**protocol, "by_severity": right[kind].mean(1).tolist()}
         values = right[kind].mean(0)
         add("robustness", f"{name} {kind}", "top-1", values, protocol=details, images=images)

@@ -17,6 +17,7 @@ from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.frozen_model import mean_direction
+from compressive.platforms.float64 import to_float64
 from compressive.rng import Keys, image_keys, uniforms
 
 Place = Literal["mode", "sample", "mean"]
@@ -227,7 +228,7 @@ def histogram(values: Float[Tensor, " count"], bins: int = 100) -> Histogram:
         raise ValueError(f"values must be (count,) with 1 value or more, got {shape}")
     if bins < 1:
         raise ValueError(f"bins must be 1 or more, got {bins}")
-    values = values.double().cpu()
+    values = values.cpu().double()
     top = values.quantile(0.995).item() or 1.0  # all values are 0 if nothing moves the direction
     edges = torch.linspace(0, top, bins + 1, dtype=torch.float64)
     density = torch.histogram(values, edges).hist / len(values) / edges.diff()
@@ -239,7 +240,7 @@ def keyed_sample(e: VonMisesFisher, keys: Keys) -> Float[Tensor, "batch dim"]:
     u = uniforms(keys, 2 * ((e.dim + 1) // 2))
     near, far = (1 - u).log().mul(-2).sqrt().chunk(2, 1)[0], 2 * math.pi * u.chunk(2, 1)[1]
     noise = torch.cat([near * far.cos(), near * far.sin()], 1)[:, : e.dim]  # Box and Muller 1958
-    return e.from_noise(noise.to(e.mean_direction.dtype))
+    return e.from_noise(noise.to(e.mean_direction.dtype).to(e.mean_direction.device))
 
 
 def _directions(
@@ -251,7 +252,7 @@ def _directions(
     """Return mu of images in [0, 1], in float64: 1 - cos subtracts nearly equal numbers."""
     with autocast(images.device, precision):
         mu = direction(normalize(images, mean=channels.mean, std=channels.std))
-    return F.normalize(mu.double(), dim=1)
+    return F.normalize(to_float64(mu), dim=1)
 
 
 def _distances(
@@ -259,11 +260,11 @@ def _distances(
 ) -> Float[Tensor, "5 batch"]:
     """Return the largest change of a pixel, ||dx|| in both units, change of log e(z|x), KL."""
     apart = e.mean_direction - mu
-    by_channel = torch.linalg.vector_norm(dx.flatten(2), dim=2).double()
+    by_channel = to_float64(torch.linalg.vector_norm(dx.flatten(2), dim=2))
     std = [each / scale for each, scale in zip(by_channel.unbind(1), scales, strict=True)]
     return torch.stack(
         [
-            dx.abs().amax((1, 2, 3)).double(),
+            to_float64(dx.abs().amax((1, 2, 3))),
             torch.linalg.vector_norm(by_channel, dim=1),
             torch.linalg.vector_norm(torch.stack(std, 1), dim=1),
             kappa * (z * apart).sum(1).abs(),

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compressive.checks import full_precision, validates_inputs
+from compressive.platforms.float64 import to_float64
 
 PERPLEXITY, STEPS = 30.0, 750
 # Early steps with exaggerated attraction; with 100 steps some maps end 15 % worse.
@@ -35,10 +36,11 @@ def tsne(
     if not x.isfinite().all():
         raise ValueError("a map needs finite numbers, got NaN or infinity")
     with torch.no_grad(), full_precision(x):
-        x = x.double() - x.double().mean(0)
-        p = joint_probabilities(x, perplexity).float()
-        y = _main_axes(x)
-        y = (1e-4 * y / y[:, 0].std().clamp(min=1e-12)).float()
+        exact, device = to_float64(x), x.device
+        exact = exact - exact.mean(0)
+        p = joint_probabilities(exact, perplexity).float().to(device)
+        y = _main_axes(exact)
+        y = (1e-4 * y / y[:, 0].std().clamp(min=1e-12)).float().to(device)
         rate = max(len(x) / _EXAGGERATION, 50.0)
         update, gains = torch.zeros_like(y), torch.ones_like(y)
         for step in range(steps):

@@ -1,0 +1,1 @@
+"""Differences between devices and operating systems: float64, accelerators, memory, files."""

@@ -1,0 +1,34 @@
+"""Signals and child processes on POSIX and Windows."""
+
+import signal
+import subprocess
+from typing import NamedTuple
+
+
+def stop_signals() -> list[int]:
+    """Return the numbers of the signals that ask a run to save and stop."""
+    # Windows has no SIGHUP; Ctrl-Break is the signal that another process can send there.
+    found = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")]
+    numbers = [number for number in found if number is not None]
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:  # nohup ignores it
+        numbers.remove(hangup)
+    return numbers
+
+
+class GroupOptions(NamedTuple):
+    """Options of Popen that give a process its own group."""
+
+    process_group: int | None
+    creationflags: int
+
+
+def own_process_group() -> GroupOptions:
+    """Return options of Popen, so that the terminal does not send Ctrl-C to the process."""
+    flag = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)
+    return GroupOptions(0, 0) if flag is None else GroupOptions(None, flag)
+
+
+def interrupt(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a process that has its own group to stop."""
+    process.send_signal(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
