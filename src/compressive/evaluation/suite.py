@@ -28,6 +28,7 @@ from compressive.progress import Display
 from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, local_path
 from compressive.rundir.folder import command
 from compressive.rundir.lock import ensure_writable
+from compressive.tracking import track_records
 from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
@@ -138,6 +139,7 @@ def _run_suite(
             list_unreadable(context.unreadable, out / UNREADABLE)
     if not has_result:
         raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
+    track_records(Path(context.model.name), results.records, context.display.say)
 
 
 def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:

@@ -14,6 +14,7 @@ from compressive.rundir.files import local_path
 from compressive.rundir.folder import read_config
 from compressive.train import loop
 from compressive.train.auto_config import auto_config
+from compressive.train.callbacks import Callback, LogFunction
 from compressive.train.initial_weights import following_settings
 from compressive.train.loop import Outcome
 
@@ -46,11 +47,13 @@ def pretrain(
     device: str | None = None,
     precision: str | None = None,
     workers: int | None = None,
+    track: str | None = None,
     settings: Sequence[str] = (),
     resume: bool = True,
     continue_from: str | Path | None = None,
     source: Source | None = None,
     display: Display | None = None,
+    callbacks: Sequence[Callback | LogFunction] = (),
 ) -> Outcome:
     """Train an encoder on images without labels; the arguments are those of the command line.
 
@@ -66,7 +69,8 @@ def pretrain(
     views follow from them. Heads start from random weights.
 
     In Python, `source` can replace data.source, and `method` can be a function that builds a method
-    (see docs/extend.md).
+    (see docs/extend.md). `callbacks` are functions `f(step, metrics)` or objects of `Callback` (see
+    docs/training-loops.md).
     """
     options = {
         "method": method if isinstance(method, str) else None,
@@ -82,6 +86,7 @@ def pretrain(
         "device": device,
         "precision": precision,
         "workers": workers,
+        "track": track,
     }
     given = as_changes(options, settings)
     config, folder, reasons = plan_pretraining(
@@ -103,6 +108,7 @@ def pretrain(
         continue_from=continue_from,
         source=source,
         display=display,
+        callbacks=callbacks,
         method=build if method is None or isinstance(method, str) else method,
     )
 
