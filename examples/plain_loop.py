@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18
 
 from compressive.objectives import csimclr_loss
 from compressive.optim import LARS, parameter_groups
@@ -19,8 +18,12 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = resnet18(num_classes=128)
-        self.head = nn.Sequential(nn.ReLU(), nn.Linear(128, 64))
+        self.backbone = nn.Sequential(  # use your network here
+            *(nn.Conv2d(3, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3, stride=2), nn.BatchNorm2d(64), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        )
+        self.head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss and the residual information in nats."""
@@ -42,9 +45,9 @@ def views(images: Tensor) -> tuple[Tensor, Tensor]:
 def main(steps: int = 20, *, compiled: bool = True) -> list[float]:
     """Train on random images; return the losses."""
     torch.manual_seed(0)
-    images = torch.rand(64, 3, 32, 32)
+    images = torch.rand(64, 3, 1, 1) + 0.3 * torch.rand(64, 3, 32, 32)  # one color each
     model = Model()
-    optimizer = LARS(parameter_groups(model, weight_decay=1e-6), lr=0.5)
+    optimizer = LARS(parameter_groups(model, weight_decay=1e-6), lr=0.1)
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = model
     if compiled:
         step = torch.compile(model, fullgraph=True)
