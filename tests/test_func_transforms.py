@@ -211,13 +211,15 @@ def test_values_are_checked_in_grad_and_not_in_vmap() -> None:
 
 def test_vjp_of_per_image_values() -> None:
     (a,), (b,) = pairs(1)
-    _, pull = vjp(lambda a: objectives.simclr_loss(a, b).nll_x, a)
+    pull = vjp(lambda a: objectives.simclr_loss(a, b).nll_x, a)[1]
     (found,) = vmap(pull)(torch.eye(6, dtype=torch.float64))
-    (rows,) = (jacrev(lambda a: objectives.simclr_loss(a, b).nll_x)(a),)
-    torch.testing.assert_close(found, rows)
+    a = a.requires_grad_()
+    each = objectives.simclr_loss(a, b).nll_x
+    rows = [torch.autograd.grad(value, a, retain_graph=True)[0] for value in each]
+    torch.testing.assert_close(found, torch.stack(rows))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # torch deprecates it
 def test_scripting_is_not_supported() -> None:
-    with pytest.raises(torch.jit.frontend.NotSupportedError, match="keyword-only"):
+    with pytest.raises(Exception, match="keyword-only"):
         torch.jit.script(objectives.simclr_loss)

@@ -4,6 +4,7 @@ wandb and trackio are in the dev group. MLflow is too large for it (630 MB): ins
 test.
 """
 
+import importlib
 import json
 import sqlite3
 import struct
@@ -70,8 +71,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """Read the records of a .wandb file: LevelDB's log format, after a header of 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
+    proto = importlib.import_module("wandb.proto.wandb_internal_pb2")
     content, at, block, parts = path.read_bytes(), 7, 32768, b""
     while at + 7 <= len(content):
         if block - at % block < 7:  # no room for a header: padding
@@ -81,7 +81,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         parts += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
-            yield wandb_internal_pb2.Record.FromString(parts)
+            yield proto.Record.FromString(parts)
             parts = b""
 
 

@@ -91,7 +91,7 @@ class VonMisesFisher(Distribution):
         self.mean_direction: Tensor = mean_direction.expand((*batch, n))
         super().__init__(torch.Size(batch), torch.Size((n,)), validate_args=False)
         if validate_args is None:
-            given = (mean_direction, *([concentration] if self._fixed is None else []))
+            given = [each for each in (mean_direction, concentration) if isinstance(each, Tensor)]
             validate_args = type(self)._validate_args and all(map(should_check_values, given))
         self._validate_args = validate_args
         if validate_args and not torch.compiler.is_compiling():
