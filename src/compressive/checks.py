@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 F = TypeVar("F", bound=Callable)
 
@@ -139,7 +140,7 @@ def check_one_of(choices: tuple[str, ...], **named: str) -> None:
 
 def in_func_transform() -> bool:
     """Return whether this is called inside of torch.func.grad, vmap or another transform."""
-    return torch._C._functorch.maybe_current_level() is not None
+    return _functorch.maybe_current_level() is not None
 
 
 def can_check_values(tensor: Tensor) -> bool:
@@ -156,11 +157,10 @@ def should_check_values(tensor: Tensor) -> bool:
 
 def _is_batched(tensor: Tensor) -> bool:
     """Return whether vmap hides an axis of a tensor, also below other transforms."""
-    inside = torch._C._functorch
-    while inside.is_functorch_wrapped_tensor(tensor):
-        if inside.is_batchedtensor(tensor):
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
             return True
-        tensor = inside.get_unwrapped(tensor)
+        tensor = _functorch.get_unwrapped(tensor)
     return False
 
 

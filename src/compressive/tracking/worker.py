@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from compressive.rundir.tracker import TrackedRun, Tracker
+from compressive.rundir.tracker import Status, TrackedRun, Tracker
 
 _CLASSES = {  # tracker -> module and class here
     "wandb": ("wandb_tracker", "WandbTracker"),
@@ -49,7 +49,7 @@ def _serve(tracker: Tracker, tell: Any) -> None:
     run = TrackedRun(**{**about, "folder": Path(about["folder"])})
     if place := tracker.start(run):
         tell(place=place)
-    status = "failed"  # if training is killed
+    status: Status = "failed"  # if training is killed
     for line in sys.stdin:
         message = json.loads(line)
         if "status" in message:
