@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from compressive.finetuning.predict import predict
     from compressive.finetuning.run import finetune
     from compressive.tensorflow_checkpoint.convert import convert
+    from compressive.train.callbacks import Callback
     from compressive.train.start import pretrain
 
-__all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "convert", "embed"]
-__all__ += ["evaluate", "export", "finetune", "load", "metrics", "objectives", "optim", "predict"]
-__all__ += ["pretrain", "report"]
+__all__ = ["Callback", "Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "convert"]
+__all__ += ["embed", "evaluate", "export", "finetune", "load", "metrics", "objectives", "optim"]
+__all__ += ["predict", "pretrain", "report"]
 _PLACES = {  # public name -> module and name there
+    "Callback": ("train.callbacks", "Callback"),
     "Encoder": ("encoder", "Encoder"),
     "HypersphericalUniform": ("distributions.uniform", "HypersphericalUniform"),
     "VonMisesFisher": ("distributions.vmf", "VonMisesFisher"),

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 F = TypeVar("F", bound=Callable)
 
@@ -137,11 +138,30 @@ def check_one_of(choices: tuple[str, ...], **named: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
+def in_func_transform() -> bool:
+    """Return whether this is called inside of torch.func.grad, vmap or another transform."""
+    return _functorch.maybe_current_level() is not None
+
+
+def can_check_values(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor are known: not while compiling, not inside of vmap."""
+    return not torch.compiler.is_compiling() and not _is_batched(tensor)
+
+
 def should_check_values(tensor: Tensor) -> bool:
     """Return whether the values of a tensor are checked."""
-    if torch.compiler.is_compiling():
+    if not can_check_values(tensor):
         return False
     return torch.is_anomaly_enabled() or (tensor.device.type == "cpu" and not _skips_checks.get())
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Return whether vmap hides an axis of a tensor, also below other transforms."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def _require_directions(name: str, tensor: Tensor) -> None:

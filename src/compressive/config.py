@@ -11,6 +11,7 @@ from compressive.setting_fields import (
     check_fields,
     info,
     parse,
+    require_one_of,
     setting,
     similar_settings,
     type_hints,
@@ -19,8 +20,9 @@ from compressive.setting_fields import (
 __all__ = ["METHODS", "Bottleneck", "Config", "Data", "Decoder", "Health", "MethodInfo", "Network"]
 __all__ += ["Optim", "Probe", "ResNetVariant", "Stem", "Target", "Train", "Views"]
 __all__ += ["channels", "channels_text", "check_device_name", "flat", "total_steps"]
-DEVICE_NAMES = "auto, cpu, cuda, cuda:N, rocm, xpu or mps"
+__all__ += ["tracker_names"]
 __all__ += ["from_dict", "is_compressed", "method_info", "override", "unused_settings", "with_data"]
+DEVICE_NAMES = "auto, cpu, cuda, cuda:N, rocm, xpu or mps"
 
 
 class MethodInfo(NamedTuple):
@@ -49,6 +51,7 @@ METHODS: dict[str, MethodInfo] = {  # a name with c- is the compressed method
 }
 FINETUNE_METHOD = "finetune"  # `compressive finetune` sets it: the method learns from labels
 _SUPERVISED = MethodInfo("supervised")
+TRACKERS = ("wandb", "mlflow", "trackio")  # for train.track; each is an extra of this package
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")  # with network.stem
 Stem = Literal["imagenet", "cifar"]
 ResNetVariant = Literal["timm", "official"]
@@ -406,10 +409,12 @@ class Train(_Section):
         0, "steps between lines of metrics.jsonl; 0: about ten lines per epoch"
     )
     tensorboard: bool = setting(True, "also write TensorBoard event files")
+    track: str = setting("", "also log to these trackers, with commas: wandb, mlflow, trackio")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_device_name(self.device, "train.device")
+        tracker_names(self.track)
         if self.batch_size % self.grad_accum_steps:
             rule = f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}"
             raise ValueError(f"{rule}, got {self.grad_accum_steps}")
@@ -489,6 +494,14 @@ def method_info(config: Config) -> MethodInfo:
 def is_compressed(config: Config) -> bool:
     """Return whether z is stochastic and its residual information penalized."""
     return config.method.startswith("c-")
+
+
+def tracker_names(text: str) -> list[str]:
+    """Return the names in train.track, each once; raise ValueError for an unknown one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        require_one_of("train.track", name, TRACKERS)
+    return list(dict.fromkeys(names))
 
 
 def unused_settings(config: Config) -> dict[str, str]:

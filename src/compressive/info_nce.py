@@ -13,6 +13,7 @@ from compressive.checks import (
     check_nonnegative,
     check_same_shape_2d,
     full_precision,
+    in_func_transform,
     validates_inputs,
 )
 from compressive.distributed import gather, rank, world_size
@@ -54,7 +55,8 @@ def candidate_nll(
     own: bool,
 ) -> Float[Tensor, " batch"]:
     """Return InfoNCE of gathered candidates: all of the other view, then all of the own view."""
-    if len(z) * len(candidates) > _KEEP:
+    # torch.func cannot see into the blocks, so it gets all logits.
+    if len(z) * len(candidates) > _KEEP and not in_func_transform():
         nll = _StreamedNll.apply(z, candidates, kappa, own)
         assert isinstance(nll, Tensor)
         return nll
@@ -78,6 +80,8 @@ def candidate_logits(
     positives = torch.arange(first, first + stop - start, device=z.device)
     if own:  # the same view of an image is no candidate
         itself = (positives + len(candidates) // 2).unsqueeze(1)
+        if in_func_transform():  # vmap would loop over an in-place change
+            return logits.scatter(1, itself, -math.inf), positives
         # A probability of exactly 0 has no gradient, so bypass autograd, which would copy.
         logits.detach().scatter_(1, itself, -math.inf)
     return logits, positives
@@ -89,10 +93,15 @@ class _Product(Function):
     # A training step runs its backward pass under autocast, and a compiled one always does. The
     # gradient of a plain product would be computed in bfloat16 there.
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
+    def forward(a: Tensor, b: Tensor) -> Tensor:
         return a @ b.T
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, grad: Tensor):

@@ -11,7 +11,7 @@ from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["SettingInfo", "build", "check_fields", "info", "parse", "require_setting", "setting"]
-__all__ += ["similar_settings", "type_hints"]
+__all__ += ["require_one_of", "similar_settings", "type_hints"]
 
 # What other libraries call a setting -> its name here. Keys are the last part of the name.
 _SETTING_ALIASES = {
@@ -99,7 +99,7 @@ def check_fields(settings: Any, prefix: str = "") -> None:
         _require_type(value, hint, name)
         known = info(each)
         if known.choices:
-            _require_one_of(name, value, known.choices)
+            require_one_of(name, value, known.choices)
         if isinstance(value, int | float) and not known.contains(value):
             allowed = "finite" if value > sys.float_info.max else known.bounds
             raise ValueError(f"{name} must be {allowed}, got {_shown(value)}")
@@ -122,7 +122,7 @@ def parse(text: str, kind: Any, name: str) -> Any:
     """Convert text from a command line to the type of the setting `name`."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
-        return _require_one_of(name, text, options)
+        return require_one_of(name, text, options)
     if isinstance(kind, types.UnionType):
         if text.lower() in ("none", "null"):
             return None
@@ -144,7 +144,7 @@ def _shown(value: float) -> str:
     return text if len(text) < 40 else f"a number of {len(text)} digits"
 
 
-def _require_one_of(name: str, value: Any, options: Collection[Any]) -> Any:
+def require_one_of(name: str, value: Any, options: Collection[Any]) -> Any:
     """Return the value, or raise ValueError if it is not one of the options."""
     if value not in options:
         near = difflib.get_close_matches(str(value), map(str, options), n=1)
@@ -185,7 +185,7 @@ def _require_type(value: Any, kind: Any, name: str) -> Any:
     """Return the value, or raise ValueError for a wrong type; convert int to float if needed."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
-        return _require_one_of(name, value, options)
+        return require_one_of(name, value, options)
     allowed = options or (kind,)
     if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
         if abs(value) > sys.float_info.max and value != math.inf and value != -math.inf:

@@ -42,7 +42,9 @@ def test_options_set_and_record_settings(tmp_path: Path) -> None:
         assert found[OPTIONS[name[2:].replace("-", "_")]] == value
     assert found["optim.warmup_epochs"] == 0.7  # derived from --epochs
     about = json.loads((out / "config.json").read_text())["about"]
-    assert about["given"] == sorted({*OPTIONS.values(), "train.tensorboard"} - {"network.weights"})
+    assert about["given"] == sorted(
+        {*OPTIONS.values(), "train.tensorboard"} - {"network.weights", "train.track"}
+    )
     assert result.stdout.splitlines()[-1] == f"next: compressive evaluate {out}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from compressive import recipes, weights
 from compressive.cli import settings_reference
-from compressive.config import METHODS
+from compressive.config import METHODS, TRACKERS
 from compressive.evaluation.tasks import SUITES, TASKS
 from compressive.sweep.plan import NO_SUITE, PRESETS
 
@@ -41,10 +41,12 @@ def complete_data(incomplete: str) -> list[str]:
 
 def complete_tasks(incomplete: str) -> list[str]:
     """Return tasks for the last name of a list with commas."""
-    before, comma, last = incomplete.rpartition(",")
-    chosen = before.split(",")
-    names = [name for name in TASKS if name not in chosen]
-    return [f"{before}{comma}{name}" for name in _beginning(last, names)]
+    return _complete_list(incomplete, TASKS)
+
+
+def complete_trackers(incomplete: str) -> list[str]:
+    """Return trackers for the last name of a list with commas."""
+    return _complete_list(incomplete, TRACKERS)
 
 
 def complete_setting(incomplete: str) -> list[str]:
@@ -66,6 +68,13 @@ def complete_section(incomplete: str) -> list[str]:
     names = [section.name for section in every if section.name]
     names += [setting.name for section in every for setting in section.settings]
     return _beginning(incomplete, names)
+
+
+def _complete_list(incomplete: str, names: Iterable[str]) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    chosen = before.split(",")
+    free = [name for name in names if name not in chosen]
+    return [f"{before}{comma}{name}" for name in _beginning(last, free)]
 
 
 def _beginning(text: str, names: Iterable[str]) -> list[str]:

@@ -16,11 +16,13 @@ from compressive.cli.terminal import (
     print_next,
     require_at_least,
 )
-from compressive.cli.train_commands import Changes
+from compressive.cli.train_commands import Changes, TrackerNames
 from compressive.config import Config, check_device_name, override
 from compressive.data.location import check_exists
 from compressive.finetuning.label_share import parse_fraction
+from compressive.recipes.options import as_changes
 from compressive.rundir.files import CLASSIFIER, RESULTS
+from compressive.tracking import check_trackers
 from compressive.weights import require_path
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def finetune_command(
     out: Annotated[
         Path | None, path_option(help=_FOLDER_HELP, rich_help_panel="Output and resuming")
     ] = None,
+    track: TrackerNames = None,
     changes: Changes = None,
 ) -> None:
     """Train an encoder and a linear layer on all or few labels, and test the classifier once.
@@ -74,7 +77,9 @@ def finetune_command(
         parse_fraction(labels)
         numbers = {"train.epochs": epochs, "optim.lr": lr, "train.batch_size": batch_size}
         given = [f"{name}={value}" for name, value in numbers.items() if value is not None]
-        override(Config(), f"train.precision={precision}", *given, *(changes or ()))
+        given += as_changes({"track": track}, changes or ())
+        config = override(Config(), f"train.precision={precision}", *given)
+        check_trackers(config.train.track)
         require_path(encoder)
         check_exists(data)
         from compressive import distributed
@@ -97,6 +102,7 @@ def finetune_command(
                 network=network,
                 size=size,
                 benchmark_root=benchmark_root,
+                track=track,
                 settings=changes or (),
             )
         if distributed.rank() == 0:

@@ -17,6 +17,7 @@ from compressive.cli.completion import (
     complete_setting,
     complete_suite,
     complete_tasks,
+    complete_trackers,
 )
 from compressive.cli.outcome import print_outcome
 from compressive.cli.terminal import (
@@ -38,6 +39,7 @@ from compressive.rundir.folder import read_config
 from compressive.rundir.places import join_places
 from compressive.storage.address import is_remote
 from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
+from compressive.tracking import check_trackers
 
 if TYPE_CHECKING:
     pass
@@ -68,6 +70,7 @@ _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; 
 _MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
 _OUTPUT, _OTHER = "Output and resuming", "Any other setting"
 _EVALUATION = "Evaluation"
+_TRACK_HELP = "Also log to these trackers, with commas: wandb, mlflow, trackio."
 DataSource = Annotated[str, path_argument(help=_SOURCE_HELP, autocompletion=complete_data)]
 DataSources = Annotated[list[str], path_argument(help=_SOURCES_HELP, autocompletion=complete_data)]
 RecipeName = Annotated[
@@ -93,6 +96,16 @@ Axes = Annotated[
         metavar="NAME=VALUE,VALUE,...",
         help=_VARY_HELP,
         autocompletion=complete_setting,
+    ),
+]
+TrackerNames = Annotated[
+    str | None,
+    typer.Option(
+        "--track",
+        metavar="NAMES",
+        help=_TRACK_HELP,
+        autocompletion=complete_trackers,
+        rich_help_panel=_OUTPUT,
     ),
 ]
 RandomSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -179,6 +192,7 @@ def pretrain_command(
     continue_from: Annotated[
         Path | None, path_option(help=_CONTINUE_HELP, rich_help_panel=_OUTPUT)
     ] = None,
+    track: TrackerNames = None,
     changes: Changes = None,
 ) -> None:
     """Train an encoder on images without labels.
@@ -195,12 +209,14 @@ def pretrain_command(
             **{"method": method, "backbone": backbone, "image_size": image_size, "epochs": epochs},
             **{"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed, "labels": labels},
             **{"device": device, "precision": precision, "workers": workers, "weights": weights},
+            "track": track,
         }
         given = as_changes(options, changes or ())
         # Check recipe, settings and path before torch is imported, which takes seconds.
         base = recipes.get(recipe).config if recipe else Config()
         place = join_places(data)
-        with_data(read_config(continue_from) if continue_from else base, place, *given)
+        config = with_data(read_config(continue_from) if continue_from else base, place, *given)
+        check_trackers(config.train.track)
         check_exists(place)
         _check_out(out)
         from compressive import distributed
@@ -255,6 +271,7 @@ def sweep_command(
         typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP, rich_help_panel=_EVALUATION),
     ] = False,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    track: TrackerNames = None,
     out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
     """Train and evaluate every combination of some settings, and compare them in one table.
@@ -271,12 +288,13 @@ def sweep_command(
         plan_runs(data, **base)
         check_exists(data)
         check_evaluation(suite, tasks, max_images, held_out)
+        check_trackers(track or "")
         from compressive.evaluation.runs import report_runs, runs_of_sweep
         from compressive.sweep.runner import sweep
         from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
-        result = sweep(data, out, **base, **asked, at_once=jobs)
+        result = sweep(data, out, **base, **asked, at_once=jobs, track=track or "")
         if has_rows := any(row.done or row.failed for row in result.rows):
             Console().print(SafeTable(sweep_table(str(out), result.rows)))
             print_line(legend(result.rows))

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 
 from compressive.checks import (
+    can_check_values,
     check_same_device,
     full_precision,
+    in_func_transform,
     promote_to_float32,
     should_check_values,
     validates_inputs,
@@ -91,7 +92,8 @@ class VonMisesFisher(Distribution):
         self.mean_direction: Tensor = mean_direction.expand((*batch, n))
         super().__init__(torch.Size(batch), torch.Size((n,)), validate_args=False)
         if validate_args is None:
-            validate_args = type(self)._validate_args and should_check_values(mean_direction)
+            given = [each for each in (mean_direction, concentration) if isinstance(each, Tensor)]
+            validate_args = type(self)._validate_args and all(map(should_check_values, given))
         self._validate_args = validate_args
         if validate_args and not torch.compiler.is_compiling():
             self._check_values(mean_direction, concentration)
@@ -172,7 +174,7 @@ class VonMisesFisher(Distribution):
         if value.shape[-1:] != self._event_shape:
             shape = tuple(value.shape)
             raise ValueError(f"value must have a last axis of {self.dim}, got shape {shape}")
-        if self._validate_args and not torch.compiler.is_compiling():
+        if self._validate_args and can_check_values(value):
             self._validate_sample(value)
         with full_precision(value):
             mode = self._at_kappa("log_mode_density")
@@ -194,13 +196,19 @@ class VonMisesFisher(Distribution):
         """Return the samples of `rsample` for given standard normals; overwrites `noise`."""
         mu = self.mean_direction.expand(noise.shape)
         with full_precision(mu):
+            in_place = not in_func_transform()  # vmap cannot write into a tensor without its axis
             with torch.no_grad():
-                tangent = noise.addcmul_((noise * mu).sum(-1, keepdim=True), mu, value=-1)
+                along = (noise * mu).sum(-1, keepdim=True)
+                tangent = noise.addcmul_(along, mu, value=-1) if in_place else noise - along * mu
                 r = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
             angle, cosine, scale = self._turn(r)
             with torch.no_grad():
-                z = tangent.mul_(scale).addcmul_(cosine, mu)
-            if mu.requires_grad or (angle is not None and angle.requires_grad):
+                if in_place:
+                    z = tangent.mul_(scale).addcmul_(cosine, mu)
+                else:
+                    z = tangent * scale + cosine * mu
+            moves = mu.requires_grad or (angle is not None and angle.requires_grad)
+            if moves or not in_place:
                 z = _Moving.apply(z, mu, angle, cosine)
                 assert isinstance(z, Tensor)
             return z
@@ -251,13 +259,17 @@ class _Moving(Function):
     # that maps the first axis to mu. It has the same distribution and the same expected gradient,
     # but its derivative diverges as mu approaches that axis.
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
-        ctx.save_for_backward(z, mu, angle, cosine)
+    def forward(z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
         return z.clone()
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx, grad: Tensor):
         z, mu, angle, cosine = ctx.saved_tensors
         along = (grad * mu).sum(-1, keepdim=True)
@@ -266,8 +278,9 @@ class _Moving(Function):
         if angle is not None and ctx.needs_input_grad[2]:
             # dz/dtheta = (cos(theta) z - mu) / sin(theta)
             turn = cosine * (grad * z).sum(-1, keepdim=True) - along
-            grad_angle = to_float64(turn) / torch.sin(angle).clamp(min=1e-300)
-        return None, grad_mu, grad_angle, None
+            slope = to_float64(turn) / torch.sin(angle).clamp(min=1e-300)
+            grad_angle = vmf_sampler.differentiable_once(slope)
+        return None, vmf_sampler.differentiable_once(grad_mu), grad_angle, None
 
 
 class _Sag(Function):

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from compressive.checks import in_func_transform
 from compressive.platforms.float64 import to_float64
 
 # Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
@@ -48,31 +48,70 @@ def angle(
     `log_height` is log f(theta) without its terms in theta: log C + kappa + the log area of the
     sphere in R^(n-1). `mean_cosine` is A.
     """
-    given = (to_float64(x).detach() for x in (r, log_height, mean_cosine))
-    theta = _Angle.apply(to_float64(kappa), n, *given)
+    kappa = to_float64(kappa)
+    fixed, r, log_height, mean_cosine = (
+        to_float64(x).detach() for x in (kappa, r, log_height, mean_cosine)
+    )
+    with torch.no_grad():
+        side = _Side.of(r, n, fixed, log_height)
+        theta = side.solve(r)
+    if not kappa.requires_grad and not in_func_transform():
+        return theta
+    with torch.no_grad():
+        slope = side.slope(theta, mean_cosine)
+    theta = _Implicit.apply(kappa, theta, slope)
     assert isinstance(theta, Tensor)
     return theta
 
 
-class _Angle(Function):
+class _Implicit(Function):
     """Implicit reparameterization: d theta / d kappa = -(dF / d kappa) / f at fixed F."""
 
-    @staticmethod
-    def forward(
-        ctx, kappa: Tensor, n: int, r: Tensor, log_height: Tensor, mean_cosine: Tensor
-    ) -> Tensor:
-        side = _Side.of(r, n, kappa, log_height)
-        theta = side.solve(r)
-        if ctx.needs_input_grad[0]:
-            ctx.kappa_shape = kappa.shape
-            ctx.save_for_backward(side.slope(theta, mean_cosine))
-        return theta
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
+    def forward(kappa: Tensor, theta: Tensor, slope: Tensor) -> Tensor:
+        return theta.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        kappa, _, slope = inputs
+        ctx.kappa_shape = kappa.shape
+        ctx.save_for_backward(slope)
+
+    @staticmethod
     def backward(ctx, grad: Tensor):
         (slope,) = ctx.saved_tensors
-        return (grad * slope).sum_to_size(ctx.kappa_shape), None, None, None, None
+        return differentiable_once((grad * slope).sum_to_size(ctx.kappa_shape)), None, None
+
+
+class _Once(Function):
+    """The identity; its own derivative is an error."""
+
+    # torch's once_differentiable does not work with torch.func: second derivatives would be 0.
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        raise RuntimeError("samples of VonMisesFisher are differentiable once, not twice")
+
+
+def differentiable_once(gradient: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """Return a gradient from a backward pass; a second derivative through it raises an error."""
+    if torch.compiler.is_compiling():
+        return gradient
+    result = _Once.apply(gradient)
+    assert isinstance(result, Tensor)
+    return result
 
 
 class _Side(NamedTuple):

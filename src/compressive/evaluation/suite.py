@@ -31,6 +31,7 @@ from compressive.rundir.files import EVALUATION, HELD_OUT, RESULTS, UNREADABLE, 
 from compressive.rundir.folder import command
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import split_places
+from compressive.tracking import track_records
 from compressive.train.images import list_unreadable
 
 TaskFunction = Callable[[EvalContext], object]
@@ -141,6 +142,7 @@ def _run_suite(
             list_unreadable(context.unreadable, out / UNREADABLE)
     if not has_result:
         raise ValueError(f"nothing was measured; skipped: {'; '.join(results.skipped[earlier:])}")
+    track_records(Path(context.model.name), results.records, context.display.say)
 
 
 def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:

@@ -39,10 +39,12 @@ from compressive.finetuning.subset import Labeled, check_classes, draw_labels, h
 from compressive.methods.supervised import Supervised
 from compressive.metrics import nll, top_k_accuracy
 from compressive.progress import Display
+from compressive.recipes.options import as_changes
 from compressive.rundir.files import CLASSIFIER, local_path
 from compressive.rundir.folder import read_run_id
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import describe_places
+from compressive.tracking import check_trackers, track_records
 from compressive.train import loop
 from compressive.train.loop import Outcome, TrainingFailed
 from compressive.train.schedule import Schedule
@@ -74,6 +76,7 @@ def finetune(
     network: str = "",
     size: int = 0,
     benchmark_root: str | Path | None = None,
+    track: str | None = None,
     settings: Sequence[str] = (),
     display: Display | None = None,
 ) -> Finetuned:
@@ -104,8 +107,9 @@ def finetune(
         seed=seed,
         device=device,
         precision=precision,
-        settings=settings,
+        settings=as_changes({"track": track}, settings),
     )
+    check_trackers(config.train.track)
     if lr is not None:
         config = override(config, f"optim.lr={lr!r}")
     Schedule(config, len(labeled.source))  # checks the batch size before anything is written
@@ -197,6 +201,8 @@ def _run(
         protocol=protocol,
         display=trainer.display,
     )
+    if rank() == 0:
+        track_records(out, recorded.records, trainer.display.say)
     return Finetuned(out, trainer.outcome, recorded)
 
 
@@ -228,7 +234,7 @@ class _Trainer:
     def score(self, rate: float, folder: Path, fit: Source, held: Source) -> Scores | None:
         """Train on `fit` and return the scores on `held`; None if training was stopped."""
         try:
-            short = ("train.tensorboard=false", "health.max_restarts=0")
+            short = ("train.tensorboard=false", "train.track=", "health.max_restarts=0")
             classifier = self.train(rate, folder, fit, *short)
         except TrainingFailed:
             self.display.say(f"learning rate {rate:g} diverged")

@@ -19,6 +19,7 @@ OPTIONS: dict[str, str] = {  # option, as an argument in Python -> setting
     "device": "train.device",
     "precision": "train.precision",
     "workers": "data.workers",
+    "track": "train.track",
 }
 
 

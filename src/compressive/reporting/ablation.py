@@ -14,7 +14,7 @@ from compressive.rundir.records import finite_number
 _NOT_LEARNED = (
     *("recipe", "seed", "data.cache_on_device", "data.workers", "health.", "probe."),
     *("train.activation_checkpointing", "train.compile", "train.device", "train.log_every"),
-    *("train.save_every", "train.tensorboard"),
+    *("train.save_every", "train.tensorboard", "train.track"),
 )
 _TITLES = {  # name of a metric: title, axis label
     "held-out probe": ("Linear probe, held-out labels", "accuracy, %"),

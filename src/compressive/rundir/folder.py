@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Settings that do not change what is learned: a run may be resumed with other values.
 FREE = {"recipe", "data.source", "data.cache_on_device", "data.workers", "probe.every_epochs"}
 FREE |= {"train.device", "train.save_every", "train.log_every", "train.tensorboard"}
+FREE |= {"train.track"}
 FREE |= {f"health.{each.name}" for each in fields(Health)}
 
 

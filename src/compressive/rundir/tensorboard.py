@@ -1,36 +1,37 @@
 """TensorBoard event files: scalars, pairs of views, and histograms of the embeddings."""
 
-import math
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from compressive.rundir.tracker import Status, TrackedRun, Values, plottable
+
 _MAX_VIEW_SIDE = 96  # pixels; larger views only make the files larger
 _MAX_EMBEDDINGS = 512  # embeddings for the histograms
 
 
 class TensorBoardWriter:
-    """Write event files to a folder, replacing events of steps after `step`."""
+    """Write event files to a run folder; events after the step of the run are replaced."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def start(self, run: TrackedRun) -> str:
+        """Open a new event file."""
         try:
             with warnings.catch_warnings():  # tensorboard warns about its own dependencies
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("no tensorboard; install it, or set train.tensorboard=false") from None
-        self._events = SummaryWriter(str(folder), purge_step=step + 1)
+        folder = str(run.folder / "tensorboard")
+        self._events = SummaryWriter(folder, purge_step=run.step + 1)
+        return folder
 
-    def add_scalars(self, step: int, values: Mapping[str, float | str | None]) -> None:
+    def log(self, step: int, values: Values) -> None:
         """Add all finite numbers."""
-        for name, value in values.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._events.add_scalar(name, value, step)
+        for name, value in plottable(values).items():
+            self._events.add_scalar(name, value, step)
 
     def add_views(
         self,
@@ -55,6 +56,6 @@ class TensorBoardWriter:
             if values.size:
                 self._events.add_histogram(f"directions/{name}", values, step)
 
-    def close(self) -> None:
+    def finish(self, status: Status) -> None:
         """Flush and close the event file."""
         self._events.close()

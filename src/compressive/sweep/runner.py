@@ -21,6 +21,7 @@ from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.rundir.reader import read_training
 from compressive.sweep.plan import NO_SUITE, PlannedRun, check_evaluation, plan_runs
 from compressive.sweep.table import SweepRow, sweep_rows
+from compressive.tracking import check_trackers
 
 _POLL = 2.0  # seconds between two looks at a running command
 _LOG_END = 4096  # bytes of a log in which its last line is searched
@@ -49,20 +50,22 @@ def sweep(
     max_images: int = 0,
     held_out: bool = False,
     at_once: int = 1,
+    track: str = "",
     display: Display | None = None,
     program: Sequence[str] = (sys.executable, "-m", "compressive"),
 ) -> SweepResult:
     """Train and evaluate every planned run; a failed run does not stop the others.
 
     With `held_out` or the suite "none" no test image is read. Finished runs are skipped and others
-    resumed. Values and seeds may be added later; everything else must stay the same. Ctrl-C stops
-    the runs, which save a checkpoint.
+    resumed. Values and seeds may be added later; everything else must stay the same, except for
+    `track`. Ctrl-C stops the runs, which save a checkpoint.
     """
     axes: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
     if at_once < 1:
         raise ValueError(f"--jobs must be 1 or more, got {at_once}")
     runs = plan_runs(data, recipe=recipe, **axes)
     check_evaluation(suite, tasks, max_images, held_out)
+    check_trackers(track)
     out = local_path(out)
     ensure_writable(out)
     if not (out / SWEEP).exists():
@@ -75,7 +78,7 @@ def sweep(
         runs = plan_runs(data, recipe=recipe, base=base, **axes)
     about = {"data": data, "recipe": recipe, "set": list(changes), "varied": list(runs[0].varied)}
     about |= {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
-    train = ["pretrain", data, "--recipe", recipe]
+    train = ["pretrain", data, "--recipe", recipe, *(["--track", track] if track else [])]
     train += [word for change in changes for word in ("--set", change)]
     test = ["evaluate", "--suite", suite, "--tasks", tasks, "--max-images", str(max_images)]
     test = [] if suite == NO_SUITE else [*test, *(["--held-out"] if held_out else [])]

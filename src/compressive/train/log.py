@@ -67,16 +67,15 @@ def write_arrived_metrics(run: Run, *, wait: bool) -> HealthStatus:
     while (reading := run.metrics.poll(wait=wait)) is not None:
         status = run.health.check(reading, run.throughput.data_wait_fraction)
         rate = run.throughput.steps_per_second * run.config.train.batch_size
-        run.logger.write(
-            reading.step,
-            {
-                **reading.means,
-                "images_per_second": rate,
-                "data_wait_fraction": run.throughput.data_wait_fraction,
-                "lr": run.schedule.lr(reading.step - 1),  # metrics may arrive after later steps
-                "health": status.text,
-            },
-        )
+        line = {
+            **reading.means,
+            "images_per_second": rate,
+            "data_wait_fraction": run.throughput.data_wait_fraction,
+            "lr": run.schedule.lr(reading.step - 1),  # metrics may arrive after later steps
+            "health": status.text,
+        }
+        run.logger.write(reading.step, line)
+        run.observers.callbacks.on_log(reading.step, line)
         _show(run, reading, rate, status)
         if status.is_failed:
             break
@@ -106,6 +105,7 @@ def evaluate_online(run: Run) -> None:
         run.accuracy = found
         measured = {"probe_accuracy": found.probe, "knn_accuracy": found.neighbors}
         run.logger.write(run.step, measured)
+        run.observers.callbacks.on_evaluation(run.step, measured)
 
 
 def _show(run: Run, reading: Reading, rate: float, status: HealthStatus) -> None:

@@ -26,8 +26,10 @@ from compressive.methods import Builder, Step, build
 from compressive.progress import Display
 from compressive.rundir.files import local_path
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
+from compressive.train.callbacks import Callback, LogFunction
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
+from compressive.train.observers import Observers
 from compressive.train.online_eval import Accuracy
 from compressive.train.run import Run
 from compressive.train.signals import handle_stop_signals
@@ -57,6 +59,7 @@ def pretrain(
     method: Builder = build,
     given: Sequence[str] = (),
     continue_from: str | Path | None = None,
+    callbacks: Sequence[Callback | LogFunction] = (),
 ) -> Outcome:
     """Train as the config says; write encoder, checkpoints and metrics to a folder.
 
@@ -67,11 +70,12 @@ def pretrain(
 
     `source` replaces data.source. `method` builds the method in place of config.method. `given`
     names the settings that the user chose, for messages. `continue_from` is a run whose last
-    checkpoint the new run starts from.
+    checkpoint the new run starts from. `callbacks` are called during training: see `Callback`.
     """
     other = None if continue_from is None else local_path(continue_from)
     parts: dict[str, Any] = {"source": source, "method": method, "given": given}
     with display or Display(quiet=rank() > 0) as shown:
+        parts["observers"] = Observers(config, shown, callbacks)
         run = Run(config, local_path(out), shown, resume=resume, continue_from=other, **parts)
         shown.say(_summary(run))
         for note in filter(None, run.notes):
@@ -81,7 +85,9 @@ def pretrain(
                 run.restore()
                 while (status := train(run, requests)).is_failed:
                     restart(run, status)
-                return finish(run)
+                outcome = finish(run)
+            run.observers.callbacks.on_end(outcome)
+            return outcome
         finally:
             run.close()
 
@@ -161,8 +167,9 @@ def finish(run: Run) -> Outcome:
     write_arrived_metrics(run, wait=True)
     if run.health.is_well or run.step == run.total:
         run.save()
+    run.observers.status = "finished" if run.step == run.total else "stopped"
     if run.step < run.total:
-        run.logger.write(run.step, {STOPPED: REQUESTED})
+        run.logger.write(run.step, {STOPPED: _stop_reason(run)})
     return Outcome(run.out, run.step, run.saved_step, run.total, run.accuracy)
 
 
@@ -195,9 +202,16 @@ def _average_gradients(learner: nn.Module, *, is_last: bool) -> AbstractContextM
 
 def _should_stop(run: Run, requests: list[int], is_time_to_log: bool) -> bool:
     """Return whether to stop; several processes decide together, at log points."""
+    is_asked = bool(requests) or run.observers.callbacks.error is not None
     if world_size() == 1:
-        return bool(requests)
-    return is_time_to_log and any_process(bool(requests), run.device)
+        return is_asked
+    return is_time_to_log and any_process(is_asked, run.device)
+
+
+def _stop_reason(run: Run) -> str:
+    """Return why a run stopped early."""
+    error = run.observers.callbacks.error
+    return REQUESTED if error is None else f"a callback raised {type(error).__name__}: {error}"
 
 
 def _summary(run: Run) -> str:

@@ -23,9 +23,11 @@ from compressive.progress import Display
 from compressive.rundir import checkpoint, files, folder
 from compressive.rundir.lock import acquire_lock
 from compressive.rundir.metrics_log import MetricsLogger
+from compressive.tracking import tracked_run
 from compressive.train import images
 from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.initial_weights import start_from_weights
+from compressive.train.observers import Observers
 from compressive.train.online_eval import Accuracy, held_out_labels
 from compressive.train.rate_controller import Controller
 from compressive.train.resume import (
@@ -70,7 +72,9 @@ class Run:
         method: Builder = build,
         given: Sequence[str] = (),
         continue_from: Path | None = None,
+        observers: Observers | None = None,
     ) -> None:
+        self.observers: Observers = observers or Observers(config, display)
         self.out: Path = out
         self.given: tuple[str, ...] = tuple(given)
         self.continue_from: Path | None = continue_from
@@ -201,7 +205,7 @@ class Run:
         if rank() == 0 and not self.is_finite():
             self.display.say(f"step {self.step}: weights or moments not finite; not saved")
         elif rank() == 0:
-            checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
+            saved = checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
             self.saved_step = self.step
             weights, network, views = self.method.encoder, self.config.network, self.config.views
             more = {"antialias": views.antialias, "run_id": self.run_id}
@@ -212,6 +216,7 @@ class Run:
             if unreadable > self._unreadable:
                 self._unreadable = unreadable
                 self.display.say(f"skipped {unreadable:,} unreadable images, listed in {path}")
+            self.observers.callbacks.on_checkpoint(self.step, saved)
         self.saved_at = time.monotonic()
 
     def restore(self) -> None:
@@ -221,7 +226,7 @@ class Run:
         path, state = checkpoint.latest(place, self.run_id) or (None, {})
         # This synchronizes, so no process finds the checkpoint that the first one writes below.
         check_same_checkpoint(path, place, self.device)
-        tensorboard = self.config.train.tensorboard
+        is_new = path is None
         if path is None:
             if rank() == 0 and (self.out / files.ENCODER).exists():
                 held = f"{self.out} holds an encoder, but no checkpoint to resume from"
@@ -230,12 +235,13 @@ class Run:
                 path, state, note = continued_state(other, self.schedule)
                 self._read_state(path, state, other)
                 self.display.say(note)
-            self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
+        else:
+            self._read_state(path, state, self.out)
+        about = tracked_run(self.out, self.step, self.run_id, self.config)
+        self.logger = self.observers.open(about, is_over=self.step >= self.total)
+        if is_new:
             self.save()
-            return
-        self._read_state(path, state, self.out)
-        self.logger = MetricsLogger(self.out, step=self.step, tensorboard=tensorboard)
-        if self.step >= self.total:
+        elif self.step >= self.total:
             self.display.say(f"already finished: all {self.total:,} steps are done")
         else:
             self.display.say(f"resuming from step {self.step:,} of {self.total:,}")
@@ -256,8 +262,7 @@ class Run:
         """Stop threads, close files and release the lock."""
         self.loader.close()
         try:
-            if hasattr(self, "logger"):
-                self.logger.close()
+            self.observers.close()
         finally:  # even if the disk is full
             if self._lock is not None:
                 os.close(self._lock)
@@ -265,14 +270,9 @@ class Run:
 
     def _parts(self) -> dict[str, Any]:
         """Return everything with a state_dict."""
-        parts = {
-            "learner": self.learner,
-            "optimizer": self.optimizer,
-            "probe_optimizer": self.probe_optimizer,
-            "controller": self.controller,
-            "health": self.health,
-            "metrics": self.metrics,
-        }
+        parts: dict[str, Any] = {"learner": self.learner, "optimizer": self.optimizer}
+        parts |= {"probe_optimizer": self.probe_optimizer, "controller": self.controller}
+        parts |= {"health": self.health, "metrics": self.metrics}
         return {name: part for name, part in parts.items() if part is not None}
 
     def _state(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from compressive.rundir.folder import read_config
 from compressive.rundir.places import short_name
 from compressive.train import loop
 from compressive.train.auto_config import auto_config
+from compressive.train.callbacks import Callback, LogFunction
 from compressive.train.initial_weights import following_settings
 from compressive.train.loop import Outcome
 from compressive.train.remote_out import mirrored
@@ -52,11 +53,13 @@ def pretrain(
     device: str | None = None,
     precision: str | None = None,
     workers: int | None = None,
+    track: str | None = None,
     settings: Sequence[str] = (),
     resume: bool = True,
     continue_from: str | Path | None = None,
     source: ImageData | None = None,
     display: Display | None = None,
+    callbacks: Sequence[Callback | LogFunction] = (),
 ) -> Outcome:
     """Train an encoder on images without labels; the arguments are those of the command line.
 
@@ -74,7 +77,8 @@ def pretrain(
     views follow from them. Heads start from random weights.
 
     In Python, `source` can replace data.source of a `Config` by images of any kind, and `method`
-    can be a function that builds a method (see docs/extend.md).
+    can be a function that builds a method (see docs/extend.md). `callbacks` are functions
+    `f(step, metrics)` or objects of `Callback` (see docs/training-loops.md).
     """
     options = {
         "method": method if isinstance(method, str) else None,
@@ -90,6 +94,7 @@ def pretrain(
         "device": device,
         "precision": precision,
         "workers": workers,
+        "track": track,
     }
     given = as_changes(options, settings)
     if source is not None and not isinstance(source, Source):
@@ -108,6 +113,7 @@ def pretrain(
             resume=resume,
             continue_from=continue_from,
             source=source,
+            callbacks=callbacks,
             method=build if method is None or isinstance(method, str) else method,
         )
 
