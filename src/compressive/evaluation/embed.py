@@ -74,22 +74,27 @@ def embed(
 
 
 def check_table_path(
-    out: str | Path, images: str | Path, formats: Sequence[str], name: str
+    out: str | Path,
+    images: str | Path,
+    formats: Sequence[str],
+    name: str,
+    *,
+    called: str = "--out",
 ) -> Path:
     """Return the path of a table to write; raise ValueError if it cannot be written there."""
     out = local_path(out)
     if out.suffix.lower() not in formats:
-        raise ValueError(f"--out must end with {' or '.join(formats)}, got {str(out)!r}")
+        raise ValueError(f"{called} must end with {' or '.join(formats)}, got {str(out)!r}")
     if out.is_dir():
         example = f"{out}/{name}{formats[-1]}"
-        raise ValueError(f"--out {out} is a folder; name a file in it, such as {example}")
+        raise ValueError(f"{called} {out} is a folder; name a file in it, such as {example}")
     if not out.parent.exists():
-        raise ValueError(f"--out {out}: there is no folder {out.parent}; create it first")
-    ensure_writable(out.parent)
+        raise ValueError(f"{called} {out}: there is no folder {out.parent}; create it first")
+    ensure_writable(out.parent, called)
     among = local_path(images).resolve()
     if out.suffix.lower() == ".parquet" and out.resolve().is_relative_to(among):
         raise ValueError(
-            f"--out {out} is inside the image folder and would be read as images; choose "
+            f"{called} {out} is inside the image folder and would be read as images; choose "
             f"another folder, or {formats[-1]}"
         )
     return out
