@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from compressive.exporting.export import export
     from compressive.finetuning.predict import predict
     from compressive.finetuning.run import finetune
+    from compressive.inspection.neighbors import neighbors
+    from compressive.inspection.run import inspect
     from compressive.tensorflow_checkpoint.convert import convert
     from compressive.train.start import pretrain
 
 __all__ = ["Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "convert", "embed"]
-__all__ += ["evaluate", "export", "finetune", "load", "metrics", "objectives", "optim", "predict"]
-__all__ += ["pretrain", "report"]
+__all__ += ["evaluate", "export", "finetune", "inspect", "load", "metrics", "neighbors"]
+__all__ += ["objectives", "optim", "predict", "pretrain", "report"]
 _PLACES = {  # public name -> module and name there
     "Encoder": ("encoder", "Encoder"),
     "HypersphericalUniform": ("distributions.uniform", "HypersphericalUniform"),
@@ -32,7 +34,9 @@ _PLACES = {  # public name -> module and name there
     "evaluate": ("evaluation.suite", "evaluate"),
     "export": ("exporting.export", "export"),
     "finetune": ("finetuning.run", "finetune"),
+    "inspect": ("inspection.run", "inspect"),
     "load": ("evaluation.frozen_model", "load_encoder"),
+    "neighbors": ("inspection.neighbors", "neighbors"),
     "predict": ("finetuning.predict", "predict"),
     "pretrain": ("train.start", "pretrain"),
     "report": ("evaluation.runs", "report_runs"),

@@ -13,6 +13,7 @@ from compressive.cli import (
     export_commands,
     finetune_commands,
     info_commands,
+    inspect_commands,
     train_commands,
 )
 from compressive.cli.command import Command, Group, examples
@@ -101,6 +102,23 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive predict runs/finetuned ./photos",
             "compressive predict runs/finetuned ./photos --split test --out table.csv",
+        ),
+    ),
+    "inspect": _Entry(
+        inspect_commands.inspect_command,
+        _MEASURE,
+        (
+            "compressive inspect ./photos",
+            "compressive inspect ./photos --encoder runs/a --out photos.html --table photos.csv",
+            "compressive inspect ./photos --encoder none",
+        ),
+    ),
+    "neighbors": _Entry(
+        inspect_commands.neighbors_command,
+        _MEASURE,
+        (
+            "compressive neighbors runs/a cat.jpg --in ./photos",
+            "compressive neighbors runs/a cat.jpg --in features.parquet --out similar.html",
         ),
     ),
     "convert": _Entry(

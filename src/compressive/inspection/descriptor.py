@@ -1,4 +1,4 @@
-"""Compare the pixels of two images: robust to size, compression, brightness, mirroring and crops."""
+"""Compare the pixels of images, whatever their size, compression, brightness, mirroring, crop."""
 
 import math
 from functools import cache

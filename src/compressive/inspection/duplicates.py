@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,10 +13,12 @@ from compressive.inspection.descriptor import crop_similarity, descriptors, mirr
 from compressive.inspection.scan import Scan
 from compressive.inspection.search import Neighbors, nearest
 
-# Pairs above this cosine of pixel descriptors are near duplicates; see docs/inspect.md.
-NEAR_SIMILARITY = 0.9
-_CANDIDATES = 5  # neighbors of each image that are compared pixel by pixel
-_LEAST_COSINE = 0.5  # of features or descriptors, to be compared at all
+# Pairs with this cosine of pixel descriptors are near duplicates; docs/inspect.md has the evidence.
+NEAR_SIMILARITY = 0.94
+_DIRECT = 5  # nearest images by descriptors that are compared as a whole
+_CROPPED = 3  # nearest images that are also compared after all crops, which takes 0.25 ms each
+_LEAST_FEATURES = 0.8  # cosine of features; cropped copies in CIFAR-10 have 0.9 or more
+_LEAST_PIXELS = 0.5  # cosine of descriptors, if there are no features
 
 
 class Duplicates(NamedTuple):
@@ -60,12 +62,10 @@ def find_duplicates(
 ) -> Duplicates:
     """Group images with equal pixels, then pairs of similar pixels among candidates.
 
-    Candidates are the nearest neighbors by features (`neighbors`, positions in `unique`) and by
-    pixel descriptors, also of the mirrored image.
+    Candidates are the nearest neighbors by pixel descriptors, also of the mirrored image, and by
+    features (`neighbors`, positions in `unique`), which are compared after crops.
     """
-    thumbs = scan.thumb[unique]
-    pairs = _candidates(thumbs, neighbors, device)
-    cosine = crop_similarity(thumbs, pairs)
+    pairs, cosine = _compared(scan.thumb[unique], neighbors, device)
     is_near = cosine >= threshold
     pairs, cosine = pairs[is_near].numpy(), cosine[is_near].double().numpy()
     group = _connected(pairs, len(unique))
@@ -88,25 +88,33 @@ def leaking(scan: Scan, groups: Sequence[NDArray[np.int64]]) -> list[NDArray[np.
     return [group for group in groups if len(np.unique(scan.split[group])) > 1]
 
 
-def _candidates(
-    thumbs: Tensor, neighbors: Neighbors | None, device: torch.device | str
-) -> Int[Tensor, "pairs 2"]:
-    """Return pairs of images to compare, each once."""
+def _compared(
+    thumbs: UInt8[Tensor, "count side side"],
+    neighbors: Neighbors | None,
+    device: torch.device | str,
+) -> tuple[Int[Tensor, "pairs 2"], Float[Tensor, " pairs"]]:
+    """Return pairs of similar images and the cosine of their pixels; a pair may occur twice."""
     vectors = descriptors(thumbs)
-    found = [
-        nearest(vectors, vectors, _CANDIDATES, skip_self=True, device=device),
-        nearest(mirrored(vectors), vectors, _CANDIDATES, device=device),
-    ]
-    if neighbors is not None:
-        found.append(Neighbors(*(part[:, :_CANDIDATES] for part in neighbors)))
-    pairs = []
-    for cosine, index in found:
-        own = torch.arange(len(index))[:, None].expand_as(index)
-        is_close = (cosine >= _LEAST_COSINE) & (own != index)
-        both = torch.stack([own[is_close], index[is_close]], 1)
-        pairs.append(both.sort(dim=1).values)
-    codes = torch.cat([pair[:, 0] * len(thumbs) + pair[:, 1] for pair in pairs]).unique()
-    return torch.stack([codes // max(1, len(thumbs)), codes % max(1, len(thumbs))], 1)
+    whole = nearest(vectors, vectors, _DIRECT, skip_self=True, device=device)
+    flipped = nearest(mirrored(vectors), vectors, _DIRECT, device=device)
+    if neighbors is None:
+        cropped = _pairs(Neighbors(*(part[:, :_CROPPED] for part in whole)), _LEAST_PIXELS)[0]
+    else:
+        near = Neighbors(*(part[:, :_CROPPED] for part in neighbors))
+        cropped = _pairs(near, _LEAST_FEATURES)[0]
+    cropped = cropped.sort(dim=1).values.unique(dim=0)
+    found = [_pairs(whole, -1.0), _pairs(flipped, -1.0)]
+    found.append((cropped, crop_similarity(thumbs, cropped)))
+    return torch.cat([pairs for pairs, _ in found]), torch.cat([cosine for _, cosine in found])
+
+
+def _pairs(
+    found: Neighbors, least: float
+) -> tuple[Int[Tensor, "pairs 2"], Float[Tensor, " pairs"]]:
+    """Return the pairs of different images with at least this cosine."""
+    own = torch.arange(len(found.index))[:, None].expand_as(found.index)
+    is_close = (found.cosine >= least) & (own != found.index)
+    return torch.stack([own[is_close], found.index[is_close]], 1), found.cosine[is_close]
 
 
 def _connected(pairs: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -60,14 +60,18 @@ def _formats(scan: Scan) -> Bars | None:
 
 
 def _sizes(scan: Scan) -> Bars | None:
-    pairs = zip(scan.width[scan.readable].tolist(), scan.height[scan.readable].tolist(), strict=True)
+    pairs = zip(
+        scan.width[scan.readable].tolist(), scan.height[scan.readable].tolist(), strict=True
+    )
     counts = Counter(pairs)
     if not counts:
         return None
     named = Counter({f"{w} x {h}": n for (w, h), n in counts.items()})
     made = _counted("Sizes, width x height", named)
     sides = np.minimum(scan.width, scan.height)[scan.readable]
-    note = f"shorter side: {sides.min():,} to {sides.max():,} pixels, median {np.median(sides):,.0f}"
+    note = (
+        f"shorter side: {sides.min():,} to {sides.max():,} pixels, median {np.median(sides):,.0f}"
+    )
     return made and made._replace(note=note)
 
 
@@ -76,7 +80,9 @@ def _aspects(scan: Scan) -> Bars | None:
     bins = np.searchsorted([limit for limit, _ in _ASPECTS], ratio)
     counts = np.bincount(bins, minlength=len(_ASPECTS)).tolist()
     rows = [(name, [n]) for (_, name), n in zip(_ASPECTS, counts, strict=True) if n]
-    return Bars("Aspect ratios", [""], rows, "width / height; square: 0.8 to 1.25") if rows else None
+    return (
+        Bars("Aspect ratios", [""], rows, "width / height; square: 0.8 to 1.25") if rows else None
+    )
 
 
 def _file_sizes(scan: Scan) -> Bars | None:

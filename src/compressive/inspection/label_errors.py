@@ -3,14 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from compressive.inspection.search import Neighbors
 
-VOTERS = 20  # nearest neighbors that vote
+VOTERS = 30  # nearest neighbors that vote
 TEMPERATURE = 0.07  # of the weights exp(cosine / temperature), as in the kNN of `evaluate`
 _BLOCK = 2**14
 

@@ -77,7 +77,8 @@ class _Tiles:
         self, groups: Iterable[NDArray[np.int64]], similarity: NDArray[np.float64] | None = None
     ) -> list[ImageGroup]:
         """Return the largest groups; images of all splits of a group are shown."""
-        ordered = sorted(groups, key=len, reverse=True)[:_GROUPS]
+        likeness = np.zeros(len(self.scan)) if similarity is None else similarity
+        ordered = sorted(groups, key=lambda g: (-len(g), -likeness[g].max()))[:_GROUPS]
         found = []
         for group in ordered:
             # Take turns between splits, so that both sides of a leak are visible.
@@ -92,9 +93,7 @@ class _Tiles:
         return found
 
 
-def inspection_page(
-    found: Findings, data: str, model: FrozenModel | None, threshold: float
-) -> str:
+def inspection_page(found: Findings, data: str, model: FrozenModel | None, threshold: float) -> str:
     """Return the HTML page."""
     scan, tiles = found.scan, _Tiles(found)
     name = scan.splits[0].source.name
@@ -237,5 +236,3 @@ def _origins(data: str, model: FrozenModel | None) -> list[tuple[str, str]]:
         "Python": platform.python_version(),
     }
     return list(found.items())
-
-

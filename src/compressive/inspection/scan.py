@@ -213,9 +213,7 @@ def _watched(split: Split, found: Scan) -> Source:
     )
 
 
-def _noting_file(
-    read: Callable[[int], Any], start: int, found: Scan
-) -> Callable[[int], Any]:
+def _noting_file(read: Callable[[int], Any], start: int, found: Scan) -> Callable[[int], Any]:
     def noted(i: int) -> Any:
         data = read(i)
         if isinstance(data, bytes):
@@ -228,9 +226,7 @@ def _noting_file(
     return noted
 
 
-def _read_all(
-    source: Source, start: int, found: Scan, show: Callable[[int, int], None]
-) -> None:
+def _read_all(source: Source, start: int, found: Scan, show: Callable[[int, int], None]) -> None:
     """Read all images in threads; decoding releases the GIL."""
 
     def reason(i: int) -> str:
