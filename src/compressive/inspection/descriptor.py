@@ -13,6 +13,7 @@ _FREQUENCIES = 8  # of the cosine transform, per axis
 _LUMA = (0.299, 0.587, 0.114)
 # Crops that are searched: the side as a share of the image, at all offsets of whole thumb pixels.
 _CROP_SIDES = (30, 28, 26, 24)
+_LEAST_CONTRAST = 0.5  # gray levels; less is rounding
 _PAIRS = 4096  # compared at once
 
 
@@ -67,7 +68,8 @@ def _best_crop(whole: Tensor, part: Tensor) -> Tensor:
 
 
 def _unit(spectrum: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count dim"]:
-    return F.normalize((spectrum * _weights()).flatten(1), dim=1)
+    """Return unit vectors; shorter ones for images whose contrast is below a gray level."""
+    return F.normalize((spectrum * _weights()).flatten(1), dim=1, eps=_LEAST_CONTRAST)
 
 
 @cache

@@ -118,9 +118,10 @@ def _open_bank(
     """Read features from a file, or compute those of all images."""
     if is_feature_file(data):
         return _stored_bank(data, model)
-    splits = [Split(split, open_source(data, split), 0)]
     if split == _ALL:
         splits = open_all_splits(data, Data().max_pixels)
+    else:
+        splits = [Split(split, open_source(data, split), 0)]
     features, image, label, unreadable, places = [], [], [], [], []
     for each in splits:
         made, bad = embed_source(model, each.source, device, show)
