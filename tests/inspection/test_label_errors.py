@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from compressive.inspection.label_errors import TEMPERATURE, VOTERS, LabelCheck, check_labels
+from compressive.evaluation.tasks.knn import TEMPERATURE
+from compressive.inspection.label_errors import VOTERS, LabelCheck, check_labels
 from compressive.inspection.search import Neighbors, nearest
 
 

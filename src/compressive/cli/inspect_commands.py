@@ -31,7 +31,7 @@ _CLUSTERS_HELP = "Clusters at most; small sets have one for 50 images."
 _NEAR_HELP = "Similarity of near duplicates, up to 1; lower values find more, also wrong ones."
 _CACHE_HELP = "Folder that keeps the features for the next call."
 _IN_HELP = "Images to search, as for pretrain, or a features file of embed (.parquet, .npz, .csv)."
-_SHOWN = 5  # unreadable files that are printed
+_PRINTED = 5  # unreadable files that are printed
 
 
 def inspect_command(
@@ -80,10 +80,12 @@ def inspect_command(
             device=device,
             cache=cache,
         )
-    for origin, reason in found.unreadable[:_SHOWN]:
+    for origin, reason in found.unreadable[:_PRINTED]:
         print_line(f"unreadable: {origin}: {reason}")
-    if len(found.unreadable) > _SHOWN:
-        print_line(f"unreadable: {len(found.unreadable) - _SHOWN:,} more, listed in {found.table}")
+    if len(found.unreadable) > _PRINTED:
+        print_line(
+            f"unreadable: {len(found.unreadable) - _PRINTED:,} more, listed in {found.table}"
+        )
     print_line(f"images: {found.images:,}, of them {len(found.unreadable):,} unreadable")
     print_line(f"exact copies: {found.exact_copies:,}")
     print_line(f"groups of near duplicates: {found.near_groups:,}")

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-_BLOCK = 2**16  # vectors that are compared with the centers at once
+_ASSIGN_BLOCK = 2**16  # vectors that are compared with the centers at once
 _ROUNDS = 50
 
 
@@ -62,5 +62,5 @@ def _first_centers(vectors: Tensor, clusters: int, random: torch.Generator) -> T
 
 def _assign(vectors: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the nearest center of each vector and its cosine."""
-    found = [(some @ centers.mT).max(1) for some in vectors.split(_BLOCK)]
+    found = [(some @ centers.mT).max(1) for some in vectors.split(_ASSIGN_BLOCK)]
     return torch.cat([each.indices for each in found]), torch.cat([each.values for each in found])

@@ -98,17 +98,17 @@ def _compared(
     whole = nearest(vectors, vectors, _DIRECT, skip_self=True, device=device)
     flipped = nearest(mirrored(vectors), vectors, _DIRECT, device=device)
     if neighbors is None:
-        cropped = _pairs(Neighbors(*(part[:, :_CROPPED] for part in whole)), _LEAST_PIXELS)[0]
+        cropped = _close_pairs(Neighbors(*(part[:, :_CROPPED] for part in whole)), _LEAST_PIXELS)[0]
     else:
         near = Neighbors(*(part[:, :_CROPPED] for part in neighbors))
-        cropped = _pairs(near, _LEAST_FEATURES)[0]
+        cropped = _close_pairs(near, _LEAST_FEATURES)[0]
     cropped = cropped.sort(dim=1).values.unique(dim=0)
-    found = [_pairs(whole, -1.0), _pairs(flipped, -1.0)]
+    found = [_close_pairs(whole, -1.0), _close_pairs(flipped, -1.0)]
     found.append((cropped, crop_similarity(thumbs, cropped)))
     return torch.cat([pairs for pairs, _ in found]), torch.cat([cosine for _, cosine in found])
 
 
-def _pairs(
+def _close_pairs(
     found: Neighbors, least: float
 ) -> tuple[Int[Tensor, "pairs 2"], Float[Tensor, " pairs"]]:
     """Return the pairs of different images with at least this cosine."""

@@ -56,7 +56,7 @@ def _classes(scan: Scan) -> Bars | None:
 
 
 def _formats(scan: Scan) -> Bars | None:
-    return _counted("Formats", Counter(kind for kind in scan.kind if kind))
+    return _most_frequent("Formats", Counter(kind for kind in scan.kind if kind))
 
 
 def _sizes(scan: Scan) -> Bars | None:
@@ -67,7 +67,7 @@ def _sizes(scan: Scan) -> Bars | None:
     if not counts:
         return None
     named = Counter({f"{w} x {h}": n for (w, h), n in counts.items()})
-    made = _counted("Sizes, width x height", named)
+    made = _most_frequent("Sizes, width x height", named)
     sides = np.minimum(scan.width, scan.height)[scan.readable]
     note = (
         f"shorter side: {sides.min():,} to {sides.max():,} pixels, median {np.median(sides):,.0f}"
@@ -105,7 +105,7 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} TiB"
 
 
-def _counted(title: str, counts: Counter[str]) -> Bars | None:
+def _most_frequent(title: str, counts: Counter[str]) -> Bars | None:
     """Return the most frequent values, and one row for the others."""
     if not counts:
         return None

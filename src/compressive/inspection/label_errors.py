@@ -7,11 +7,11 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compressive.evaluation.tasks.knn import TEMPERATURE
 from compressive.inspection.search import Neighbors
 
 VOTERS = 30  # nearest neighbors that vote
-TEMPERATURE = 0.07  # of the weights exp(cosine / temperature), as in the kNN of `evaluate`
-_BLOCK = 2**14
+_VOTE_BLOCK = 2**14
 
 
 class LabelCheck(NamedTuple):
@@ -39,7 +39,7 @@ def check_labels(
     votes = np.zeros((len(labels), classes), np.float32)
     rows = np.flatnonzero(position >= 0)
     at = neighbors.index.numpy()
-    for some in np.array_split(rows, max(1, -(-len(rows) // _BLOCK))):
+    for some in np.array_split(rows, max(1, -(-len(rows) // _VOTE_BLOCK))):
         near = unique.numpy()[at[position[some]]][:, :VOTERS]
         cosine = neighbors.cosine[position[some]][:, :VOTERS]
         weight = ((cosine - 1) / TEMPERATURE).exp().numpy()
@@ -51,7 +51,7 @@ def check_labels(
     has_votes = votes.sum(1) > 0.5
     is_known = has_votes & (labels >= 0)
     own = votes[np.arange(len(labels)), labels.clip(0)]
-    usual = np.array([_mean(votes[is_known & (labels == c), c]) for c in range(classes)])
+    usual = np.array([_mean_or_one(votes[is_known & (labels == c), c]) for c in range(classes)])
     counts = np.where(votes >= usual, votes, 0)
     counts[np.arange(len(labels)), labels.clip(0)] = 0
     is_error = is_known & (counts.max(1, initial=0) > own)
@@ -63,5 +63,5 @@ def check_labels(
     )
 
 
-def _mean(values: NDArray[np.float32]) -> float:
+def _mean_or_one(values: NDArray[np.float32]) -> float:
     return float(values.mean()) if len(values) else 1.0

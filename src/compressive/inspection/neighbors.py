@@ -17,7 +17,7 @@ from compressive.evaluation.embed import as_text, check_table_path, embed_source
 from compressive.evaluation.features import network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.inspection.feature_file import is_feature_file, read_features
-from compressive.inspection.scan import Split, open_all_splits
+from compressive.inspection.scan import DataSplit, open_all_splits
 from compressive.inspection.search import nearest
 from compressive.inspection.table import INSPECTION_FORMATS, table_bytes
 from compressive.inspection.tiles import thumbnail_url
@@ -25,7 +25,7 @@ from compressive.progress import Display, printable
 from compressive.reporting.page import page_template
 from compressive.rundir.files import local_path, write_bytes
 
-_ALL = "all"
+_EVERY_SPLIT = "all"
 _PAGES = (".html", ".htm")
 
 
@@ -62,7 +62,7 @@ def neighbors(
     *,
     count: int = 10,
     out: str | Path | None = None,
-    split: str = _ALL,
+    split: str = _EVERY_SPLIT,
     network: str = "",
     size: int = 0,
     device: str = "auto",
@@ -118,10 +118,10 @@ def _open_bank(
     """Read features from a file, or compute those of all images."""
     if is_feature_file(data):
         return _stored_bank(data, model)
-    if split == _ALL:
+    if split == _EVERY_SPLIT:
         splits = open_all_splits(data, Data().max_pixels)
     else:
-        splits = [Split(split, open_source(data, split), 0)]
+        splits = [DataSplit(split, open_source(data, split), 0)]
     features, image, label, unreadable, places = [], [], [], [], []
     for each in splits:
         made, bad = embed_source(model, each.source, device, show)

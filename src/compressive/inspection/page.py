@@ -22,11 +22,11 @@ from compressive.reporting.gallery import class_color, scatter
 from compressive.reporting.page import page_template
 from compressive.reporting.shareable import without_paths
 
-_GROUPS, _GROUP_TILES = 12, 6  # groups of duplicates that are shown, and images of each
-_TILES = 24  # outliers and label errors that are shown
+_SHOWN_GROUPS, _GROUP_TILES = 12, 6  # groups of duplicates that are shown, and images of each
+_SHOWN_TILES = 24  # outliers and label errors that are shown
 _CLUSTER_TILES = 8
 _LISTED = 50  # unreadable files
-_LEGEND = 30  # classes of the map with a name
+_LEGEND_NAMES = 30  # classes of the map with a name
 
 
 class ImageTile(NamedTuple):
@@ -78,7 +78,7 @@ class _Tiles:
     ) -> list[ImageGroup]:
         """Return the largest groups; images of all splits of a group are shown."""
         likeness = np.zeros(len(self.scan)) if similarity is None else similarity
-        ordered = sorted(groups, key=lambda g: (-len(g), -likeness[g].max()))[:_GROUPS]
+        ordered = sorted(groups, key=lambda g: (-len(g), -likeness[g].max()))[:_SHOWN_GROUPS]
         found = []
         for group in ordered:
             # Take turns between splits, so that both sides of a leak are visible.
@@ -168,7 +168,7 @@ def _label_tiles(found: Findings, tiles: _Tiles) -> list[ImageTile]:
     if found.labels is None:
         return []
     made = []
-    for i in found.label_errors[:_TILES]:
+    for i in found.label_errors[:_SHOWN_TILES]:
         other = found.scan.classes[found.labels.suggested[i]]
         made.append(tiles.tile(int(i), f"neighbors: {other}"))
     return made
@@ -178,7 +178,7 @@ def _outlier_tiles(found: Findings, tiles: _Tiles) -> list[ImageTile]:
     if found.outlier_score is None:
         return []
     scores = found.outlier_score
-    return [tiles.tile(int(i), f"score {scores[i]:.3f}") for i in found.outliers[:_TILES]]
+    return [tiles.tile(int(i), f"score {scores[i]:.3f}") for i in found.outliers[:_SHOWN_TILES]]
 
 
 def _cluster_groups(found: Findings, tiles: _Tiles) -> list[ImageGroup]:
@@ -218,7 +218,7 @@ def _map_drawing(found: Findings) -> tuple[Any, list[tuple[str, str]]]:
     present = np.unique(colors).tolist()
     legend = [(names[k], class_color(k, len(names))) for k in present]
     drawing = scatter(found.map_points, colors, names)
-    return drawing, legend if len(present) <= _LEGEND else []
+    return drawing, legend if len(present) <= _LEGEND_NAMES else []
 
 
 def _median_side(found: Findings) -> float:

@@ -71,7 +71,7 @@ def inspect(
         page = inspection_page(found, str(data), model, near_similarity)
     content = table_bytes(inspection_columns(found), table.suffix.lower())
     write_files({table: [content], out: [page.encode(errors="replace")]})
-    return _summary(found, out, table)
+    return _inspection(found, out, table)
 
 
 def _check_outputs(out: str | Path, table: str | Path, data: str | Path) -> tuple[Path, Path]:
@@ -88,7 +88,7 @@ def _check_outputs(out: str | Path, table: str | Path, data: str | Path) -> tupl
     return out, table
 
 
-def _summary(found: Findings, out: Path, table: Path) -> Inspection:
+def _inspection(found: Findings, out: Path, table: Path) -> Inspection:
     scan = found.scan
     return Inspection(
         page=out,

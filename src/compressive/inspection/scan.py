@@ -27,8 +27,8 @@ from compressive.inspection.descriptor import THUMB, gray_thumb
 from compressive.progress import Display
 
 _SPLIT_NAMES = ("train", "val", "test", "unlabeled")
-_CHUNK = 1024  # images per block of reads without an encoder
-_BATCH = 2**26  # bytes of pixels at most in a batch
+_READ_BLOCK = 1024  # images per block of reads without an encoder
+_BATCH_BYTES = 2**26  # bytes of pixels at most in a batch
 _KINDS = (  # first bytes of a file, and what it is
     (b"\xff\xd8", "JPEG"),
     (b"\x89PNG", "PNG"),
@@ -46,7 +46,7 @@ _KINDS = (  # first bytes of a file, and what it is
 
 
 @dataclass(frozen=True)
-class Split:
+class DataSplit:
     """One split; its images have the numbers `start` to `start + len(source)` of the scan."""
 
     name: str
@@ -58,7 +58,7 @@ class Split:
 class Scan:
     """Facts of all images, in the order of the splits; arrays have one row per image."""
 
-    splits: list[Split]
+    splits: list[DataSplit]
     classes: tuple[str, ...]  # of all splits; empty without labels
     split: NDArray[np.int64]  # position in `splits`
     label: NDArray[np.int64]  # position in `classes`, -1 without a label
@@ -95,9 +95,9 @@ class Scan:
         return self.classes[self.label[i]] if self.label[i] >= 0 else None
 
 
-def open_all_splits(place: str, max_pixels: int) -> list[Split]:
+def open_all_splits(place: str, max_pixels: int) -> list[DataSplit]:
     """Open every split of a source, train first; a source without splits is train."""
-    found, seen, missing = list[Split](), set[tuple[str, int]](), None
+    found, seen, missing = list[DataSplit](), set[tuple[str, int]](), None
     for name in _SPLIT_NAMES:
         try:
             source = open_source(place, name, max_pixels=max_pixels)
@@ -107,7 +107,7 @@ def open_all_splits(place: str, max_pixels: int) -> list[Split]:
         key = source.origin(0), len(source)  # val may also be found as test
         if key not in seen:
             seen.add(key)
-            found.append(Split(name, source, sum(len(split.source) for split in found)))
+            found.append(DataSplit(name, source, sum(len(split.source) for split in found)))
     if not found:
         assert missing is not None
         raise missing
@@ -115,7 +115,7 @@ def open_all_splits(place: str, max_pixels: int) -> list[Split]:
 
 
 def scan(
-    splits: list[Split],
+    splits: list[DataSplit],
     model: FrozenModel | None,
     device: torch.device,
     show: Display,
@@ -171,7 +171,7 @@ def file_kind(data: bytes) -> str:
     return next((kind for start, kind in _KINDS if data.startswith(start)), "other")
 
 
-def _common_labels(splits: list[Split]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def _common_labels(splits: list[DataSplit]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the classes of all splits, and labels that are their positions."""
     names = dict.fromkeys(name for split in splits for name in split.source.classes or ())
     number = {name: i for i, name in enumerate(names)}
@@ -186,7 +186,7 @@ def _common_labels(splits: list[Split]) -> tuple[tuple[str, ...], NDArray[np.int
     return tuple(names), np.concatenate(labels).astype(np.int64)
 
 
-def _watched(split: Split, found: Scan) -> Source:
+def _watched(split: DataSplit, found: Scan) -> Source:
     """Return a source that notes facts of each image that is read from it."""
     source, start = split.source, split.start
     if isinstance(source, ImageSource):
@@ -237,8 +237,8 @@ def _read_all(source: Source, start: int, found: Scan, show: Callable[[int, int]
         return ""
 
     with ThreadPoolExecutor() as pool:
-        for first in range(0, len(source), _CHUNK):
-            some = range(first, min(first + _CHUNK, len(source)))
+        for first in range(0, len(source), _READ_BLOCK):
+            some = range(first, min(first + _READ_BLOCK, len(source)))
             for i, why in zip(some, pool.map(reason, some), strict=True):
                 if why:
                     found.reasons[start + i] = why
@@ -247,7 +247,7 @@ def _read_all(source: Source, start: int, found: Scan, show: Callable[[int, int]
 
 def _embed_all(
     source: Source,
-    split: Split,
+    split: DataSplit,
     found: Scan,
     model: FrozenModel,
     device: torch.device,
@@ -270,7 +270,7 @@ def _embed_all(
         nonlocal was_read
         was_read = True
         shrunk, side = model.shrink(source)
-        batch_size = max(16, min(512, _BATCH // (3 * side * side)))
+        batch_size = max(16, min(512, _BATCH_BYTES // (3 * side * side)))
         with open_loader(shrunk, side=side, device=device, cache_on_device="no") as loader:
             made = extract(
                 *(model.network, loader, len(source), crop),

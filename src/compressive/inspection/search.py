@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 FAISS_FROM = 1_000_000  # images from which FAISS is used if it is installed
-_ROWS, _COLUMNS = 2048, 2**15  # a block of similarities: 256 MiB
+_BLOCK_ROWS, _BLOCK_COLUMNS = 2048, 2**15  # a block of similarities: 256 MiB
 _PROBES = 64  # lists that FAISS searches for each image
 
 
@@ -47,8 +47,8 @@ def nearest_exact(
     *,
     skip_self: bool = False,
     device: torch.device | str = "cpu",
-    rows: int = _ROWS,
-    columns: int = _COLUMNS,
+    rows: int = _BLOCK_ROWS,
+    columns: int = _BLOCK_COLUMNS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Neighbors:
     """Compare every query with every vector of the bank; keep the best of each block."""

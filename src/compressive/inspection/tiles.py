@@ -11,13 +11,13 @@ from compressive.data.decode import Unreadable, shrink
 from compressive.inspection.scan import Scan
 from compressive.reporting.gallery import png
 
-_SIDE = 96  # pixels of the longer side
+_THUMBNAIL_SIDE = 96  # pixels of the longer side
 _EXACT = 48  # smaller images are stored without loss
 
 
 def thumbnail_url(image: UInt8[Tensor, "3 h w"]) -> str:
     """Return a small copy of an image: PNG if it is tiny, else JPEG."""
-    pixels = shrink(image, _SIDE).permute(1, 2, 0).contiguous().numpy()
+    pixels = shrink(image, _THUMBNAIL_SIDE).permute(1, 2, 0).contiguous().numpy()
     if max(pixels.shape[:2]) <= _EXACT:
         return png(pixels)
     file = io.BytesIO()
