@@ -47,7 +47,9 @@ def _cropped(image: Image.Image, random: np.random.Generator) -> bytes:
 
 
 def _resized(image: Image.Image) -> bytes:
-    return _encoded(image.resize([round(side * 1.5) for side in image.size], Image.BICUBIC))
+    return _encoded(
+        image.resize([round(side * 1.5) for side in image.size], Image.Resampling.BICUBIC)
+    )
 
 
 NEAR: dict[str, Callable[[Image.Image, np.random.Generator], bytes]] = {

@@ -75,7 +75,13 @@ def embed(
 
 
 def embed_source(
-    model: FrozenModel, source: Source, device: torch.device, show: Display
+    model: FrozenModel,
+    source: Source,
+    device: torch.device,
+    show: Display,
+    *,
+    dtype: torch.dtype | None = None,
+    title: str = "embedding",
 ) -> tuple[Features, list[tuple[str, str]]]:
     """Return the features of all readable images, and location and reason of the others."""
     shrunk, side = model.shrink(source)
@@ -85,8 +91,8 @@ def embed_source(
             loader,
             len(source),
             model.crop(),
-            precision=precision("auto", device),
-            progress=partial(show.progress, "embedding", unit="images"),
+            precision=dtype or precision("auto", device),
+            progress=partial(show.progress, title, unit="images"),
         )
         return found, list(loader.unreadable)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ class FeatureFile(NamedTuple):
 
     features: NDArray[np.float32]
     image: list[str]
-    label: list[str | None]
+    label: Sequence[str | None]
     fingerprint: str | None  # of the encoder; None: unknown
 
 

@@ -127,11 +127,11 @@ def _open_bank(
         made, bad = embed_source(model, each.source, device, show)
         features.append(made.feats.cpu())
         unreadable += bad
-        names = each.source.classes or ()
+        names = [as_text(str(name)) for name in each.source.classes or ()]
         for i, k in zip(made.index.tolist(), made.labels.tolist(), strict=True):
             places.append((each.source, i))
             image.append(as_text(each.source.origin(i)))
-            label.append(as_text(names[k]) if 0 <= k < len(names) else None)
+            label.append(names[k] if 0 <= k < len(names) else None)
 
     def pixels(place: int) -> Tensor:
         source, i = places[place]
@@ -156,7 +156,7 @@ def _stored_bank(data: str, model: FrozenModel) -> _Bank:
     def pixels(place: int) -> Tensor:
         return decode(read_file(stored.image[place]))
 
-    return _Bank(features, stored.image, stored.label, [], pixels)
+    return _Bank(features, stored.image, list(stored.label), [], pixels)
 
 
 def _thumbnail(bank: _Bank, place: int) -> str:

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from compressive.evaluation.embed import as_text
@@ -60,7 +59,7 @@ def table_bytes(columns: dict[str, list[Any]], suffix: str) -> bytes:
     return text.getvalue().encode()
 
 
-def _numbers(values: Any, missing: float | None = None) -> Sequence[Any]:
+def _numbers(values: Any, missing: float | None = None) -> list[Any]:
     """Return Python numbers; None for the missing value and for NaN."""
     return [
         None if value == missing or (isinstance(value, float) and math.isnan(value)) else value
