@@ -22,6 +22,7 @@ SAME_CONCEPT = {
     "write": "part of an export format: write the network",
     "outputs": "part of an export format: load what was written and compute outputs",
     "usage": "part of an export format: the Python code that loads the export",
+    "neighbors": "similar images: the search, and its rows in the report",
     "brightness": "augmentation with a drawn factor; ImageNet-C corruption of the same name",
     "contrast": "augmentation with a drawn factor; ImageNet-C corruption of the same name",
     "gaussian_blur": "augmentation with a drawn sigma; ImageNet-C corruption of the same name",

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from compressive.exporting.export import export
     from compressive.finetuning.predict import predict
     from compressive.finetuning.run import finetune
+    from compressive.inspection.neighbors import neighbors
+    from compressive.inspection.run import inspect
     from compressive.tensorflow_checkpoint.convert import convert
     from compressive.train.callbacks import Callback
     from compressive.train.start import pretrain
 
 __all__ = ["Callback", "Encoder", "HypersphericalUniform", "VonMisesFisher", "compare", "convert"]
-__all__ += ["embed", "evaluate", "export", "finetune", "load", "metrics", "objectives", "optim"]
-__all__ += ["predict", "pretrain", "report"]
+__all__ += ["embed", "evaluate", "export", "finetune", "inspect", "load", "metrics", "neighbors"]
+__all__ += ["objectives", "optim", "predict", "pretrain", "report"]
 _PLACES = {  # public name -> module and name there
     "Callback": ("train.callbacks", "Callback"),
     "Encoder": ("encoder", "Encoder"),
@@ -34,7 +36,9 @@ _PLACES = {  # public name -> module and name there
     "evaluate": ("evaluation.suite", "evaluate"),
     "export": ("exporting.export", "export"),
     "finetune": ("finetuning.run", "finetune"),
+    "inspect": ("inspection.run", "inspect"),
     "load": ("evaluation.frozen_model", "load_encoder"),
+    "neighbors": ("inspection.neighbors", "neighbors"),
     "predict": ("finetuning.predict", "predict"),
     "pretrain": ("train.start", "pretrain"),
     "report": ("evaluation.runs", "report_runs"),

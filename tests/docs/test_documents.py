@@ -139,9 +139,8 @@ def small(words: list[str]) -> list[str]:
         if "--labels" in options:  # 1 % of a few images would not cover the classes
             options[options.index("--labels") + 1] = "50%"
         return [name, encoder, generate_images(data), *options, "--epochs", "1", "--device", "cpu"]
-    if name == "predict":
-        classifier, images, *options = rest
-        return [name, classifier, generate_images(images), *options, "--device", "cpu"]
+    if name in _PLACE_OF_IMAGES:
+        return [name, *_with_images(name, rest), "--device", "cpu"]
     if name == "evaluate":
         if "--data" in rest:
             rest[rest.index("--data") + 1] = generate_images(rest[rest.index("--data") + 1])
@@ -149,6 +148,20 @@ def small(words: list[str]) -> list[str]:
     if name == "sweep":
         data, *options = rest
         return [name, generate_images(data), *_narrow(options), *_sets(*RECIPE)]
+    return words
+
+
+_PLACE_OF_IMAGES = {"inspect": 0, "embed": 1, "predict": 1, "neighbors": 3}
+
+
+def _with_images(name: str, words: list[str]) -> list[str]:
+    """Create the images that a command reads, unless it reads a file of features."""
+    place = _PLACE_OF_IMAGES[name]
+    if name == "neighbors":
+        noise(40, 50).save(words[1])
+        assert words[2] == "--in"
+    if not Path(words[place]).suffix:
+        words[place] = generate_images(words[place])
     return words
 
 

@@ -15,6 +15,7 @@ from compressive.cli import (
     export_commands,
     finetune_commands,
     info_commands,
+    inspect_commands,
     pack_commands,
     train_commands,
 )
@@ -106,12 +107,29 @@ _COMMANDS: dict[str, _Entry] = {
             "compressive predict runs/finetuned ./photos --split test --out table.csv",
         ),
     ),
+    "inspect": _Entry(
+        inspect_commands.inspect_command,
+        _DATA,
+        (
+            "compressive inspect ./photos",
+            "compressive inspect ./photos --encoder runs/a --out photos.html --table photos.csv",
+            "compressive inspect ./photos --encoder none",
+        ),
+    ),
     "pack": _Entry(
         pack_commands.pack_command,
         _DATA,
         (
             "compressive pack ./photos --out shards --size 256",
             "compressive pack ./photos --out shards --format parquet --drop-duplicates",
+        ),
+    ),
+    "neighbors": _Entry(
+        inspect_commands.neighbors_command,
+        _MEASURE,
+        (
+            "compressive neighbors runs/a cat.jpg --in ./photos",
+            "compressive neighbors runs/a cat.jpg --in features.parquet --out similar.html",
         ),
     ),
     "convert": _Entry(

@@ -1,6 +1,5 @@
 """Compute the logits of a classifier for all images of a source."""
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,9 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.classifier import Classifier
-from compressive.data.loaders import open_loader
 from compressive.data.source import Source
-from compressive.evaluation.features import extract
+from compressive.evaluation.embed import embed_source
 from compressive.evaluation.frozen_model import from_encoder
 from compressive.progress import Display
 
@@ -36,17 +34,7 @@ def classify(
     device = classifier.head.weight.device
     classifier.eval().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     model = from_encoder(classifier.encoder, title)
-    shrunk, side = model.shrink(source)
-    with open_loader(shrunk, side=side, device=device, cache_on_device="no") as loader:
-        found = extract(
-            model.network,
-            loader,
-            len(source),
-            model.crop(),
-            precision=precision,
-            progress=partial(display.progress, title, unit="images"),
-        )
-        unreadable = list(loader.unreadable)
+    found, unreadable = embed_source(model, source, device, display, dtype=precision, title=title)
     with torch.no_grad():
         logits = classifier.head(found.feats)
     return Classified(logits.cpu(), found.labels.cpu(), found.index.cpu(), unreadable)

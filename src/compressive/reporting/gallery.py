@@ -88,20 +88,20 @@ def maps(
         if labels is not None:
             present.update(np.unique(labels).tolist())
             names = max(names, run.classes, key=len)
-        drawing = _scatter(points[shown].astype(np.float64), labels, run.classes)
+        drawing = scatter(points[shown].astype(np.float64), labels, run.classes)
         found.append(MapDrawing(place, run.gallery_metadata.get("map_method", ""), drawing))
     if len(present) > _LEGEND_CLASSES:
         return found, []
     count = max(len(names), max(present, default=0) + 1)
-    return found, [(_label_name(c, names), _class_color(c, count)) for c in sorted(present)]
+    return found, [(_label_name(c, names), class_color(c, count)) for c in sorted(present)]
 
 
-def _class_color(label: int, count: int) -> str:
+def class_color(label: int, count: int) -> str:
     """Return the color of a class, which is the same on all maps; neighbors differ in lightness."""
     return f"hsl({360 * label / count:.0f} 65% {(42, 58)[label % 2]}%)"
 
 
-def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]) -> Markup:
+def scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]) -> Markup:
     """Draw points of a map, with a color and a label per class."""
     low, high = points.min(0), points.max(0)
     span = float((high - low).max()) or 1.0
@@ -116,7 +116,7 @@ def _scatter(points: np.ndarray, labels: np.ndarray | None, names: Sequence[str]
     for label in present.tolist():
         mine = at[groups == label]
         dots = "".join(f"M{px:.1f} {py:.1f}h0" for px, py in mine)
-        color = "var(--soft)" if labels is None else _class_color(label, count)
+        color = "var(--soft)" if labels is None else class_color(label, count)
         width = f"stroke-width:{size:.1f}"
         parts.append(f'<path class="dots" stroke="{color}" style="{width}" d="{dots}"/>')
         if labels is not None and len(present) <= _LEGEND_CLASSES:

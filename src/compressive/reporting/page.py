@@ -43,18 +43,23 @@ def write_report(
         raise ValueError(f"--out {out} is a folder; name a file in it, such as {out}/report.html")
     ensure_writable(out.parent)
     found = [shareable(run) for run in read_runs(runs, held_out=held_out)]
-    text = _template().render(_page_content(found, shareable_text(verdicts)))
+    text = page_template("compressive.reporting").render(
+        _page_content(found, shareable_text(verdicts))
+    )
     write_bytes(out, text.encode(errors="replace"))
     return out
 
 
 @cache
-def _template() -> "Template":
-    """Compile the template once, which takes longer than rendering it."""
+def page_template(package: str, name: str = "page.html.jinja") -> "Template":
+    """Compile a page of a package once, which takes longer than rendering it."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
-    source = files("compressive.reporting").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    source = files(package).joinpath(name).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    style = files("compressive.reporting").joinpath("style.css").read_text(encoding="utf-8")
+    environment.globals["style"] = Markup(style.rstrip())
     return environment.from_string(source)
 
 
