@@ -17,6 +17,7 @@ from compressive.cli import (
     info_commands,
     inspect_commands,
     pack_commands,
+    sweep_commands,
     train_commands,
 )
 from compressive.cli.command import Command, Group, examples
@@ -56,7 +57,7 @@ _COMMANDS: dict[str, _Entry] = {
         ),
     ),
     "sweep": _Entry(
-        train_commands.sweep_command,
+        sweep_commands.sweep_command,
         _TRAIN,
         (
             "compressive sweep ./photos --vary bottleneck.beta=0,0.1,1 --seeds 0,1,2",
