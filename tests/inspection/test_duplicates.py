@@ -17,7 +17,7 @@ from compressive.inspection.duplicates import (
     leaking,
     representatives,
 )
-from compressive.inspection.scan import Scan, open_all_splits, scan
+from compressive.inspection.scan import Scan, data_splits, scan
 
 
 def test_connected_items_have_one_number() -> None:
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Scan:
-    return scan(open_all_splits(str(folder), 10**8), None, torch.device("cpu"), silent())
+    return scan(data_splits(str(folder), 10**8), None, torch.device("cpu"), silent())
 
 
 def test_scan_notes_files_sizes_and_reasons(folder: Path, found: Scan) -> None:

@@ -194,7 +194,7 @@ def pretrain_command(
         config = with_data(read_config(continue_from) if continue_from else base, place, *given)
         check_trackers(config.train.track)
         check_exists(place)
-        _check_out(out)
+        _check_remote_out(out)
         from compressive import distributed
         from compressive.train.start import pretrain
 
@@ -213,7 +213,7 @@ def pretrain_command(
         raise typer.Exit(130)
 
 
-def _check_out(out: str | None) -> None:
+def _check_remote_out(out: str | None) -> None:
     """Raise an error if a run cannot be written to object storage, in one process."""
     if out is not None and is_remote(out) and os.environ.get("RANK", "0") == "0":
         from compressive.storage.mirror import check_writable

@@ -68,7 +68,7 @@ def open_archive(path: Path, split: str, named: str | None = None) -> Source:
     if any(name.lower().endswith(_SIDECARS) for name in names):
         choose_split(split, whole, path)
         return _of_samples(path, tar)
-    return _of_tree(path, names, _reader(tar, found), split, whole)
+    return _of_tree(path, names, _member_reader(tar, found), split, whole)
 
 
 def has_sidecars(path: Path) -> bool:
@@ -88,7 +88,7 @@ def _closed_by_owner(descriptor: int) -> io.FileIO:
     return file
 
 
-def _reader(tar: io.FileIO, members: Sequence[TarMember]) -> Callable[[int], bytes]:
+def _member_reader(tar: io.FileIO, members: Sequence[TarMember]) -> Callable[[int], bytes]:
     return lambda i: read_at(tar.fileno(), members[i].size, members[i].offset)
 
 
@@ -121,7 +121,7 @@ def _of_samples(path: Path, tar: io.FileIO) -> Source:
     return ImageSource(
         name=path.resolve().name,
         count=len(found),
-        read=_reader(tar, found),
+        read=_member_reader(tar, found),
         place=lambda i: f"{path}:{found[i].name}",
         root=str(path),
         **labeled([label for _, label in samples]),

@@ -82,7 +82,7 @@ def open_list(path: Path, split: str) -> Source:
 def _read_rows(path: Path) -> _Entries:
     kind = path.suffix.lower()
     if kind == ".parquet":
-        return _read_parquet(path)
+        return _read_parquet_list(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -108,7 +108,7 @@ def _read_rows(path: Path) -> _Entries:
     return _Entries(found["path"], found.get("label"), found.get("split"), lines)
 
 
-def _read_parquet(path: Path) -> _Entries:
+def _read_parquet_list(path: Path) -> _Entries:
     from pyarrow import ArrowException, parquet
 
     try:

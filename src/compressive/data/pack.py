@@ -14,15 +14,13 @@ from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.repack import prepare_all
 from compressive.data.shard_file import CLASSES_FILE
 from compressive.data.shard_writers import WRITERS, PackedImage, ShardWriter
-from compressive.data.source import NoSplit, Source
-from compressive.data.sources import open_source
+from compressive.data.source import Source
 from compressive.progress import Display, printable
 from compressive.rundir.files import DISK_FULL, PARTIAL, UNREADABLE, local_path, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
 
 SUMMARY = "pack.json"
 _WORK = ".pack"  # plan and finished shards of an interrupted command
-_SPLIT_ORDER = ("train", "val", "test", "unlabeled")
 _PACK_VERSION = 1
 
 
@@ -81,29 +79,6 @@ def pack_images(
             return _Packing(folder, sources, settings, shown, workers).run()
         finally:
             os.close(lock)
-
-
-def open_all_splits(data: str) -> dict[str, Source]:
-    """Return the splits of a source by name: train, val, test, unlabeled, as far as they exist."""
-    found: dict[str, Source] = {}
-    error: NoSplit | None = None
-    for name in _SPLIT_ORDER:
-        try:
-            source = open_source(data, name)
-        except NoSplit as problem:
-            error = problem
-            continue
-        # A split may have several names: test of ImageNet is val.
-        if not any(_is_same(source, other) for other in found.values()):
-            found[name] = source
-    if not found:
-        assert error is not None
-        raise error
-    return found
-
-
-def _is_same(one: Source, other: Source) -> bool:
-    return len(one) == len(other) and one.origin(0) == other.origin(0)
 
 
 class _Packing:

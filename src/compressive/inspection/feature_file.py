@@ -42,7 +42,9 @@ def is_feature_file(place: str) -> bool:
 def read_features(place: str | Path) -> FeatureFile:
     """Return the content of a file of features; raise ValueError if it is not one."""
     path = Path(place).expanduser()
-    read = {".parquet": _read_parquet, ".npz": _read_npz, ".csv": _read_csv}[path.suffix.lower()]
+    read = {".parquet": _read_parquet_features, ".npz": _read_npz, ".csv": _read_csv}[
+        path.suffix.lower()
+    ]
     try:
         found = read(path)
     except Exception as error:  # each format raises its own types
@@ -53,7 +55,7 @@ def read_features(place: str | Path) -> FeatureFile:
     return found
 
 
-def _read_parquet(path: Path) -> FeatureFile:
+def _read_parquet_features(path: Path) -> FeatureFile:
     from pyarrow import parquet
 
     table = parquet.read_table(path)

@@ -92,12 +92,12 @@ def _file_sizes(scan: Scan) -> Bars | None:
     powers = np.floor(np.log2(known / 1024)).astype(int).clip(-1)
     rows = []
     for power, count in sorted(Counter(powers.tolist()).items()):
-        low, high = (_bytes(1024 * 2.0**p) for p in (power, power + 1))
+        low, high = (_bytes_text(1024 * 2.0**p) for p in (power, power + 1))
         rows.append((f"below {high}" if power < 0 else f"{low} to {high}", [count]))
-    return Bars("File sizes", [""], rows, f"{_bytes(float(known.sum()))} in total")
+    return Bars("File sizes", [""], rows, f"{_bytes_text(float(known.sum()))} in total")
 
 
-def _bytes(count: float) -> str:
+def _bytes_text(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"

@@ -17,7 +17,7 @@ from compressive.evaluation.embed import as_text, check_table_path, embed_source
 from compressive.evaluation.features import network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.inspection.feature_file import is_feature_file, read_features
-from compressive.inspection.scan import DataSplit, open_all_splits
+from compressive.inspection.scan import DataSplit, data_splits
 from compressive.inspection.search import nearest
 from compressive.inspection.table import INSPECTION_FORMATS, table_bytes
 from compressive.inspection.tiles import thumbnail_url
@@ -75,7 +75,7 @@ def neighbors(
     """
     if count < 1:
         raise ValueError(f"--count must be 1 or more, got {count}")
-    out = None if out is None else _check_out(out, data)
+    out = None if out is None else _check_neighbors_out(out, data)
     path = local_path(image)
     try:
         pixels = decode(read_file(str(path)))
@@ -108,7 +108,7 @@ def neighbors(
     return Similar(found, bank.unreadable, out)
 
 
-def _check_out(out: str | Path, data: str | Path) -> Path:
+def _check_neighbors_out(out: str | Path, data: str | Path) -> Path:
     return check_table_path(out, data, (*_PAGES, *INSPECTION_FORMATS), "neighbors")
 
 
@@ -119,7 +119,7 @@ def _open_bank(
     if is_feature_file(data):
         return _stored_bank(data, model)
     if split == _EVERY_SPLIT:
-        splits = open_all_splits(data, Data().max_pixels)
+        splits = data_splits(data, Data().max_pixels)
     else:
         splits = [DataSplit(split, open_source(data, split), 0)]
     features, image, label, unreadable, places = [], [], [], [], []

@@ -10,7 +10,7 @@ from compressive.evaluation.frozen_model import open_model
 from compressive.inspection.duplicates import NEAR_SIMILARITY
 from compressive.inspection.findings import Findings, find
 from compressive.inspection.page import inspection_page
-from compressive.inspection.scan import open_all_splits, scan
+from compressive.inspection.scan import data_splits, scan
 from compressive.inspection.table import INSPECTION_FORMATS, inspection_columns, table_bytes
 from compressive.progress import Display
 from compressive.rundir.files import local_path, write_files
@@ -60,7 +60,7 @@ def inspect(
     if clusters < 1:
         raise ValueError(f"--clusters must be 1 or more, got {clusters}")
     where = pick_device(device, called="--device")
-    splits = open_all_splits(str(data), Data().max_pixels)
+    splits = data_splits(str(data), Data().max_pixels)
     model = None
     if str(encoder) != NO_ENCODER:
         model = open_model(str(encoder), where, network=network, size=size)

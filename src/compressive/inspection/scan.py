@@ -15,21 +15,20 @@ from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from compressive.data.all_splits import open_all_splits
 from compressive.data.decode import Unreadable
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.loaders import open_loader
-from compressive.data.source import ImageSource, NoSplit, Source, pixels
-from compressive.data.sources import open_source
+from compressive.data.source import ImageSource, Source, pixels
 from compressive.device import precision
 from compressive.evaluation.features import Features, cached, extract, network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.inspection.descriptor import THUMB, gray_thumb
 from compressive.progress import Display
 
-_SPLIT_NAMES = ("train", "val", "test", "unlabeled")
 _READ_BLOCK = 1024  # images per block of reads without an encoder
 _BATCH_BYTES = 2**26  # bytes of pixels at most in a batch
-_KINDS = (  # first bytes of a file, and what it is
+_SIGNATURES = (  # first bytes of a file, and what it is
     (b"\xff\xd8", "JPEG"),
     (b"\x89PNG", "PNG"),
     (b"GIF8", "GIF"),
@@ -95,22 +94,11 @@ class Scan:
         return self.classes[self.label[i]] if self.label[i] >= 0 else None
 
 
-def open_all_splits(place: str, max_pixels: int) -> list[DataSplit]:
+def data_splits(place: str, max_pixels: int) -> list[DataSplit]:
     """Open every split of a source, train first; a source without splits is train."""
-    found, seen, missing = list[DataSplit](), set[tuple[str, int]](), None
-    for name in _SPLIT_NAMES:
-        try:
-            source = open_source(place, name, max_pixels=max_pixels)
-        except NoSplit as error:
-            missing = missing or error
-            continue
-        key = source.origin(0), len(source)  # val may also be found as test
-        if key not in seen:
-            seen.add(key)
-            found.append(DataSplit(name, source, sum(len(split.source) for split in found)))
-    if not found:
-        assert missing is not None
-        raise missing
+    found: list[DataSplit] = []
+    for name, source in open_all_splits(place, max_pixels).items():
+        found.append(DataSplit(name, source, sum(len(split.source) for split in found)))
     return found
 
 
@@ -168,7 +156,7 @@ def file_kind(data: bytes) -> str:
         return "WebP"
     if data[4:12] in (b"ftypavif", b"ftypavis"):
         return "AVIF"
-    return next((kind for start, kind in _KINDS if data.startswith(start)), "other")
+    return next((kind for start, kind in _SIGNATURES if data.startswith(start)), "other")
 
 
 def _common_labels(splits: list[DataSplit]) -> tuple[tuple[str, ...], NDArray[np.int64]]:

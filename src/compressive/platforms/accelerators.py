@@ -37,7 +37,7 @@ def device_name(device: torch.device) -> str:
     """Return the name of an accelerator, "" for a CPU."""
     if device.type == "mps":
         return "Apple GPU"
-    return _module(device).get_device_name(device) if device.type in ACCELERATORS else ""
+    return _torch_module(device).get_device_name(device) if device.type in ACCELERATORS else ""
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
@@ -47,7 +47,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
         return DeviceMemory(max(0, total - torch.mps.driver_allocated_memory()), total)
     if device.type not in ACCELERATORS:
         return None
-    module = _module(device)
+    module = _torch_module(device)
     try:
         return DeviceMemory(*module.mem_get_info(device))
     except (AttributeError, RuntimeError):  # older versions of torch, and some Intel drivers
@@ -55,5 +55,5 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
         return DeviceMemory(max(0, total - module.memory_reserved(device)), total)
 
 
-def _module(device: torch.device) -> Any:
+def _torch_module(device: torch.device) -> Any:
     return getattr(torch, device.type)

@@ -11,7 +11,7 @@ from compressive.pretrained.timm_weights import Preprocessing
 
 # Patterns of torchvision's names and timm's names, tried in order. torchvision calls the layers of
 # an MLP linear_1 and linear_2 in older files.
-_VIT = (
+_VIT_PATTERNS = (
     (r"class_token", "cls_token"),
     (r"conv_proj\.(.+)", r"patch_embed.proj.\1"),
     (r"encoder\.pos_embedding", "pos_embed"),
@@ -30,7 +30,7 @@ _VIT = (
     (r"heads\.(.+)", r"head.\1"),
 )
 # Odd numbers of `features` are stages, even ones the layers before them.
-_CONVNEXT = (
+_CONVNEXT_PATTERNS = (
     (r"features\.0\.(.+)", r"stem.\1"),
     (r"features\.[1357]\.(\d+)\.block\.0\.(.+)", r"stages.{stage}.blocks.\1.conv_dw.\2"),
     (r"features\.[1357]\.(\d+)\.block\.2\.(.+)", r"stages.{stage}.blocks.\1.norm.\2"),
@@ -46,15 +46,15 @@ _CONVNEXT = (
 def torchvision_to_timm(state: TensorsByName) -> dict[str, Tensor] | None:
     """Return the weights of torchvision's ViT or ConvNeXt by timm's names, None for others."""
     if "encoder.pos_embedding" in state and "conv_proj.weight" in state:
-        return {_renamed(name, _VIT): value for name, value in state.items()}
+        return {_timm_name(name, _VIT_PATTERNS): value for name, value in state.items()}
     if "features.1.0.layer_scale" in state and "features.0.0.weight" in state:
-        named = {_renamed(name, _CONVNEXT): value for name, value in state.items()}
+        named = {_timm_name(name, _CONVNEXT_PATTERNS): value for name, value in state.items()}
         # The scale of a channel has shape (channels, 1, 1) in torchvision.
         return {k: v.flatten() if k.endswith(".gamma") else v for k, v in named.items()}
     return None
 
 
-def _renamed(name: str, patterns: tuple[tuple[str, str], ...]) -> str:
+def _timm_name(name: str, patterns: tuple[tuple[str, str], ...]) -> str:
     for pattern, new in patterns:
         if found := re.fullmatch(pattern, name):
             number = re.match(r"features\.(\d)", name)

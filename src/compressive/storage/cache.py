@@ -37,10 +37,10 @@ def block_cache() -> "BlockCache":
 
 @functools.cache
 def _cache(folder: str, size: str) -> "BlockCache":
-    return BlockCache(Path(folder), _bytes(size) if size else _DEFAULT_SIZE)
+    return BlockCache(Path(folder), _parse_bytes(size) if size else _DEFAULT_SIZE)
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """Return a number of bytes from a text such as 500MB or 1.5 TB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?b?)\s*", text, re.I)
     unit = found[2].upper() if found else ""

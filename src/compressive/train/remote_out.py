@@ -18,7 +18,7 @@ from compressive.storage.mirror import Mirror
 
 
 @contextmanager
-def mirrored(out: str | Path | None, say: Callable[[str], None]) -> Iterator[str | Path | None]:
+def mirrored_run(out: str | Path | None, say: Callable[[str], None]) -> Iterator[str | Path | None]:
     """Yield the local folder of a run; if `out` is on storage, download it first and mirror it.
 
     After an error, upload what there is. If the last upload fails, the local folder is kept and the

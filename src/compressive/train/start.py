@@ -22,7 +22,7 @@ from compressive.train.auto_config import auto_config
 from compressive.train.callbacks import Callback, LogFunction
 from compressive.train.initial_weights import following_settings
 from compressive.train.loop import Outcome
-from compressive.train.remote_out import mirrored
+from compressive.train.remote_out import mirrored_run
 
 # Settings that must stay the same if a run is continued, and those of the network.
 _UNCHANGEABLE = {
@@ -103,7 +103,7 @@ def pretrain(
     if not isinstance(data, Config):
         data, source = _open_python_data(data, source, given)
     display = display or Display(quiet=rank() > 0)
-    with mirrored(out, display.say) as place:
+    with mirrored_run(out, display.say) as place:
         return _pretrain_planned(
             plan_pretraining(
                 data, place, given, recipe=recipe, continue_from=continue_from, source=source
