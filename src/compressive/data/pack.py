@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from compressive.data.all_splits import open_all_splits
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.repack import prepare_all
 from compressive.data.shard_file import CLASSES_FILE

@@ -136,9 +136,7 @@ class DatasetSource:
         self.name: str = source_name(data)
         # Nothing says that threads may share a data set, because loaders use processes. Those of
         # torchvision and tensors in memory may be shared.
-        is_shareable = (
-            isinstance(data, TensorDataset | Tensor) or _package_of(data) == "torchvision"
-        )
+        is_shareable = isinstance(data, TensorDataset | Tensor) or _package(data) == "torchvision"
         self._lock: Any = nullcontext() if is_shareable else threading.Lock()
         self.has_labels: bool = self._check_items()
 
@@ -255,7 +253,7 @@ def known_classes(data: Any) -> list[str] | None:
     return None
 
 
-def _package_of(data: object) -> str:
+def _package(data: object) -> str:
     return type(data).__module__.partition(".")[0]
 
 

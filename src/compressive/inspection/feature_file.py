@@ -42,9 +42,7 @@ def is_feature_file(place: str) -> bool:
 def read_features(place: str | Path) -> FeatureFile:
     """Return the content of a file of features; raise ValueError if it is not one."""
     path = Path(place).expanduser()
-    read = {".parquet": _read_parquet_features, ".npz": _read_npz, ".csv": _read_csv}[
-        path.suffix.lower()
-    ]
+    read = {".parquet": _read_table, ".npz": _read_npz, ".csv": _read_csv}[path.suffix.lower()]
     try:
         found = read(path)
     except Exception as error:  # each format raises its own types
@@ -55,7 +53,7 @@ def read_features(place: str | Path) -> FeatureFile:
     return found
 
 
-def _read_parquet_features(path: Path) -> FeatureFile:
+def _read_table(path: Path) -> FeatureFile:
     from pyarrow import parquet
 
     table = parquet.read_table(path)

@@ -142,9 +142,7 @@ class ArrowBackend:
         if info.type != FileType.File:
             return None
         self._open[path] = handle = self.system.open_input_file(path)
-        about = {
-            str(key).lower(): value for key, value in _decoded_metadata(handle.metadata()).items()
-        }
+        about = {str(key).lower(): value for key, value in _as_texts(handle.metadata()).items()}
         found = _stored(info)
         version = about.get("etag", "").strip('"') or found.version
         return found._replace(version=version, size=handle.size())
@@ -209,7 +207,7 @@ class FsspecBackend:
         self.system.rm_file(path)
 
 
-def _decoded_metadata(metadata: Any) -> dict[str, str]:
+def _as_texts(metadata: Any) -> dict[str, str]:
     return {
         (key.decode() if isinstance(key, bytes) else key): (
             value.decode(errors="replace") if isinstance(value, bytes) else str(value)
