@@ -143,7 +143,7 @@ class ArrowBackend:
         if info.type != FileType.File:
             return None
         self._open[path] = handle = self.system.open_input_file(path)
-        about = {str(key).lower(): value for key, value in _texts(handle.metadata()).items()}
+        about = {_as_str(key).lower(): _as_str(value) for key, value in handle.metadata().items()}
         found = _stored(info)
         version = about.get("etag", "").strip('"') or found.version
         return found._replace(version=version, size=handle.size())
@@ -208,13 +208,8 @@ class FsspecBackend:
         self.system.rm_file(path)
 
 
-def _texts(metadata: Any) -> dict[str, str]:
-    return {
-        (key.decode() if isinstance(key, bytes) else key): (
-            value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-        )
-        for key, value in (metadata or {}).items()
-    }
+def _as_str(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _stored(info: Any) -> Stored:
