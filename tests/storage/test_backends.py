@@ -11,7 +11,7 @@ from s3_server import write_parquet, write_tar
 from compressive.data.sources import open_source
 from compressive.storage import backend as backend_module
 from compressive.storage.address import hide_secrets, is_remote, split_address
-from compressive.storage.backend import FsspecBackend, StorageError, attempt
+from compressive.storage.backend import FsspecBackend, StorageError, attempt, read_range
 
 
 @pytest.fixture
@@ -57,6 +57,10 @@ def test_an_answer_that_is_too_short_is_requested_again(
     source = open_source("hf://datasets/user/name")
     assert torch.equal(source.image(11), open_source(tmp_path / "set").image(11))
     assert len(calls) > 1
+    backend, path = FsspecBackend(hub), "/datasets/user/name/train-0.parquet"
+    monkeypatch.setattr(hub, "cat_file", lambda *_, **__: bytes(100))
+    with pytest.raises(StorageError, match="100 of 1,000 bytes"):
+        read_range(backend, path, 0, 1000, "s3://bucket/a", "never")
 
 
 def test_a_missing_repository_is_one_line(hub: MemoryFileSystem) -> None:

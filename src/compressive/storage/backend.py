@@ -6,7 +6,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -142,7 +143,7 @@ class ArrowBackend:
         if info.type != FileType.File:
             return None
         self._open[path] = handle = self.system.open_input_file(path)
-        about = {str(key).lower(): value for key, value in _as_texts(handle.metadata()).items()}
+        about = {_as_str(key).lower(): _as_str(value) for key, value in handle.metadata().items()}
         found = _stored(info)
         version = about.get("etag", "").strip('"') or found.version
         return found._replace(version=version, size=handle.size())
@@ -181,7 +182,7 @@ class FsspecBackend:
 
     def entries(self, folder: str) -> tuple[list[Stored], list[str]]:
         """Return the objects directly in a folder and the paths of its subfolders."""
-        found = [each for each in self.system.ls(folder, detail=True)]
+        found = self.system.ls(folder, detail=True)
         files = [_from_info(each) for each in found if each["type"] == "file"]
         folders = [each["name"] for each in found if each["type"] == "directory"]
         return [each for each in files if each.path.strip("/") != folder], folders
@@ -207,13 +208,8 @@ class FsspecBackend:
         self.system.rm_file(path)
 
 
-def _as_texts(metadata: Any) -> dict[str, str]:
-    return {
-        (key.decode() if isinstance(key, bytes) else key): (
-            value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-        )
-        for key, value in (metadata or {}).items()
-    }
+def _as_str(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _stored(info: Any) -> Stored:
@@ -248,17 +244,29 @@ def attempt(
     raise AssertionError
 
 
-class _translated:
+def read_range(
+    backend: Backend, path: str, offset: int, size: int, place: str, retry: Retry = "patient"
+) -> bytes:
+    """Return a range of an object; an answer that is too short counts as a failed attempt."""
+
+    def once() -> bytes:
+        found = backend.read(path, offset, size)
+        if len(found) < size:
+            raise OSError(f"Connection closed after {len(found):,} of {size:,} bytes")
+        return found
+
+    return attempt(once, place, retry)
+
+
+@contextmanager
+def _translated(place: str) -> Iterator[None]:
     """Report an error of the libraries in one line."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ValueError | StorageError):
-            raise _permanent(error, self.place) or _given_up(error, self.place, "open", 1) from None
+    try:
+        yield
+    except (ValueError, StorageError):
+        raise
+    except Exception as error:
+        raise _permanent(error, place) or _given_up(error, place, "open", 1) from None
 
 
 def _permanent(error: Exception, place: str) -> StorageError | None:

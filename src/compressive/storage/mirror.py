@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compressive.storage.address import split_address
-from compressive.storage.backend import StorageMissing, Stored, attempt, backend_for
+from compressive.storage.backend import StorageMissing, Stored, attempt, backend_for, read_range
 
 _PARTIAL_FILE = ".partial"
 _PROBE = ".compressive-write-test"
@@ -81,13 +81,7 @@ class Mirror:
         return self._read(stored, 0, stored.size)
 
     def _read(self, stored: Stored, offset: int, size: int) -> bytes:
-        def once() -> bytes:
-            found = self._backend.read(stored.path, offset, size)
-            if len(found) < size:
-                raise OSError(f"Connection closed after {len(found):,} of {size:,} bytes")
-            return found
-
-        return attempt(once, self.address)
+        return read_range(self._backend, stored.path, offset, size, self.address)
 
     def push(self) -> None:
         """Upload changed files, then delete objects whose files were deleted."""

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from compressive.storage.address import split_address
-from compressive.storage.backend import Retry, Stored, attempt, backend_for
+from compressive.storage.backend import Retry, Stored, attempt, backend_for, read_range
 from compressive.storage.cache import BlockCache, block_cache
 
 SUFFIXES = (".parquet", ".tar")
@@ -135,14 +135,7 @@ class RemoteFile:
     def _fetch(self, block: int, retry: Retry = "patient") -> bytes:
         begin = block * self._block
         size = min(self._block, self.size - begin)
-
-        def once() -> bytes:
-            found = self._backend.read(self.stored.path, begin, size)
-            if len(found) < size:
-                raise OSError(f"Connection closed after {len(found):,} of {size:,} bytes")
-            return found
-
-        return attempt(once, self.address, retry)
+        return read_range(self._backend, self.stored.path, begin, size, self.address, retry)
 
     def load(self, name: str) -> bytes | None:
         """Return what was stored about this version of the object, or None."""
