@@ -57,7 +57,7 @@ def test_plain_loop() -> None:
 def test_plain_loop_compiled() -> None:
     module = example("plain_loop")
     compiled, eager = module.main(4), module.main(4, compiled=False)
-    assert compiled[0] == pytest.approx(eager[0], rel=1e-3)
+    assert compiled[0] == pytest.approx(eager[0], rel=0.02)  # z has other random numbers
     assert compiled[-1] < compiled[0]
 
 
