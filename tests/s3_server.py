@@ -18,7 +18,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from tiny import noise
 
-KEY, SECRET = "AKIAPLANTEDKEY000001", "planted/secret+value0123456789"
+KEY, SECRET = "PLANTED-KEY-000001", "planted/secret+value0123456789"
 BUCKET = "images"
 DROPPED = ("transfer-encoding", "content-length", "expect", "connection")
 FORBIDDEN = (

@@ -16,6 +16,7 @@ from compressive.reporting.page import write_report
 from compressive.train.loop import pretrain
 
 URL = "s3://bucket/run"
+OTHER = "ftp://host/run"  # of a scheme that images and runs cannot be on
 
 
 def call(*words: object) -> Result:
@@ -38,18 +39,18 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        f"pretrain builtin --steps 1 --out {URL}",
-        f"pretrain {URL}",
+        f"pretrain builtin --steps 1 --out {OTHER}",
+        f"pretrain {OTHER}",
         f"quickstart --out {URL}",
         f"sweep builtin --seeds 0,1 --out {URL}",
-        f"sweep {URL} --seeds 0,1",
+        f"sweep {OTHER} --seeds 0,1",
         f"evaluate {URL}",
-        f"evaluate cifar10-c-simclr-r18 --data {URL}",
+        f"evaluate cifar10-c-simclr-r18 --data {OTHER}",
         f"evaluate cifar10-c-simclr-r18 --data builtin --out {URL}",
         f"evaluate cifar10-c-simclr-r18 --data builtin --benchmark-root {URL}",
         f"evaluate cifar10-c-simclr-r18 --data builtin --frost {URL}",
         f"embed {URL} builtin",
-        f"embed cifar10-c-simclr-r18 {URL}",
+        f"embed cifar10-c-simclr-r18 {OTHER}",
         f"embed cifar10-c-simclr-r18 builtin --out {URL}.npz",
         f"report {URL}",
         f"report run --out {URL}.html",
@@ -67,9 +68,9 @@ def test_a_url_is_rejected_in_python(tmp_path: Path) -> None:
     run, images, out = "cifar10-c-simclr-r18", "builtin", tmp_path / "out"
     for function in (
         lambda: pretrain(tiny(), URL, display=silent()),
-        lambda: open_source("gs://bucket/photos"),
+        lambda: open_source(OTHER),
         lambda: compressive.load("https://example.org/encoder.safetensors"),
-        lambda: evaluate(run, data=URL, out=out, display=silent()),
+        lambda: evaluate(run, data=OTHER, out=out, display=silent()),
         lambda: evaluate(run, data=images, out=Path(URL), display=silent()),
         lambda: embed(run, images, Path(f"{URL}.npz"), display=silent()),
         lambda: write_report([tmp_path], Path(f"{URL}.html")),

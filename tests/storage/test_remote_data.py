@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,10 +17,8 @@ from s3_server import (
     S3,
     SECRET,
     call,
-    create_bucket,
     environment,
     put_folder,
-    s3_server,
     use_server,
     write_parquet,
     write_tar,
@@ -39,13 +36,6 @@ from compressive.storage.backend import StorageError
 from compressive.train.loop import pretrain
 
 DATA = f"s3://{BUCKET}/shards"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    with s3_server() as s3:
-        create_bucket(s3)
-        yield s3
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_server import BUCKET, S3, call, create_bucket, environment, s3_server, use_server
+from s3_server import BUCKET, S3, call, environment, use_server
 from tiny import CHANGES, differences, journal, last, silent, sorted_photos
 from typer.testing import CliRunner
 
@@ -23,13 +22,6 @@ from compressive.storage.backend import StorageError
 from compressive.storage.mirror import Mirror
 from compressive.train import loop
 from compressive.train.remote_out import local_copy
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3]:
-    with s3_server() as s3:
-        create_bucket(s3)
-        yield s3
 
 
 @pytest.fixture

@@ -32,7 +32,10 @@ def hint() -> str:
 
 
 def require_path(place: str) -> None:
-    """Raise FileNotFoundError if this is a path, not a name or an id, and nothing is there."""
+    """Raise an error if this is a URL, or a path (not a name or an id) and nothing is there."""
+    if "://" in place:
+        hint = "download it, and give the path"
+        raise ValueError(f"{place} is a URL, but only local files can be used; {hint}")
     path = Path(place).expanduser()
     is_path = "/" in place or path.suffix in _FILE_SUFFIXES
     if is_path and not place.startswith(HUB) and not path.exists():
