@@ -33,6 +33,8 @@ def locking(descriptor: int, _mode: int, count: int) -> None:
 
 
 def hide_posix() -> None:
+    # timm imports wandb if it is installed, whose temporary folder cannot be deleted then.
+    sys.modules["wandb"] = None  # type: ignore[assignment]
     import pyarrow.parquet  # noqa: F401
     import safetensors.torch  # noqa: F401
     import timm  # noqa: F401

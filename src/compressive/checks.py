@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 F = TypeVar("F", bound=Callable)
 

@@ -115,6 +115,7 @@ def test_settings_without_effect_on_weights_may_change(tmp_path: Path) -> None:
             "data.workers": "3",
         },
         **{"train.device": "cuda", "train.save_every": "2", "train.log_every": "5"},
+        "train.track": "trackio",
         **{"train.tensorboard": "true", "health.max_restarts": "9", "health.spike_sigma": "9"},
         **{
             "health.collapse_std": "0.3",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 Values = Mapping[str, float | str | None]  # on the host; None: not measured
 Status = Literal["finished", "stopped", "failed"]
@@ -35,6 +35,7 @@ def plottable(values: Values) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Records the metrics of a run; used by the first process only."""
 

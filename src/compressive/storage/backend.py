@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from compressive.storage.address import CREDENTIALS, hide_secrets, split_address
 
@@ -52,6 +52,7 @@ class Stored(NamedTuple):
     time: int  # nanoseconds
 
 
+@runtime_checkable
 class Backend(Protocol):
     """Operations on one bucket or repository; each is one attempt and may raise OSError."""
 
