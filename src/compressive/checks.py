@@ -143,6 +143,13 @@ def in_func_transform() -> bool:
     return _functorch.maybe_current_level() is not None
 
 
+@contextmanager
+def outside_func_transforms() -> Iterator[None]:
+    """Compute with plain tensors, also inside of torch.func.grad, vmap or another transform."""
+    with torch._C._DisableFuncTorch():
+        yield
+
+
 def can_check_values(tensor: Tensor) -> bool:
     """Return whether the values of a tensor are known: not while compiling, not inside of vmap."""
     return not torch.compiler.is_compiling() and not _is_batched(tensor)

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from compressive.checks import in_func_transform
+from compressive.checks import in_func_transform, outside_func_transforms
 from compressive.platforms.float64 import to_float64
 
 # Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
@@ -241,23 +241,23 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
 
     def exact(x: Tensor) -> Tensor:
         r = center + width * x
-        given = (torch.full_like(r, x) for x in (kappa, log_height, math.nan))
-        theta = angle(r, n, *given)
-        return 2 * (torch.sin(theta / 2) / r) ** 2
+        side = _Side.of(r, n, torch.full_like(r, kappa), torch.full_like(r, log_height))
+        return 2 * (torch.sin(side.solve(r) / 2) / r) ** 2
 
     # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
     # coefficients bound the error, and a least-squares fit would not be much better.
     count = 2 * _MAX_DEGREE
-    phase = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
-    values = exact(torch.cos(phase))
-    orders = torch.arange(count, dtype=torch.float64, device="cpu")
-    chebyshev = 2 / count * torch.cos(orders.unsqueeze(-1) * phase) @ values
-    chebyshev[0] /= 2
-    tail = chebyshev.abs().flip(0).cumsum(0).flip(0)  # tail[d] = error of degree d - 1
-    good = (tail[1 : _MAX_DEGREE + 2] <= 1e-10 * values.min()).nonzero()
-    if len(good) == 0:
-        return None
-    powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
+    with torch.no_grad(), outside_func_transforms():  # numbers only, also inside of torch.func
+        phase = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
+        values = exact(torch.cos(phase))
+        orders = torch.arange(count, dtype=torch.float64, device="cpu")
+        chebyshev = 2 / count * torch.cos(orders.unsqueeze(-1) * phase) @ values
+        chebyshev[0] /= 2
+        tail = chebyshev.abs().flip(0).cumsum(0).flip(0)  # tail[d] = error of degree d - 1
+        good = (tail[1 : _MAX_DEGREE + 2] <= 1e-10 * values.min()).nonzero()
+        if len(good) == 0:
+            return None
+        powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
     return Transport(center, width, tuple(reversed(powers)))
 
 
