@@ -200,3 +200,10 @@ def write_parquet(
     about = json.dumps({"info": {"features": features}})
     pq.write_table(table.replace_schema_metadata({"huggingface": about}), path, row_group_size=rows)
     return path
+
+
+def running_server() -> Iterator[S3]:
+    """Yield a server with a bucket; a test file makes it its fixture."""
+    with s3_server() as s3:
+        create_bucket(s3)
+        yield s3

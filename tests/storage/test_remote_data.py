@@ -19,6 +19,7 @@ from s3_server import (
     call,
     environment,
     put_folder,
+    running_server,
     use_server,
     write_parquet,
     write_tar,
@@ -36,6 +37,9 @@ from compressive.storage.backend import StorageError
 from compressive.train.loop import pretrain
 
 DATA = f"s3://{BUCKET}/shards"
+
+
+server = pytest.fixture(scope="module")(running_server)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from s3_server import BUCKET, S3, call, environment, use_server
+from s3_server import BUCKET, S3, call, environment, running_server, use_server
 from tiny import CHANGES, differences, journal, last, silent, sorted_photos
 from typer.testing import CliRunner
 
@@ -22,6 +22,8 @@ from compressive.storage.backend import StorageError
 from compressive.storage.mirror import Mirror
 from compressive.train import loop
 from compressive.train.remote_out import local_copy
+
+server = pytest.fixture(scope="module")(running_server)
 
 
 @pytest.fixture
