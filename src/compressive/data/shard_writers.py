@@ -8,7 +8,7 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 _ROWS = 100  # per row group, as in Hugging Face's image sets; a reader decompresses whole groups
 
@@ -42,7 +42,7 @@ class TarWriter:
         member.size = len(content)
         self._tar.addfile(member, io.BytesIO(content))
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "TarWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -86,7 +86,7 @@ class ParquetWriter:
             self._writer.write_table(pa.table(columns, schema=self._schema))
         self._rows = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ParquetWriter":
         return self
 
     def __exit__(
