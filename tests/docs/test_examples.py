@@ -54,10 +54,12 @@ def test_plain_loop() -> None:
 
 
 @pytest.mark.slow
-def test_plain_loop_compiled() -> None:
+def test_plain_loop_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else compiled code draws other random numbers for z.
+    monkeypatch.setattr("torch._inductor.config.fallback_random", True)
     module = example("plain_loop")
     compiled, eager = module.main(4), module.main(4, compiled=False)
-    assert compiled[0] == pytest.approx(eager[0], rel=0.02)  # z has other random numbers
+    assert compiled == pytest.approx(eager, rel=1e-3)  # float32 in another order, over four steps
     assert compiled[-1] < compiled[0]
 
 
