@@ -1,0 +1,66 @@
+"""The table of evidence in docs/compression.md agrees with the pages of results."""
+
+import json
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from result_tables import table_rows, welch
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "compression.md"
+CIFAR10 = DOCS / "results" / "2026-11-15-cifar10.md"
+TINY = DOCS / "results" / "2026-11-17-compression" / "final-tiny-imagenet-100.json"
+# Each column: the row of a table on the CIFAR-10 page, and the metric in the result file.
+COLUMNS = {
+    "logistic": ("logistic regression, top-1 (central crops)", "logistic top-1"),
+    "kNN 20": ("kNN, k = 20", "kNN 20 top-1"),
+    "1 %": ("1 % of the labels", "few labels 1% top-1"),
+    "corruptions": ("corruptions, mean of 14 types x 5", "corruptions top-1"),
+}
+SECTIONS = {
+    "C-SimCLR, kappa_b 10, beta 1": "## At the paper's temperature",
+    "C-SimCLR, kappa_b 5, beta 0.3": "## At kappa_b = 5, the recipes",
+    "C-BYOL, beta 0.01": "## BYOL and C-BYOL: 200 epochs",
+}
+RUNS = {
+    "adaptive C-SimCLR, kappa_b 10, beta 1": "adaptive-k10-b1",
+    "C-SimCLR, kappa_b 10, beta 0.3": "constant-k10-b0.3",
+}
+ROWS = {row["method"]: row for row in table_rows(PAGE, "## Evidence", "smoother directions")}
+
+
+def test_all_rows_are_checked() -> None:
+    assert ROWS.keys() == {*SECTIONS, *RUNS}
+
+
+@pytest.mark.parametrize("method", SECTIONS)
+def test_rows_of_cifar10_repeat_its_page(method: str) -> None:
+    rows = table_rows(CIFAR10, SECTIONS[method], "difference, 95 % over seeds")
+    first = "% unless stated otherwise"
+    differences = {row[first]: row["difference, 95 % over seeds"] for row in rows}
+    for column, (name, _) in COLUMNS.items():
+        assert ROWS[method][column] == differences[name], column
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_rows_of_tiny_imagenet_match_the_result_file(method: str) -> None:
+    runs = {run["name"]: run for run in json.loads(TINY.read_text())["runs"]}
+    ours, theirs = (
+        [runs[f"{name}-s{seed}"] for seed in range(3)] for name in (RUNS[method], "simclr-k7")
+    )
+    for column, (_, metric) in COLUMNS.items():
+        values = ([100 * run["test"][metric]["value"] for run in group] for group in (ours, theirs))
+        *expected, _p = welch(*values)
+        cell = ROWS[method][column]
+        shown = [float(number) for number in re.findall(r"-?\d+\.\d", cell)]
+        assert shown == pytest.approx(expected, abs=0.05 + 1e-9), column  # half of the last digit
+        assert cell.startswith("**") == (expected[1] * expected[2] > 0), column
+    directions = [name for name in ours[0]["smoothness"] if re.search(r"[+-] lipschitz$", name)]
+    smoother = [
+        mean(run["smoothness"][name] for run in ours)
+        < mean(run["smoothness"][name] for run in theirs)
+        for name in directions
+    ]
+    assert ROWS[method]["smoother directions"] == f"{sum(smoother)} of {len(smoother)}"
