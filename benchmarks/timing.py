@@ -3,7 +3,7 @@
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,7 +35,9 @@ def environment(device: str, *packages: str) -> dict[str, str | int]:
     return found
 
 
-def race(functions: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
+def race(
+    functions: Mapping[str, Callable[[], object]], device: str, rounds: int
+) -> dict[str, float]:
     """Return the median milliseconds of each function, called in turn.
 
     The speed of a shared machine can change by a factor of two within a minute. Ratios between
