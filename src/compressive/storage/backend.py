@@ -85,7 +85,8 @@ def _hub() -> Any:
         from huggingface_hub import HfFileSystem
     except ImportError:
         raise ValueError("hf:// needs huggingface_hub: pip install huggingface_hub") from None
-    return HfFileSystem(use_listings_cache=False, skip_instance_cache=True)
+    endpoint = os.environ.get("HF_ENDPOINT") or None  # the library reads it only when imported
+    return HfFileSystem(endpoint=endpoint, use_listings_cache=False, skip_instance_cache=True)
 
 
 def attempt(
