@@ -80,6 +80,30 @@ def test_changed_copies_are_more_similar_than_other_images(
     assert (others > 0.94).float().mean() < 0.1
 
 
+def test_crops_of_pairs_equal_a_loop_over_all_crops(images: torch.Tensor) -> None:
+    small = thumbs(images[:12])
+    pairs = torch.tensor([(0, i) for i in range(1, 12)] + [(5, 0), (3, 4), (4, 3)])
+    found = crop_similarity(small, pairs).tolist()
+    for (a, b), cosine in zip(pairs.tolist(), found, strict=True):
+        best = [loop_over_crops(small[i].numpy(), small[j]) for i, j in ((a, b), (b, a))]
+        assert cosine == pytest.approx(max(best), abs=1e-5)
+    assert crop_similarity(small, torch.zeros(0, 2, dtype=torch.long)).tolist() == []
+
+
+def loop_over_crops(whole: np.ndarray, part: torch.Tensor) -> float:
+    """Return the largest cosine of `part`, also mirrored, and the spectra of crops by scipy."""
+    targets = torch.cat([descriptors(each[None]) for each in (part, part.flip(1))]).numpy()
+    axis, best = np.arange(8), -1.0
+    for side in (32, 30, 28, 26, 24):
+        for top in range(33 - side):
+            for left in range(33 - side):
+                crop = whole[top : top + side, left : left + side].astype(float)
+                spectrum = np.asarray(dctn(crop, norm="ortho"))[:8, :8]
+                vector = (spectrum * np.hypot(axis[:, None], axis)).ravel()
+                best = max(best, *(targets @ (vector / np.linalg.norm(vector))))
+    return best
+
+
 def test_an_even_image_is_similar_to_none() -> None:
     even = torch.full((2, THUMB, THUMB), 7, dtype=torch.uint8)
     assert (descriptors(even).norm(dim=1) < 1e-3).all()

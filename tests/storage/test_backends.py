@@ -11,7 +11,8 @@ from s3_server import write_parquet, write_tar
 from compressive.data.sources import open_source
 from compressive.storage import backend as backend_module
 from compressive.storage.address import hide_secrets, is_remote, split_address
-from compressive.storage.backend import FsspecBackend, StorageError, attempt, read_range
+from compressive.storage.backend import StorageError, attempt, read_range
+from compressive.storage.file_systems import FsspecBackend
 
 
 @pytest.fixture

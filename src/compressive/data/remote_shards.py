@@ -4,7 +4,7 @@ from compressive.data.shard_file import split_in_name
 from compressive.data.shards import open_parquet, open_tar
 from compressive.data.source import SPLITS, Source, choose_split
 from compressive.storage.address import split_address
-from compressive.storage.backend import Stored
+from compressive.storage.file_systems import Stored
 from compressive.storage.remote_file import SUFFIXES, list_shards, open_files
 
 

@@ -16,7 +16,7 @@ from compressive.inspection.search import Neighbors, nearest
 # Pairs with this cosine of pixel descriptors are near duplicates; docs/inspect.md has the evidence.
 NEAR_SIMILARITY = 0.94
 _DIRECT = 5  # nearest images by descriptors that are compared as a whole
-_CROPPED = 3  # nearest images that are also compared after all crops, which takes 0.25 ms each
+_CROPPED = 3  # nearest images that are also compared after all crops, which takes 0.1 ms each
 _LEAST_FEATURES = 0.8  # cosine of features; cropped copies in CIFAR-10 have 0.9 or more
 _LEAST_PIXELS = 0.5  # cosine of descriptors, if there are no features
 

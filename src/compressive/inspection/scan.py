@@ -24,6 +24,7 @@ from compressive.device import precision
 from compressive.evaluation.features import Features, cached, extract, network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.inspection.descriptor import THUMB, gray_thumb
+from compressive.inspection.half_network import HalfNetwork
 from compressive.progress import Display
 
 _READ_BLOCK = 1024  # images per block of reads without an encoder
@@ -183,7 +184,7 @@ def _watched(split: DataSplit, found: Scan) -> Source:
 
     def read(i: int) -> Tensor:
         image = pixels(inner, i)
-        digest = hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=15)
+        digest = hashlib.blake2b(image.contiguous().numpy(), digest_size=15)
         digest.update(f"{tuple(image.shape)}".encode())
         found.pixel_hash[start + i] = b"p" + digest.digest()  # never empty, unlike no hash
         found.thumb[start + i] = gray_thumb(image)
@@ -259,8 +260,10 @@ def _embed_all(
         shrunk, side = model.shrink(source)
         batch_size = max(16, min(512, _BATCH_BYTES // (3 * side * side)))
         with open_loader(shrunk, side=side, device=device, cache_on_device="no") as loader:
+            is_half = dtype == torch.float16
+            network = HalfNetwork(model.network) if is_half else model.network
             made = extract(
-                *(model.network, loader, len(source), crop),
+                *(network, loader, len(source), crop),
                 precision=dtype,
                 batch_size=batch_size,
                 progress=show,

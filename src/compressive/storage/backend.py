@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, TypeVar
 
 from compressive.storage.address import CREDENTIALS, hide_secrets, split_address
+from compressive.storage.file_systems import ArrowBackend, Backend, FsspecBackend, GcsBackend
 
 T = TypeVar("T")
 Retry = Literal["never", "quick", "patient"]
 # Seconds between attempts: few before a run, so that a wrong address fails soon; more within it.
 WAITS = {"never": (), "quick": (0.2, 0.5, 1.0), "patient": (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
 _CONNECT, _REQUEST = 3, 20  # seconds until an attempt fails
-_PART = 2**24  # bytes per part of an upload
 _ENVIRONMENT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _ENVIRONMENT += ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 _ENVIRONMENT += ("AWS_NO_SIGN_REQUEST", "GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST")
@@ -31,7 +30,7 @@ _DENIED = (
     "GatedRepo|Invalid credentials|credentials file"
 )
 _NO_BUCKET = "NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist|RepositoryNotFound|RevisionNotFound"
-_MISSING = "NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404|EntryNotFound"
+_MISSING = "No such file or directory|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404|EntryNotFound"
 _UNREACHABLE = "NETWORK_CONNECTION|CURL|Connection|UNAVAILABLE|timed? ?out|resolve host"
 
 
@@ -41,40 +40,6 @@ class StorageError(OSError):
 
 class StorageMissing(StorageError):
     """Raised if an object or a folder does not exist in an existing bucket."""
-
-
-class Stored(NamedTuple):
-    """An object: its path with the bucket, bytes, a version that changes with it, and its time."""
-
-    path: str
-    size: int
-    version: str
-    time: int  # nanoseconds
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Operations on one bucket or repository; each is one attempt and may raise OSError."""
-
-    def entries(self, folder: str) -> tuple[list[Stored], list[str]]:
-        """Return the objects directly in a folder and the paths of its subfolders."""
-        ...
-
-    def stat(self, path: str) -> Stored | None:
-        """Return an object with its version, or None if there is none."""
-        ...
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Return a range of an object."""
-        ...
-
-    def upload(self, local: Path, path: str) -> None:
-        """Replace an object by a local file; readers see the old or the new content."""
-        ...
-
-    def delete(self, path: str) -> None:
-        """Delete an object."""
-        ...
 
 
 def backend_for(place: str) -> Backend:
@@ -92,9 +57,11 @@ def _backend(scheme: str, bucket: str, _environment: tuple[str, ...]) -> Backend
     from pyarrow import fs
 
     if scheme == "gs":
-        anonymous = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
-        limit = timedelta(seconds=_CONNECT)
-        return ArrowBackend(fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=limit))
+        options: dict[str, Any] = {"retry_time_limit": timedelta(seconds=_CONNECT)}
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+            scheme, _, host = emulator.rpartition("://")
+            options |= {"anonymous": True, "endpoint_override": host, "scheme": scheme or "http"}
+        return GcsBackend(fs.GcsFileSystem(**options))
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint is None and not region:
@@ -118,111 +85,8 @@ def _hub() -> Any:
         from huggingface_hub import HfFileSystem
     except ImportError:
         raise ValueError("hf:// needs huggingface_hub: pip install huggingface_hub") from None
-    return HfFileSystem(use_listings_cache=False, skip_instance_cache=True)
-
-
-class ArrowBackend:
-    """S3 or Google Cloud Storage through pyarrow."""
-
-    def __init__(self, system: Any) -> None:
-        self.system: Any = system
-        self._open: dict[str, Any] = {}  # handles hold no connection, and opening one is a request
-
-    def entries(self, folder: str) -> tuple[list[Stored], list[str]]:
-        """Return the objects directly in a folder and the paths of its subfolders."""
-        from pyarrow.fs import FileSelector, FileType
-
-        found = self.system.get_file_info(FileSelector(folder))
-        files = [_stored(each) for each in found if each.type == FileType.File]
-        return files, [each.path for each in found if each.type == FileType.Directory]
-
-    def stat(self, path: str) -> Stored | None:
-        """Return an object with its version, or None if there is none."""
-        from pyarrow.fs import FileType
-
-        info = self.system.get_file_info(path)
-        if info.type != FileType.File:
-            return None
-        self._open[path] = handle = self.system.open_input_file(path)
-        about = {_as_str(key).lower(): _as_str(value) for key, value in handle.metadata().items()}
-        found = _stored(info)
-        version = about.get("etag", "").strip('"') or found.version
-        return found._replace(version=version, size=handle.size())
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Return a range of an object."""
-        handle = self._open.get(path)
-        if handle is None:
-            self._open[path] = handle = self.system.open_input_file(path)
-        return handle.read_at(size, offset)
-
-    def upload(self, local: Path, path: str) -> None:
-        """Replace an object by a local file; readers see the old or the new content."""
-        self._open.pop(path, None)
-        stream = self.system.open_output_stream(path)
-        try:
-            with local.open("rb") as file:
-                while part := file.read(_PART):
-                    stream.write(part)
-        except BaseException:
-            stream.abort() if hasattr(stream, "abort") else None
-            raise
-        stream.close()
-
-    def delete(self, path: str) -> None:
-        """Delete an object."""
-        self._open.pop(path, None)
-        self.system.delete_file(path)
-
-
-class FsspecBackend:
-    """Any fsspec file system; Hugging Face's hub is one."""
-
-    def __init__(self, system: Any) -> None:
-        self.system: Any = system
-
-    def entries(self, folder: str) -> tuple[list[Stored], list[str]]:
-        """Return the objects directly in a folder and the paths of its subfolders."""
-        found = self.system.ls(folder, detail=True)
-        files = [_from_info(each) for each in found if each["type"] == "file"]
-        folders = [each["name"] for each in found if each["type"] == "directory"]
-        return [each for each in files if each.path.strip("/") != folder], folders
-
-    def stat(self, path: str) -> Stored | None:
-        """Return an object with its version, or None if there is none."""
-        try:
-            info = self.system.info(path)
-        except FileNotFoundError:
-            return None
-        return _from_info(info) if info["type"] == "file" else None
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Return a range of an object."""
-        return self.system.cat_file(path, start=offset, end=offset + size)
-
-    def upload(self, local: Path, path: str) -> None:
-        """Replace an object by a local file; readers see the old or the new content."""
-        self.system.put_file(str(local), path)
-
-    def delete(self, path: str) -> None:
-        """Delete an object."""
-        self.system.rm_file(path)
-
-
-def _as_str(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _stored(info: Any) -> Stored:
-    time = info.mtime_ns or 0
-    return Stored(info.path, info.size or 0, f"{info.size}-{time}", time)
-
-
-def _from_info(info: dict[str, Any]) -> Stored:
-    lfs = info.get("lfs")
-    version = (lfs.get("sha256") if isinstance(lfs, dict) else None) or info.get("blob_id")
-    path, size = str(info["name"]).lstrip("/"), int(info.get("size") or 0)
-    return Stored(path, size, str(version or f"{size}-{info.get('created', '')}"), 0)
+    endpoint = os.environ.get("HF_ENDPOINT") or None  # the library reads it only when imported
+    return HfFileSystem(endpoint=endpoint, use_listings_cache=False, skip_instance_cache=True)
 
 
 def attempt(

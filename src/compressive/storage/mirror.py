@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compressive.storage.address import split_address
-from compressive.storage.backend import StorageMissing, Stored, attempt, backend_for, read_range
+from compressive.storage.backend import StorageMissing, attempt, backend_for, read_range
+from compressive.storage.file_systems import Stored
 
 _PARTIAL_FILE = ".partial"
 _PROBE = ".compressive-write-test"

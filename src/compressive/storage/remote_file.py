@@ -12,8 +12,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from compressive.storage.address import split_address
-from compressive.storage.backend import Retry, Stored, attempt, backend_for, read_range
+from compressive.storage.backend import Retry, attempt, backend_for, read_range
 from compressive.storage.cache import BlockCache, block_cache
+from compressive.storage.file_systems import Stored
 
 SUFFIXES = (".parquet", ".tar")
 # Large blocks need few requests. Small ones are used if not all objects fit into the cache: then

@@ -12,8 +12,9 @@ from compressive.rundir import checkpoint, folder
 from compressive.rundir.files import CHECKPOINTS, CONFIG, STEP
 from compressive.rundir.lock import acquire_lock
 from compressive.storage.address import is_remote
-from compressive.storage.backend import StorageError, Stored
+from compressive.storage.backend import StorageError
 from compressive.storage.cache import RUNS, block_cache
+from compressive.storage.file_systems import Stored
 from compressive.storage.mirror import Mirror
 
 
