@@ -216,21 +216,24 @@ class VonMisesFisher(Distribution):
     def _turn(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return cos(theta), sin(theta) / r, and d log tan(theta/2) / d kappa if it is needed."""
         n, place = self.dim, float64_device(r.device)
-        if self._fixed is None:
-            cells = _table_cells(n, place)
-            kappa = self._kappa.expand(self._batch_shape).unsqueeze(-1)
-            moves = kappa.requires_grad or in_func_transform()
-            with torch.no_grad():
-                cosine, scale, slope = vmf_sampler.turn(r, n, kappa, cells, differentiate=moves)
-            return _like(cosine, r), _like(scale, r), slope
-        log_height = self._fixed.log_mode_density + special.log_area(n - 1)
-        fit = _transport(n, self._kappa, log_height)
-        if fit is None:
-            cosine, scale = vmf_sampler.turn_fixed(r, n, _fixed_cells(n, self._kappa, place))
-            return _like(cosine, r), _like(scale, r), None
-        q = vmf_sampler.carry(fit, r)
-        sag = r * r * q  # 1 - cos(theta)
-        return 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0)), None
+        if self._fixed is not None:
+            log_height = self._fixed.log_mode_density + special.log_area(n - 1)
+            if (fit := _transport(n, self._kappa, log_height)) is not None:
+                q = vmf_sampler.carry(fit, r)
+                sag = r * r * q  # 1 - cos(theta)
+                return 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0)), None
+            cells = _fixed_cells(n, self._kappa, place)
+            cosine, scale, slope = *vmf_sampler.turn_fixed(r, n, cells), None
+        else:
+            moves = self._kappa.requires_grad and torch.is_grad_enabled()
+            moves = moves or in_func_transform()
+            kappa = self._kappa.detach().expand(self._batch_shape).unsqueeze(-1)
+            if n == 3:
+                found = vmf_sampler.turn_in_space(r, kappa, differentiate=moves)
+            else:
+                found = vmf_sampler.turn(r, n, kappa, _table_cells(n, place), differentiate=moves)
+            cosine, scale, slope = found
+        return cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device), slope
 
     def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
         """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
@@ -330,11 +333,6 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 def _widened(value: Any) -> Any:
     """Return a tensor in float64, and a number as it is."""
     return to_float64(value) if isinstance(value, Tensor) else value
-
-
-def _like(value: Tensor, r: Tensor) -> Tensor:
-    """Round a float64 value to the dtype of r, on its device."""
-    return value.to(r.dtype).to(r.device)
 
 
 def _known_while_compiling(function: Callable) -> Callable:
