@@ -44,12 +44,12 @@ class VonMisesFisher(Distribution):
 
     `concentration` kappa >= 0 is a number, whose constants are computed once, or a tensor that
     broadcasts against the batch and may require a gradient. kappa = 0 is the uniform distribution.
-    For a tensor, each sample needs a numerical integral, about 10 microseconds on a CPU core. The
-    same holds for a number if n < 40, unless kappa is well above n.
+    For a tensor, the first sample in each dimension n computes a table, in a fraction of a second.
 
     Sampling needs no rejection: shapes are fixed, nothing waits for the device, and it compiles
     into one graph. The gradient in mu is by parallel transport of the sample along the sphere
-    (bounded everywhere), that in kappa by implicit reparameterization.
+    (bounded everywhere), that in kappa by implicit reparameterization. In a CUDA graph, draw once
+    before the capture, which copies the table to the device.
 
     All computations are at least float32, also under autocast: at n = 256, kappa = 16384 bfloat16
     would be wrong by tens of nats. `validate_args=None` checks values on the CPU only, True on all
@@ -201,37 +201,39 @@ class VonMisesFisher(Distribution):
                 along = (noise * mu).sum(-1, keepdim=True)
                 tangent = noise.addcmul_(along, mu, value=-1) if in_place else noise - along * mu
                 r = torch.linalg.vector_norm(tangent, dim=-1, keepdim=True)
-            angle, cosine, scale = self._turn(r)
+            cosine, scale, slope = self._turn(r)
             with torch.no_grad():
                 if in_place:
                     z = tangent.mul_(scale).addcmul_(cosine, mu)
                 else:
                     z = tangent * scale + cosine * mu
-            moves = mu.requires_grad or (angle is not None and angle.requires_grad)
-            if moves or not in_place:
-                z = _Moving.apply(z, mu, angle, cosine)
+            if mu.requires_grad or slope is not None or not in_place:
+                kappa = None if slope is None else self._kappa.expand(self._batch_shape)
+                z = _Moving.apply(z, mu, kappa, cosine, slope)
                 assert isinstance(z, Tensor)
             return z
 
-    def _turn(self, r: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Return theta (None if the polynomial is used), cos(theta), sin(theta) / r."""
-        fit = None
+    def _turn(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return cos(theta), sin(theta) / r, and d log tan(theta/2) / d kappa if it is needed."""
+        n, place = self.dim, float64_device(r.device)
         if self._fixed is not None:
-            log_height = self._fixed.log_mode_density + special.log_area(self.dim - 1)
-            fit = _transport(self.dim, self._kappa, log_height)
-        if fit is not None:
-            q = vmf_sampler.carry(fit, r)
-            sag = r * r * q  # 1 - cos(theta)
-            return None, 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0))
-        r = r.clamp(min=torch.finfo(r.dtype).tiny)
-        # Use float64: M = 3e5 (n = 65536) in float32 would shift the distribution by 0.5 %.
-        kappa = self._wide(self._kappa).expand(self._batch_shape).unsqueeze(-1)
-        log_height = special.log_mode_density(kappa, self.dim) + special.log_area(self.dim - 1)
-        mean_cosine = special.mean_resultant_length(kappa, self.dim)
-        angle = vmf_sampler.angle(r, self.dim, kappa, log_height, mean_cosine)
-        cosine, sine = torch.cos(angle).detach(), torch.sin(angle).detach()
-        scale = sine / to_float64(r)
-        return angle, cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device)
+            log_height = self._fixed.log_mode_density + special.log_area(n - 1)
+            if (fit := _transport(n, self._kappa, log_height)) is not None:
+                q = vmf_sampler.carry(fit, r)
+                sag = r * r * q  # 1 - cos(theta)
+                return 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0)), None
+            cells = _fixed_cells(n, self._kappa, place)
+            cosine, scale, slope = *vmf_sampler.turn_fixed(r, n, cells), None
+        else:
+            moves = self._kappa.requires_grad and torch.is_grad_enabled()
+            moves = moves or in_func_transform()
+            kappa = self._kappa.detach().expand(self._batch_shape).unsqueeze(-1)
+            if n == 3:
+                found = vmf_sampler.turn_in_space(r, kappa, differentiate=moves)
+            else:
+                found = vmf_sampler.turn(r, n, kappa, _table_cells(n, place), differentiate=moves)
+            cosine, scale, slope = found
+        return cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device), slope
 
     def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
         """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
@@ -253,7 +255,7 @@ class VonMisesFisher(Distribution):
 
 
 class _Moving(Function):
-    """z = cos(theta) mu + sin(theta) u as a function of mu and theta; u by parallel transport."""
+    """z = cos(theta) mu + sin(theta) u as a function of mu and kappa; u by parallel transport."""
 
     # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. Other implementations use a reflection
     # that maps the first axis to mu. It has the same distribution and the same expected gradient,
@@ -262,25 +264,30 @@ class _Moving(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, mu: Tensor, angle: Tensor | None, cosine: Tensor) -> Tensor:
+    def forward(
+        z: Tensor, mu: Tensor, kappa: Tensor | None, cosine: Tensor, slope: Tensor | None
+    ) -> Tensor:
         return z.clone()
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs)
+        z, mu, kappa, cosine, slope = inputs
+        ctx.like_kappa = None if kappa is None else (kappa.shape, kappa.dtype, kappa.device)
+        ctx.save_for_backward(z, mu, cosine, slope)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        z, mu, angle, cosine = ctx.saved_tensors
+        z, mu, cosine, slope = ctx.saved_tensors
         along = (grad * mu).sum(-1, keepdim=True)
         grad_mu = torch.addcmul(cosine * grad, along, z, value=-1)
-        grad_angle = None
-        if angle is not None and ctx.needs_input_grad[2]:
-            # dz/dtheta = (cos(theta) z - mu) / sin(theta)
+        grad_kappa = None
+        if ctx.like_kappa is not None and ctx.needs_input_grad[2]:
+            # dz / d log tan(theta/2) = sin(theta) dz/dtheta = cos(theta) z - mu
             turn = cosine * (grad * z).sum(-1, keepdim=True) - along
-            slope = to_float64(turn) / torch.sin(angle).clamp(min=1e-300)
-            grad_angle = vmf_sampler.differentiable_once(slope)
-        return None, vmf_sampler.differentiable_once(grad_mu), grad_angle, None
+            shape, dtype, device = ctx.like_kappa
+            grad_kappa = (to_float64(turn) * slope).squeeze(-1).sum_to_size(shape)
+            grad_kappa = vmf_sampler.differentiable_once(grad_kappa.to(dtype).to(device))
+        return None, vmf_sampler.differentiable_once(grad_mu), grad_kappa, None, None
 
 
 class _Sag(Function):
@@ -338,6 +345,16 @@ def _known_while_compiling(function: Callable) -> Callable:
 @_known_while_compiling
 def _constants(kappa: float, n: int) -> special.Constants:
     return special.constants(kappa, n)
+
+
+@_known_while_compiling
+def _table_cells(n: int, device: torch.device) -> Tensor:
+    return vmf_sampler.table_cells(n, device)
+
+
+@_known_while_compiling
+def _fixed_cells(n: int, kappa: float, device: torch.device) -> Tensor:
+    return vmf_sampler.fixed_cells(n, kappa, device)
 
 
 @_known_while_compiling

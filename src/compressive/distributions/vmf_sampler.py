@@ -8,81 +8,289 @@ independently, a length r of the chi distribution with n - 1 degrees of freedom.
 further randomness and no rejection: theta is the monotone function of r that maps the chi
 distribution to f ("radial transport"). It is smooth, and nearly r / sqrt(kappa) at large kappa.
 
-- `angle` solves F(theta) = F_chi(r) for any kappa, which may differ per sample, with a fixed number
-  of Halley steps on an integral of fixed size. It differentiates implicitly in kappa.
-- `transport` does the same once for a fixed kappa and fits a polynomial, which costs a few
-  multiplications per sample. It returns None if no short polynomial is accurate to 1e-10.
+- `turn` looks it up for any kappa, which may differ per sample, in a table for each n: polynomials
+  in r and kappa. Their derivative in kappa is the implicit reparameterization gradient.
+- `turn_fixed` uses the same polynomials in r for one kappa.
+- `turn_in_space` is the closed form for n = 3. No other n has one.
+- `carry` uses a single polynomial for one kappa, which costs a few multiplications per sample.
+  There is one if n is 40 or more, or if kappa is well above n.
+
+`radial_solver` computes all polynomials once, in float64.
 """
 
 import math
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
 from compressive.checks import in_func_transform, outside_func_transforms
+from compressive.distributions import special
+from compressive.distributions.radial_solver import Tail
 from compressive.platforms.float64 import to_float64
 
-# Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
-# quantiles from 1e-12 to 1 - 1e-12, |F(theta) - F_chi(r)| < 1e-11, the rounding at n = 65536.
-_NODES = 64
-_HALLEY_STEPS = 4
-_MAX_DEGREE = 16
-_REACH = 10.5
-_MIN_POSITIVE = 1e-300
+_MAX_DEGREE = 16  # of a single polynomial
+_POWERS = 8  # of r and of t in a cell of the table
+_BLOCK = 4096  # samples whose coefficients fit into the cache of a processor
 
 
-def angle(
-    r: Float[Tensor, "*sample"],
+class Layout(NamedTuple):
+    """The cells of a table: `count` intervals of r from `low` to `high`, and of t from 0 to 1."""
+
+    # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = scale / (scale + kappa). It is
+    # smooth for all r and kappa, including kappa = 0 (t = 1) and infinity (t = 0), and the tangent
+    # of the half angle keeps its digits near both poles.
+
+    count: int
+    low: float
+    high: float
+    scale: float
+
+
+def layout(n: int) -> Layout:
+    """Return the cells for dimension n."""
+    # Where theta approaches pi it bends, the more sharply the smaller n. At large n, the density is
+    # high. These counts keep the error of the distribution function below 1e-10
+    # (tests/distributions/test_vmf_sampler.py).
+    count = 32 if n < 4 else 8 if 16 <= n <= 1024 else 16
+    return Layout(count, *_range(n), (n - 1) / 2 + 3)
+
+
+def turn(
+    r: Float[Tensor, "*sample 1"],
     n: int,
-    kappa: Float[Tensor, "*#sample"],
-    log_height: Float[Tensor, "*#sample"],
-    mean_cosine: Float[Tensor, "*#sample"],
-) -> Float[Tensor, "*sample"]:
-    """Return theta with F(theta) = F_chi(r), chi with n - 1 degrees of freedom, in float64.
+    kappa: Float[Tensor, "*#sample 1"],
+    cells: Float[Tensor, "cells coefficients"],
+    *,
+    differentiate: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return cos(theta), sin(theta) / r, and d log tan(theta/2) / d kappa, in float64.
 
-    The result is differentiable once in kappa (theta at fixed probability) and constant in r.
-    `log_height` is log f(theta) without its terms in theta: log C + kappa + the log area of the
-    sphere in R^(n-1). `mean_cosine` is A.
+    `cells` are `table_cells` of n. The last result is None unless `differentiate`.
     """
-    kappa = to_float64(kappa)
-    fixed, r, log_height, mean_cosine = (
-        to_float64(x).detach() for x in (kappa, r, log_height, mean_cosine)
+    on_cpu = r.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not on_cpu or r.numel() <= _BLOCK or in_func_transform():
+        return _turn_block(r, n, kappa, cells, differentiate)
+    pairs = zip(
+        r.reshape(-1, 1).split(_BLOCK),
+        kappa.expand(r.shape).reshape(-1, 1).split(_BLOCK),
+        strict=True,
     )
-    with torch.no_grad():
-        side = _Side.of(r, n, fixed, log_height)
-        theta = side.solve(r)
-    if not kappa.requires_grad and not in_func_transform():
-        return theta
-    with torch.no_grad():
-        slope = side.slope(theta, mean_cosine)
-    theta = _Implicit.apply(kappa, theta, slope)
-    assert isinstance(theta, Tensor)
-    return theta
+    parts = [
+        _turn_block(r_part, n, kappa_part, cells, differentiate) for r_part, kappa_part in pairs
+    ]
+    cosine, scale, *slope = (
+        torch.cat(part).view(r.shape) for part in zip(*parts, strict=True) if part[0] is not None
+    )
+    return cosine, scale, slope[0] if slope else None
 
 
-class _Implicit(Function):
-    """Implicit reparameterization: d theta / d kappa = -(dF / d kappa) / f at fixed F."""
+def _turn_block(
+    r: Tensor, n: int, kappa: Tensor, cells: Tensor, differentiate: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    grid = layout(n)
+    r, kappa = to_float64(r), to_float64(kappa)
+    t = grid.scale / (grid.scale + kappa)
+    i, x = _locate_radius(r, grid)
+    j, y = _locate(grid.count * t, grid.count)
+    cell = F.embedding(torch.add(j, i, alpha=grid.count).squeeze(-1), cells)
+    in_y = cell.unflatten(-1, (_POWERS, _POWERS)) @ _powers(x).mT
+    powers = _powers(y)
+    half_tangent = torch.exp((powers @ in_y).squeeze(-1)) * torch.sqrt(t)
+    slope = None
+    if differentiate:
+        order = torch.arange(1, _POWERS, dtype=y.dtype, device=y.device)
+        along_y = ((powers[..., :-1] * order) @ in_y[..., 1:, :]).squeeze(-1)
+        slope = t / -grid.scale * (0.5 + grid.count * t * along_y)
+    return *_from_half_tangent(r, half_tangent), slope
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(kappa: Tensor, theta: Tensor, slope: Tensor) -> Tensor:
-        return theta.clone()
+def turn_fixed(
+    r: Float[Tensor, "*sample 1"], n: int, cells: Float[Tensor, "cells coefficients"]
+) -> tuple[Tensor, Tensor]:
+    """Return cos(theta) and sin(theta) / r in float64; `cells` are `fixed_cells` of n and kappa."""
+    r = to_float64(r)
+    i, x = _locate_radius(r, layout(n))
+    cell = F.embedding(i.squeeze(-1), cells).unsqueeze(-1)
+    return _from_half_tangent(r, torch.exp((_powers(x) @ cell).squeeze(-1)))
 
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        kappa, _, slope = inputs
-        ctx.kappa_shape = kappa.shape
-        ctx.save_for_backward(slope)
 
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        (slope,) = ctx.saved_tensors
-        return differentiable_once((grad * slope).sum_to_size(ctx.kappa_shape)), None, None
+def turn_in_space(
+    r: Float[Tensor, "*sample 1"], kappa: Float[Tensor, "..."], *, differentiate: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the results of `turn` for n = 3.
+
+    With p = exp(-r^2/2), the probability of a larger angle, 1 - cos(theta) = s / kappa for
+    exp(-s) = p + (1 - p) exp(-2 kappa).
+    """
+    r, kappa = to_float64(r).clamp(min=1e-100), to_float64(kappa)
+    kappa = kappa.clamp(min=1e-10)  # the difference from kappa = 0 is below 1e-10
+    exponent = -0.5 * r * r
+    p, one_minus_p = torch.exp(exponent), -torch.expm1(exponent)
+    rest = one_minus_p * torch.exp(-2 * kappa)
+    total = p + rest
+    near = -torch.log1p(one_minus_p * torch.expm1(-2 * kappa))  # s
+    near = torch.where(total > 0.5, near, -torch.log(total))  # each keeps its digits
+    # far is 2 kappa - s, whose difference would lose digits at the opposite pole.
+    far = torch.log1p(p * torch.expm1(2 * kappa.clamp(max=20)))
+    far = torch.where(kappa < 20, far, 2 * kappa - near)
+    slope = None
+    if differentiate:
+        slope = (rest / near - p / far) / total
+    return 1 - near / kappa, torch.sqrt(near * far) / (kappa * r), slope
+
+
+def _from_half_tangent(r: Tensor, per_r: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos(theta) and sin(theta) / r from tan(theta/2) / r."""
+    twice = 2 / (1 + (r * per_r).square())  # 1 + cos(theta)
+    return twice - 1, twice * per_r
+
+
+def _locate_radius(r: Tensor, grid: Layout) -> tuple[Tensor, Tensor]:
+    per_cell = grid.count / (grid.high - grid.low)
+    return _locate(((r - grid.low) * per_cell).clamp(0, grid.count), grid.count)
+
+
+def _locate(position: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the cell of each position, and the position relative to the center of the cell."""
+    index = position.long().clamp(0, count - 1)  # a valid index also for NaN
+    return index, position - (index + 0.5)
+
+
+def _powers(x: Tensor) -> Tensor:
+    """Return 1, x, ..., x^7 on a new last axis."""
+    return torch.linalg.vander(x, N=_POWERS)
+
+
+@cache  # without a limit: a CUDA graph may use the memory of any table
+def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficients"]:
+    """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s)."""
+    grid = layout(n)
+    with _plain_tensors():
+        nodes, fit = _interpolation()
+        t = (_centers(grid).unsqueeze(-1) + nodes).flatten() / grid.count
+        g = _fitted_in_r(n, grid.scale * (1 - t) / t, 0.5 * torch.log(t))
+        found = torch.einsum("ipjb,qb->ijqp", g.unflatten(-1, (grid.count, _POWERS)), fit)
+        return found.reshape(grid.count**2, _POWERS**2).to(device)
+
+
+@cache
+def fixed_cells(n: int, kappa: float, device: torch.device) -> Float[Tensor, "cells coefficients"]:
+    """Return the coefficients in r of each cell at one kappa."""
+    with _plain_tensors():
+        values = torch.tensor([kappa], dtype=torch.float64, device="cpu")
+        return _fitted_in_r(n, values, torch.zeros_like(values)).squeeze(-1).to(device)
+
+
+def _fitted_in_r(n: int, kappa: Tensor, offset: Tensor) -> Tensor:
+    """Return coefficients of log(tan(theta/2) / r) - offset, of shape (cell, power, kappa)."""
+    grid = layout(n)
+    nodes, fit = _interpolation()
+    position = (_centers(grid).unsqueeze(-1) + nodes).view(-1, 1)
+    r = grid.low + (grid.high - grid.low) / grid.count * position
+    log_height = special.log_mode_density(kappa, n) + special.log_area(n - 1)
+    g = [  # in pieces that fit into the processor's cache
+        Tail.of(r, n, k, height).log_half_tangent(r)
+        for k, height in zip(kappa.split(8), log_height.split(8), strict=True)
+    ]
+    values = torch.cat(g, -1) - torch.log(r) - offset
+    return fit @ values.unflatten(0, (grid.count, _POWERS))
+
+
+def _centers(grid: Layout) -> Tensor:
+    return torch.arange(grid.count, dtype=torch.float64, device="cpu") + 0.5
+
+
+def _interpolation() -> tuple[Tensor, Tensor]:
+    """Return Chebyshev points around 0, and the matrix from values there to coefficients."""
+    nodes = torch.cos(_chebyshev_phases(_POWERS)) / 2
+    return nodes, torch.linalg.inv(_powers(nodes))
+
+
+def _chebyshev_phases(count: int) -> Tensor:
+    return (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
+
+
+def _range(n: int) -> tuple[float, float]:
+    """Return quantiles 1e-13 and 1 - 1e-13 of r, by Wilson and Hilferty's approximation."""
+    m = n - 1
+    spread = 7.35 * math.sqrt(2 / (9 * m))
+    low, high = (math.sqrt(m * max(1 - 2 / (9 * m) + sign * spread, 0.0) ** 3) for sign in (-1, 1))
+    return low, high
+
+
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Compute numbers only, also inside of torch.func and inference mode."""
+    with torch.inference_mode(False), torch.no_grad(), outside_func_transforms():
+        yield
+
+
+class Transport(NamedTuple):
+    """1 - cos(theta) = r^2 q(r), q a polynomial in (r - center) / width, as Python floats."""
+
+    center: float
+    width: float
+    coefficients: tuple[float, ...]  # highest power first
+
+
+def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample"]:
+    """Return q(r) = (1 - cos(theta)) / r^2; it is constant outside the fitted range."""
+    x = ((r - fit.center) / fit.width).clamp(-1, 1)
+    q = torch.full_like(x, fit.coefficients[0])
+    for coefficient in fit.coefficients[1:]:
+        q = q * x + coefficient
+    return q
+
+
+@lru_cache(maxsize=256)
+def transport(n: int, kappa: float, log_height: float) -> Transport | None:
+    """Fit the radial transport of a fixed kappa; return None if no short polynomial fits."""
+    # The shortest polynomial with a relative error of 1 - cos(theta) of at most 1e-10.
+    low, high = _range(n)
+    center, width = (high + low) / 2, (high - low) / 2
+
+    def exact(x: Tensor) -> Tensor:
+        r = center + width * x
+        tail = Tail.of(r, n, torch.full_like(r, kappa), torch.full_like(r, log_height))
+        return 2 * (torch.sin(tail.solve(r) / 2) / r) ** 2
+
+    # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
+    # coefficients bound the error, and a least-squares fit would not be much better.
+    count = 2 * _MAX_DEGREE
+    with _plain_tensors():
+        phase = _chebyshev_phases(count)
+        values = exact(torch.cos(phase))
+        orders = torch.arange(count, dtype=torch.float64, device="cpu")
+        chebyshev = 2 / count * torch.cos(orders.unsqueeze(-1) * phase) @ values
+        chebyshev[0] /= 2
+        tail = chebyshev.abs().flip(0).cumsum(0).flip(0)  # tail[d] = error of degree d - 1
+        good = (tail[1 : _MAX_DEGREE + 2] <= 1e-10 * values.min()).nonzero()
+        if len(good) == 0:
+            return None
+        powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
+    return Transport(center, width, tuple(reversed(powers)))
+
+
+def _monomials(chebyshev: list[float]) -> list[float]:
+    """Return the coefficients of 1, x, x^2, ... of a sum of Chebyshev polynomials."""
+    total = [0.0] * len(chebyshev)
+    previous, current = [0.0], [1.0]  # T_{-1} is set to 0 for the first step
+    for order, c in enumerate(chebyshev):
+        for power, value in enumerate(current):
+            total[power] += c * value
+        scale = 2.0 if order else 1.0
+        following = [0.0] + [scale * value for value in current]
+        for power, value in enumerate(previous):
+            following[power] -= value
+        previous, current = current, following
+    return total
 
 
 class _Once(Function):
@@ -112,165 +320,3 @@ def differentiable_once(gradient: Float[Tensor, "*any"]) -> Float[Tensor, "*any"
     result = _Once.apply(gradient)
     assert isinstance(result, Tensor)
     return result
-
-
-class _Side(NamedTuple):
-    """The tail of each sample with (roughly) less than half of the mass, which keeps its digits."""
-
-    # The unknown is the distance of theta from a pole: 0 for the lower tail. For the upper tail it
-    # is pi, or a nearer point if all mass is near 0 and a difference from pi would lose digits.
-
-    n: int
-    kappa: Tensor
-    log_height: Tensor  # log f(theta) without its terms in theta
-    lower: Tensor  # which tail
-    mass: Tensor  # probability of the tail
-    end: Tensor  # beyond it the density is below e^-55 of the mode's
-    pole: Tensor
-
-    @classmethod
-    def of(cls, r: Tensor, n: int, kappa: Tensor, log_height: Tensor) -> "_Side":
-        lower = r * r < (n - 1) * (1 - 2 / (9 * (n - 1))) ** 3  # near the median
-        # In the chord c = 2 sin(theta/2), log f is concave with curvature at least
-        # kappa + 1.49 (n - 2) everywhere, so `_REACH` such widths from the mode are enough.
-        mode = torch.sqrt((n - 2) * _squared_chord_per_r(n - 2, kappa))
-        reach = _REACH / torch.sqrt(kappa + 1.49 * (n - 2)).clamp(min=_MIN_POSITIVE)
-        first = 2 * torch.asin((mode - reach).clamp(min=0) / 2)
-        last = 2 * torch.asin((mode + reach).clamp(max=2) / 2)
-        end = torch.where(lower, first, last)
-        pole = torch.where(lower, torch.zeros_like(last), (2 * last).clamp(max=math.pi))
-        return cls(n, kappa, log_height, lower, _chi_tail(r, n, lower), end, pole)
-
-    def solve(self, r: Tensor) -> Tensor:
-        """Run Halley's iteration for log F as a function of the log distance to the pole."""
-        per_r = _squared_chord_per_r(self.n - 1, self.kappa)
-        start = 2 * torch.atan(r * torch.sqrt(per_r / (4 - (self.n - 1) * per_r)))
-        distance = (start - self.pole).abs().clamp(min=_MIN_POSITIVE)
-        sign = torch.where(self.lower, 1.0, -1.0)
-        for _ in range(_HALLEY_STEPS):
-            theta = self.pole + sign * distance
-            tail = self.integral(theta).clamp(min=_MIN_POSITIVE)
-            error = torch.log(tail / self.mass)
-            rate = (distance * torch.exp(self.log_density(theta)) / tail).clamp(min=_MIN_POSITIVE)
-            bend = 1 + sign * distance * self.log_density_slope(theta) - rate
-            step = error / rate
-            step = step / (1 - 0.5 * step * bend).clamp(min=0.5)
-            distance = (distance * torch.exp(-step.clamp(-30, 30))).clamp(_MIN_POSITIVE, math.pi)
-        return self.pole + sign * distance
-
-    def slope(self, theta: Tensor, mean_cosine: Tensor) -> Tensor:
-        """Return d theta / d kappa at fixed probability: -integral of (cos - A) f, over f."""
-        sign = torch.where(self.lower, -1.0, 1.0)
-        density = torch.exp(self.log_density(theta)).clamp(min=_MIN_POSITIVE)
-        return sign * self.integral(theta, mean_cosine) / density
-
-    def log_density(self, theta: Tensor) -> Tensor:
-        chord = torch.sin(theta / 2)
-        log_ring = (self.n - 2) * torch.log(torch.sin(theta).clamp(min=_MIN_POSITIVE))
-        return self.log_height + log_ring - 2 * self.kappa * chord * chord
-
-    def log_density_slope(self, theta: Tensor) -> Tensor:
-        return (self.n - 2) / torch.tan(theta) - self.kappa * torch.sin(theta)
-
-    def integral(self, theta: Tensor, mean_cosine: Tensor | None = None) -> Tensor:
-        """Integrate f from the tail's end to theta, or (cos - A) f if A is given."""
-        at, weights = _fejer(self.end, theta)
-        kappa, log_height = self.kappa.unsqueeze(-1), self.log_height.unsqueeze(-1)
-        density = torch.exp(self._replace(kappa=kappa, log_height=log_height).log_density(at))
-        if mean_cosine is not None:
-            density = density * (torch.cos(at) - mean_cosine.unsqueeze(-1))
-        return (density * weights).sum(-1)
-
-
-def _chi_tail(r: Tensor, n: int, lower: Tensor) -> Tensor:
-    """Return the probability below or above r of chi with n - 1 degrees of freedom."""
-    # torch.special.gammainc has errors of 1e-9 for 40 to 400 degrees of freedom (torch 2.15).
-    mode = math.sqrt(n - 2)
-    end = torch.where(lower, max(mode - _REACH, 0.0), mode + _REACH).to(r.dtype)
-    at, weights = _fejer(end, r)
-    height = (n - 3) / 2 * math.log(2) + math.lgamma((n - 1) / 2)
-    log_density = (n - 2) * torch.log(at.clamp(min=_MIN_POSITIVE)) - at * at / 2 - height
-    return (torch.exp(log_density) * weights).sum(-1).clamp(min=_MIN_POSITIVE)
-
-
-def _squared_chord_per_r(m: int, kappa: Tensor) -> Tensor:
-    """Return c^2 / m for the chord c that maximizes c^m (1 - c^2/4)^(m/2) exp(-kappa c^2/2)."""
-    # It is 2 (1 - w) / m with kappa (1 - w^2) = m w, in a form without cancellation.
-    root = torch.sqrt(m * m + 4 * kappa * kappa)
-    share = 1 + m / (root + 2 * kappa).clamp(min=_MIN_POSITIVE)
-    return 2 * share / (m + root).clamp(min=_MIN_POSITIVE)
-
-
-def _fejer(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nodes and positive weights of Fejer's first rule, on a new last axis."""
-    # Closed forms, so that no table is copied to the device.
-    phase = (torch.arange(_NODES, dtype=stop.dtype, device=stop.device) + 0.5) * (math.pi / _NODES)
-    k = torch.arange(1, _NODES // 2 + 1, dtype=stop.dtype, device=stop.device)
-    waves = torch.cos(2 * phase.unsqueeze(-1) * k) / (4 * k * k - 1)
-    weights = (2 / _NODES) * (1 - 2 * waves.sum(-1))
-    half = ((stop - start) / 2).unsqueeze(-1)
-    return start.unsqueeze(-1) + half * (1 + torch.cos(phase)), half.abs() * weights
-
-
-class Transport(NamedTuple):
-    """1 - cos(theta) = r^2 q(r), q a polynomial in (r - center) / width, as Python floats."""
-
-    center: float
-    width: float
-    coefficients: tuple[float, ...]  # highest power first
-
-
-def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample"]:
-    """Return q(r) = (1 - cos(theta)) / r^2; it is constant outside the fitted range."""
-    x = ((r - fit.center) / fit.width).clamp(-1, 1)
-    q = torch.full_like(x, fit.coefficients[0])
-    for coefficient in fit.coefficients[1:]:
-        q = q * x + coefficient
-    return q
-
-
-@lru_cache(maxsize=256)
-def transport(n: int, kappa: float, log_height: float) -> Transport | None:
-    """Fit the radial transport of a fixed kappa; return None if no short polynomial fits."""
-    # The range covers r from quantile 1e-13 to 1 - 1e-13 (Wilson and Hilferty's approximation). The
-    # result is the shortest polynomial with a relative error of 1 - cos(theta) of at most 1e-10.
-    m = n - 1
-    spread = 7.35 * math.sqrt(2 / (9 * m))
-    low, high = (math.sqrt(m * max(1 - 2 / (9 * m) + sign * spread, 0.0) ** 3) for sign in (-1, 1))
-    center, width = (high + low) / 2, (high - low) / 2
-
-    def exact(x: Tensor) -> Tensor:
-        r = center + width * x
-        side = _Side.of(r, n, torch.full_like(r, kappa), torch.full_like(r, log_height))
-        return 2 * (torch.sin(side.solve(r) / 2) / r) ** 2
-
-    # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
-    # coefficients bound the error, and a least-squares fit would not be much better.
-    count = 2 * _MAX_DEGREE
-    with torch.no_grad(), outside_func_transforms():  # numbers only, also inside of torch.func
-        phase = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
-        values = exact(torch.cos(phase))
-        orders = torch.arange(count, dtype=torch.float64, device="cpu")
-        chebyshev = 2 / count * torch.cos(orders.unsqueeze(-1) * phase) @ values
-        chebyshev[0] /= 2
-        tail = chebyshev.abs().flip(0).cumsum(0).flip(0)  # tail[d] = error of degree d - 1
-        good = (tail[1 : _MAX_DEGREE + 2] <= 1e-10 * values.min()).nonzero()
-        if len(good) == 0:
-            return None
-        powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
-    return Transport(center, width, tuple(reversed(powers)))
-
-
-def _monomials(chebyshev: list[float]) -> list[float]:
-    """Return the coefficients of 1, x, x^2, ... of a sum of Chebyshev polynomials."""
-    total = [0.0] * len(chebyshev)
-    previous, current = [0.0], [1.0]  # T_{-1} is set to 0 for the first step
-    for order, c in enumerate(chebyshev):
-        for power, value in enumerate(current):
-            total[power] += c * value
-        scale = 2.0 if order else 1.0
-        following = [0.0] + [scale * value for value in current]
-        for power, value in enumerate(previous):
-            following[power] -= value
-        previous, current = current, following
-    return total
