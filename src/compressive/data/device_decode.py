@@ -14,8 +14,8 @@ from compressive.data.nvjpeg import BatchDecode
 from compressive.data.prefetch import EPOCH, LABEL
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 
-_CHUNK = 2**26  # decoded bytes at once, if a batch takes less
-_BLOCK = 2**22  # pixel values converted to float at once
+_DECODED_CHUNK = 2**26  # decoded bytes at once, if a batch takes less
+_FLOAT_BLOCK = 2**22  # pixel values converted to float at once
 # Axes that are mirrored by each EXIF orientation; from 5 on after a transposition.
 _MIRRORED = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}
 
@@ -40,12 +40,14 @@ class BatchDecoder:
         canvas = torch.zeros(shape, dtype=torch.uint8, device=self._device)
         numbers = torch.empty(5, len(images), dtype=torch.int64, pin_memory=self._is_cuda)
         numbers[EPOCH] = epoch
-        table, most = numbers.numpy(), max(_CHUNK, canvas.numel())
+        table, most = numbers.numpy(), max(_DECODED_CHUNK, canvas.numel())
         waiting = deque(enumerate(images))
         while waiting:
             chunk = _next_chunk(waiting, most)
             files: Files = [(p, image) for p, image in chunk if isinstance(image, EncodedImage)]
-            placed, rejected = self._decoded(files)
+            host_only = self._reader.host_only  # some were rejected after they were read here
+            placed, rejected = self._decoded([f for f in files if f[1].index not in host_only])
+            rejected += [f for f in files if f[1].index in host_only]
             placed += self._copied([(p, i) for p, i in chunk if isinstance(i, DecodedImage)])
             for place, image, found in placed:
                 found = shrink(found, side, resize=resize_on_device)
@@ -125,7 +127,7 @@ def resize_on_device(
     """Resize as `resize_image` does on a CPU: first columns, then rows, rounded after each."""
     # torch has this operation for uint8 on the CPU only. Blocks of rows bound the float memory.
     height, width = size
-    rows = max(1, _BLOCK // (3 * image.shape[2]))
+    rows = max(1, _FLOAT_BLOCK // (3 * image.shape[2]))
     if width != image.shape[2]:
         parts = [_resized(part, part.shape[1], width) for part in image.split(rows, 1)]
         image = torch.cat(parts, 1)

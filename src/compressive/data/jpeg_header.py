@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 _SOF0, _DHT, _EOI, _SOS, _DQT, _APP1, _APP14 = 0xC0, 0xC4, 0xD9, 0xDA, 0xDB, 0xE1, 0xEE
-_KNOWN = frozenset((_SOF0, _DHT, _DQT, _SOS, 0xDD, 0xFE, *range(0xE0, 0xF0)))
+_ORDINARY_MARKERS = frozenset((_SOF0, _DHT, _DQT, _SOS, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/"
 _ORIENTATION = 0x0112
 # Sampling factors of the components; those of Cb and Cr are 1 x 1.
@@ -59,7 +59,7 @@ def _ordinary(data: bytes) -> JpegHeader | None:
     if not _fits(scan, components, tables) or not _is_luma_chroma(by_marker, components):
         return None
     exif, orientation = _orientation(data, segments)
-    end = _end(data, segments[-1][2])
+    end = _end_of_scan(data, segments[-1][2])
     if not orientation or not end:
         return None
     return JpegHeader(height, width, subsampling, orientation, exif, end)
@@ -74,7 +74,7 @@ def _segments(data: bytes) -> Segments | None:
     while marker != _SOS:
         prefix, marker, size = struct.unpack_from(">BBH", data, at)
         stop = at + 2 + size
-        if prefix != 0xFF or marker not in _KNOWN or size < 2 or stop > len(data):
+        if prefix != 0xFF or marker not in _ORDINARY_MARKERS or size < 2 or stop > len(data):
             return None
         found.append((marker, at + 4, stop))
         at = stop
@@ -165,7 +165,7 @@ def _orientation(data: bytes, segments: Segments) -> tuple[int, int]:
     return start, 1
 
 
-def _end(data: bytes, start: int) -> int:
+def _end_of_scan(data: bytes, start: int) -> int:
     """Return where the scan ends; 0 if it does not end, or contains other markers."""
     # NumPy: bytes.find takes 0.4 ms for two bytes in 100 kB and does not release the GIL.
     scan = np.frombuffer(data, np.uint8)[start:]

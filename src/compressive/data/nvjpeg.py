@@ -18,12 +18,12 @@ from compressive.platforms.accelerators import is_rocm
 # GPUs with a JPEG engine, by compute capability: A100, H100 and H200, B200, B300. Others decode
 # with their cores and one thread of the host, which several CPU cores surpass.
 _ENGINES = frozenset(((8, 0), (9, 0), (10, 0), (10, 3)))
-_FEWEST = 1000  # images; below, "auto" keeps the pixels of the CPU
-_SAMPLE = 64  # images whose header is read to find the share of JPEG files
-_SHARE = 0.5  # of the sample that the GPU must be able to decode for "auto"
+_FEWEST_IMAGES = 1000  # images; below, "auto" keeps the pixels of the CPU
+_SAMPLED_HEADERS = 64  # images whose header is read to find the share of JPEG files
+_LEAST_SHARE = 0.5  # of the sample that the GPU must be able to decode for "auto"
 # Largest and mean difference to libjpeg that count as the same picture, of 255. It is smooth, so
 # that the way of chroma upsampling, which is not part of the standard, has little effect.
-_LARGEST, _MEAN = 16, 2.0
+_LARGEST_DIFFERENCE, _MEAN_DIFFERENCE = 16, 2.0
 
 BatchDecode = Callable[[list[Tensor]], list[Tensor]]
 
@@ -53,11 +53,11 @@ def choose_decoder(
     if setting == "yes" and not is_nvidia:
         hint = "set data.decode_on_device=auto or no"
         raise ValueError(f"data.decode_on_device=yes needs an NVIDIA GPU, got {device}; {hint}")
-    if setting == "auto" and (is_cached or not is_nvidia or len(source) < _FEWEST):
+    if setting == "auto" and (is_cached or not is_nvidia or len(source) < _FEWEST_IMAGES):
         return None
     if setting == "auto" and torch.cuda.get_device_capability(device) not in _ENGINES:
         return None
-    if setting == "auto" and jpeg_share(source) < _SHARE:
+    if setting == "auto" and jpeg_share(source) < _LEAST_SHARE:
         return None
     try:
         return nvjpeg_decoder(device)
@@ -73,7 +73,9 @@ def jpeg_share(source: Source) -> float:
     stored, count = getattr(source, "stored", None), len(source)
     if stored is None:
         return 0.0
-    sample = [i * count // min(_SAMPLE, count) for i in range(min(_SAMPLE, count))]
+    sample = [
+        i * count // min(_SAMPLED_HEADERS, count) for i in range(min(_SAMPLED_HEADERS, count))
+    ]
     fetch_ahead(source, sample)
     found = 0
     for i in sample:
@@ -89,7 +91,10 @@ def jpeg_share(source: Source) -> float:
 def nvjpeg_decoder(device: torch.device) -> DeviceDecoder:
     """Return a decoder that was compared with libjpeg; raise `NoDeviceDecoder` if there is none."""
     reasons: list[str] = []
-    for name, open_library in (("torchcodec", _torchcodec), ("torchvision", _torchvision)):
+    for name, open_library in (
+        ("torchcodec", _open_torchcodec),
+        ("torchvision", _open_torchvision),
+    ):
         try:
             found = open_library(device)
             return DeviceDecoder(found, matching_subsamplings(found))
@@ -98,13 +103,13 @@ def nvjpeg_decoder(device: torch.device) -> DeviceDecoder:
     raise NoDeviceDecoder(f"no decoder of JPEG for {device} ({'; '.join(reasons)})")
 
 
-def _torchcodec(device: torch.device) -> BatchDecode:
+def _open_torchcodec(device: torch.device) -> BatchDecode:
     from torchcodec.decoders import decode_jpeg  # since 0.16
 
     return functools.partial(decode_jpeg, mode="RGB", device=device)
 
 
-def _torchvision(device: torch.device) -> BatchDecode:
+def _open_torchvision(device: torch.device) -> BatchDecode:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     return functools.partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
@@ -126,7 +131,10 @@ def matching_subsamplings(decode_batch: BatchDecode) -> frozenset[str]:
         image = image.cpu().int()
         if image.shape == expected.shape:
             difference = (image - expected).abs()
-            if difference.max() <= _LARGEST and difference.float().mean() <= _MEAN:
+            if (
+                difference.max() <= _LARGEST_DIFFERENCE
+                and difference.float().mean() <= _MEAN_DIFFERENCE
+            ):
                 found.add(name)
     if not found:
         raise problem or RuntimeError("its pixels differ from those of libjpeg")
@@ -136,8 +144,8 @@ def matching_subsamplings(decode_batch: BatchDecode) -> frozenset[str]:
 def _test_picture(subsampling: str) -> bytes:
     """Return a JPEG of slopes in different directions; its sides are no multiples of blocks."""
     down, across = np.mgrid[0:70, 0:90]
-    planes = 20 + 2 * across, 210 - 2 * down, 60 + down + across
-    picture = Image.fromarray(np.stack(planes, -1).clip(0, 255).astype(np.uint8))
+    planes = 70 + across, 190 - down, 20 + (down + across) // 2
+    picture = Image.fromarray(np.stack(planes, -1).astype(np.uint8))
     file = io.BytesIO()
     if subsampling == "gray":
         picture.convert("L").save(file, "JPEG", quality=95)
