@@ -1,13 +1,20 @@
-"""Decoders on the CPU behind the interface of nvJPEG, for tests without a GPU."""
+"""Files for tests of decoding on a device, and decoders on the CPU in place of nvJPEG."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
+from image_kinds import encoded, flipped, kinds
+from PIL import Image
 from torch import Tensor
 
 from compressive.data.decode import decode
 from compressive.data.jpeg_header import SUBSAMPLINGS
+from compressive.data.loaders import Batch
 from compressive.data.nvjpeg import DeviceDecoder
+from compressive.data.source import ImageSource
 
 
 class StandIn:
@@ -45,3 +52,42 @@ def first_plane_only(files: list[Tensor]) -> list[Tensor]:
         torch.cat([image[:1], torch.zeros_like(image[1:])]) if gray else image
         for image, gray in zip(found, is_gray, strict=True)
     ]
+
+
+def files(data: dict[str, bytes] | list[bytes], labels: bool = True) -> ImageSource:
+    """Return a source of encoded images in memory."""
+    content = list(data.values()) if isinstance(data, dict) else data
+    names = list(data) if isinstance(data, dict) else [f"file {i}" for i in range(len(content))]
+    return ImageSource(
+        name="files",
+        count=len(content),
+        read=content.__getitem__,
+        place=names.__getitem__,
+        labels=torch.arange(len(content)) % 7 if labels else None,
+        classes=tuple("abcdefg") if labels else None,
+    )
+
+
+def photo(height: int, width: int, seed: int = 0, **options: Any) -> bytes:
+    """Return a JPEG with edges and noise."""
+    draw = np.random.default_rng(seed)
+    small = draw.integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    large = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+    noisy = large + draw.normal(0, 12, large.shape)
+    return encoded("JPEG", Image.fromarray(noisy.clip(0, 255).astype(np.uint8)), **options)
+
+
+def damaged() -> dict[str, bytes]:
+    """Return every kind of damaged file and files with flipped bits, between good ones."""
+    bad = {name: kind.data for name, kind in kinds().items() if kind.reason is not None}
+    bad |= {name: kind.data for name, kind in flipped(30).items()}
+    good = [(f"photo {i}", photo(40 + i % 9, 50, seed=i)) for i in range(len(bad))]
+    return dict(itertools.chain(*zip(bad.items(), good, strict=True)))
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for name, a, b in zip(Batch._fields, one, other, strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b), name

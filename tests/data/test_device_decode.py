@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_decoders import StandIn, first_plane_only, wrong_colors
-from image_kinds import encoded, flipped, kinds, picture
+from device_decoders import (
+    StandIn,
+    assert_same,
+    damaged,
+    files,
+    first_plane_only,
+    photo,
+    wrong_colors,
+)
+from image_kinds import encoded, kinds, picture
 from PIL import Image
 from torch import Tensor
 
@@ -24,7 +32,7 @@ from compressive.data import device_decode, nvjpeg
 from compressive.data.decode import Unreadable, decode, resize_image, shrink
 from compressive.data.device_decode import resize_on_device, upright
 from compressive.data.jpeg_header import SUBSAMPLINGS, read_jpeg_header
-from compressive.data.loaders import Batch, Resident, Streaming, open_loader
+from compressive.data.loaders import Resident, Streaming, open_loader
 from compressive.data.nvjpeg import (
     NoDeviceDecoder,
     choose_decoder,
@@ -55,29 +63,6 @@ def _no_thread_left() -> Iterator[None]:
     assert not threads()
 
 
-def files(data: dict[str, bytes] | list[bytes], labels: bool = True) -> ImageSource:
-    """Return a source of encoded images in memory."""
-    content = list(data.values()) if isinstance(data, dict) else data
-    names = list(data) if isinstance(data, dict) else [f"file {i}" for i in range(len(content))]
-    return ImageSource(
-        name="files",
-        count=len(content),
-        read=content.__getitem__,
-        place=names.__getitem__,
-        labels=torch.arange(len(content)) % 7 if labels else None,
-        classes=tuple("abcdefg") if labels else None,
-    )
-
-
-def photo(height: int, width: int, seed: int = 0, **options: Any) -> bytes:
-    """Return a JPEG with edges and noise."""
-    draw = np.random.default_rng(seed)
-    small = draw.integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    large = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
-    noisy = large + draw.normal(0, 12, large.shape)
-    return encoded("JPEG", Image.fromarray(noisy.clip(0, 255).astype(np.uint8)), **options)
-
-
 def mixed() -> dict[str, bytes]:
     """Return files of all formats and orientations, up to 64 pixels a side."""
     found = {name: kind.data for name, kind in kinds().items() if kind.reason is None}
@@ -92,14 +77,6 @@ def loaded(source: Source, decoder: StandIn | None, order: list[BatchIndices], *
     options = {"side": SIDE, "device": "cpu", "workers": 3} | options
     with Streaming(source, decoder=decoder and decoder.decoder, **options) as loader:
         return list(loader.batches(order)), loader
-
-
-def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        for name, a, b in zip(Batch._fields, one, other, strict=True):
-            assert a.dtype == b.dtype
-            assert torch.equal(a, b), name
 
 
 MIXED = mixed()
@@ -174,14 +151,6 @@ def test_orientations_are_those_of_the_cpu(turn: int) -> None:
 
 
 # Damaged files
-
-
-def damaged() -> dict[str, bytes]:
-    """Return every kind of damaged file and files with flipped bits, between good ones."""
-    bad = {name: kind.data for name, kind in kinds().items() if kind.reason is not None}
-    bad |= {name: kind.data for name, kind in flipped(30).items()}
-    good = [(f"photo {i}", photo(40 + i % 9, 50, seed=i)) for i in range(len(bad))]
-    return dict(itertools.chain(*zip(bad.items(), good, strict=True)))
 
 
 def test_damaged_files_are_reported_and_replaced_as_on_the_cpu(
@@ -396,7 +365,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ) as loader:
         for batch in loader.batches(plan(24, 12, 12)):
             time.sleep(0.05)  # the next one is decoded meanwhile, and no other
-            gc.collect()
             most = max(most, sum(each() is not None for each in alive))
             assert len(batch.index) == 12
     assert most == 2
