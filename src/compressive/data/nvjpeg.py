@@ -3,7 +3,7 @@
 import functools
 import io
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -106,13 +106,14 @@ def nvjpeg_decoder(device: torch.device) -> DeviceDecoder:
 def _open_torchcodec(device: torch.device) -> BatchDecode:
     from torchcodec.decoders import decode_jpeg  # since 0.16
 
-    return functools.partial(decode_jpeg, mode="RGB", device=device)
+    options: Any = {"mode": "RGB", "device": device}
+    return lambda files: list(decode_jpeg(files, **options))
 
 
 def _open_torchvision(device: torch.device) -> BatchDecode:
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    return functools.partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
+    return lambda files: list(decode_jpeg(files, mode=ImageReadMode.RGB, device=device))
 
 
 def matching_subsamplings(decode_batch: BatchDecode) -> frozenset[str]:
