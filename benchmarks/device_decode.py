@@ -56,6 +56,9 @@ from compressive.train.loop import pretrain, train_step
 from compressive.train.run import Run
 
 UNTIMED, TIMED = 8, 20  # steps of a block
+SMALL = ("network.name=test_resnet", "network.stem=imagenet", "network.variant=timm")
+SMALL += ("network.hidden_dim=16", "network.projection_dim=8")
+SMALL += ("health.collapse_std=0", "health.min_participation_ratio=0")
 
 
 def stand_in(files: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -205,10 +208,7 @@ def settings(photos: Path, small: bool) -> Config:
     changes = [f"data.source={photos}", "train.epochs=100000", "train.log_every=10"]
     changes += ["train.tensorboard=false", "train.save_every=1000", "train.batch_size=256"]
     if small:
-        changes += ["network.name=test_resnet", "views.size=32", "train.batch_size=16"]
-        changes += ["network.hidden_dim=16", "network.projection_dim=8", "network.stem=imagenet"]
-        changes += ["health.collapse_std=0", "health.min_participation_ratio=0"]
-        changes += ["network.variant=timm"]
+        changes += [*SMALL, "views.size=32", "train.batch_size=16"]
     return override(recipes.get("c-simclr/imagenet-r50-300").config, *changes)
 
 
@@ -290,7 +290,7 @@ def training(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
         *(f"train.epochs={asked.epochs}", f"probe.every_epochs={asked.epochs}"),
     )
     if asked.small:
-        base = override(base, "network.name=test_resnet", "train.batch_size=64", "train.epochs=1")
+        base = override(base, *SMALL, "train.batch_size=64")
     found: dict[str, dict[str, list[float]]] = {}
     for seed in range(asked.seeds):
         for name, setting in (("cpu", "no"), ("gpu", "yes")):
