@@ -107,7 +107,7 @@ def lightly(config: Config, device: torch.device, compiled: bool) -> tuple[Step,
         batch_size=batch,
         shuffle=True,
         drop_last=True,
-        num_workers=os.cpu_count() or 1,
+        num_workers=len(os.sched_getaffinity(0)),
         pin_memory=device.type == "cuda",
         persistent_workers=True,
     )

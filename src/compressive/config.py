@@ -147,6 +147,11 @@ class Data(_Section):
     cache_on_device: Literal["auto", "yes", "no"] = setting(
         "auto", "decode all images once and keep them as uint8 on the device; auto: if they fit"
     )
+    decode_on_device: Literal["auto", "yes", "no"] = setting(
+        "auto",
+        "decode JPEG files on an NVIDIA GPU; auto: if it has a JPEG engine and 1,000 or more "
+        "images, most of them JPEG, are not cached",
+    )
     workers: int = setting(0, "threads that decode images that are not cached; 0: one per core")
     limit: int = setting(0, "use a random subset of this many images; 0: all")
     max_pixels: int = setting(

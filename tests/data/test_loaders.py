@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from compressive.data import loaders
-from compressive.data.decode import Unreadable
+from compressive.data.decode import Unreadable, shrink
 from compressive.data.loaders import (
     Batch,
     Resident,
@@ -26,7 +26,6 @@ from compressive.data.loaders import (
     canvas_side,
     free_memory,
     open_loader,
-    shrink,
 )
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource, require_source

@@ -104,18 +104,22 @@ def torchcodec_decoder() -> Callable[[Tensor], Tensor] | None:
 
 
 def shrink(
-    image: UInt8[Tensor, "3 h w"], side: int, least: int = 0, most: int = 0
+    image: UInt8[Tensor, "3 h w"],
+    side: int,
+    least: int = 0,
+    most: int = 0,
+    resize: Callable[[Tensor, list[int]], Tensor] | None = None,
 ) -> UInt8[Tensor, "3 new_h new_w"]:
     """Shrink the longer side to `side`, antialiased bicubic; return smaller images unchanged."""
     # The shorter side is at least `least`. If the image is then too long, both ends are cropped, to
     # `most` pixels; 0 means the larger of `side` and twice `least`.
-    sides = image.shape[1:]
+    resize, sides = resize or resize_image, image.shape[1:]
     if max(sides) <= side:
         return image
     share = max(side / max(sides), least / min(sides))
     if share < 1:
         size = [max(1, round(n * share)) for n in sides]
-        image = resize_image(image, size)
+        image = resize(image, size)
     for axis in (1, 2):
         if (excess := image.shape[axis] - (most or max(side, 2 * least))) > 0:
             image = image.narrow(axis, excess // 2, image.shape[axis] - excess)

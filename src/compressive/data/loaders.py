@@ -9,8 +9,11 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from compressive.data.decode import Unreadable, shrink
-from compressive.data.prefetch import Clock, DecodedImage, Prefetcher
+from compressive.data.decode import Unreadable
+from compressive.data.device_prefetch import DevicePrefetcher
+from compressive.data.nvjpeg import DeviceDecoder, choose_decoder
+from compressive.data.prefetch import Clock, Prefetcher
+from compressive.data.reader import ImageReader
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, fetch_ahead, pixels
 from compressive.platforms.accelerators import device_memory
@@ -48,6 +51,7 @@ class Resident(AbstractContextManager["Resident"]):
         side: int,
         device: torch.device | str,
         workers: int = 0,
+        decoder: DeviceDecoder | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         count = len(source)
@@ -57,7 +61,8 @@ class Resident(AbstractContextManager["Resident"]):
         self.numbers: Tensor = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
         plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
-        with Streaming(source, side=side, device=device, workers=workers) as stream:
+        options = {"side": side, "device": device, "workers": workers}
+        with Streaming(source, decoder=decoder, **options) as stream:
             done = 0
             for batch in stream.batches(plan):
                 part = slice(done, done + len(batch.index))
@@ -95,7 +100,8 @@ class Streaming(AbstractContextManager["Streaming"]):
     """Loader that decodes in threads, at most `prefetch` batches ahead; it caches no image."""
 
     # Decoding and copying release the GIL, so that threads replace worker processes, without shared
-    # memory or pickling. On a GPU batches are copied on a second stream.
+    # memory or pickling. On a GPU batches are copied on a second stream. With a `decoder`, threads
+    # read JPEG files without decoding them.
 
     def __init__(
         self,
@@ -105,6 +111,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         device: torch.device | str,
         workers: int = 0,
         prefetch: int = 4,
+        decoder: DeviceDecoder | None = None,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
@@ -112,8 +119,9 @@ class Streaming(AbstractContextManager["Streaming"]):
         self._clock = Clock()
         self.workers: int = workers or _cores()
         self.prefetch: int = prefetch
-        self._reader = _Reader(source, side)
-        self._flows: set[Prefetcher] = set()
+        self.decoder: DeviceDecoder | None = decoder
+        self._reader = ImageReader(source, side, decoder.subsamplings if decoder else ())
+        self._flows: set[Prefetcher | DevicePrefetcher] = set()
 
     @property
     def waited(self) -> float:
@@ -133,15 +141,14 @@ class Streaming(AbstractContextManager["Streaming"]):
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """Yield the batches of `plan` in order; the worker threads end with the generator."""
-        flow = Prefetcher(
-            _announced(_check_indices(plan, len(self._reader.labels)), self._reader.source),
-            self._reader.read,
-            side=self._reader.side,
-            device=self.device,
-            workers=self.workers,
-            prefetch=self.prefetch,
-            clock=self._clock,
-        )
+        reader, decoder = self._reader, self.decoder
+        checked = _announced(_check_indices(plan, len(reader.labels)), reader.source)
+        options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
+        options["clock"] = self._clock
+        if decoder is None:
+            flow = Prefetcher(checked, reader.decoded, side=reader.side, **options)
+        else:
+            flow = DevicePrefetcher(checked, reader, decoder.decode, **options)
         self._flows.add(flow)
         try:
             while flow.has_next():
@@ -158,31 +165,6 @@ class Streaming(AbstractContextManager["Streaming"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Reader:
-    """Thread-safe decoder of images by index; replaces unreadable ones by the next readable one."""
-
-    def __init__(self, source: Source, side: int) -> None:
-        self.source, self.side = source, side
-        self.bad: dict[int, str] = {}  # reasons by index; none of these is tried again
-        self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
-
-    def read(self, wanted: int) -> DecodedImage:
-        count = len(self.labels)
-        for index in range(wanted, wanted + count):
-            index %= count
-            if len(self.bad) == count:
-                break
-            if index in self.bad:
-                continue
-            try:
-                image = shrink(pixels(self.source, index), self.side)
-                return DecodedImage(image.numpy(), index, self.labels[index])
-            except Unreadable as problem:
-                self.bad[index] = str(problem)
-        none = f"none of the {count:,} images of {self.source.name} can be read"
-        raise ValueError(f"{none}; {self.source.origin(0)}: {self.bad[0]}")
 
 
 def canvas_side(source: Source, view_size: int, setting: int = 0) -> int:
@@ -221,6 +203,7 @@ def open_loader(
     side: int,
     device: torch.device | str,
     cache_on_device: Literal["auto", "yes", "no"] = "auto",
+    decode_on_device: Literal["auto", "yes", "no"] = "no",
     workers: int = 0,
     prefetch: int = 4,
     progress: Callable[[int, int], None] | None = None,
@@ -235,9 +218,12 @@ def open_loader(
             "data.cache_on_device=no, or a smaller data.max_side"
         )
     share = _SHARE[device.type]
-    if cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free):
-        return Resident(source, side=side, device=device, workers=workers, progress=progress)
-    return Streaming(source, side=side, device=device, workers=workers, prefetch=prefetch)
+    is_cached = cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free)
+    decoder = choose_decoder(source, device, decode_on_device, is_cached=is_cached)
+    options = {"side": side, "device": device, "workers": workers, "decoder": decoder}
+    if is_cached:
+        return Resident(source, progress=progress, **options)
+    return Streaming(source, prefetch=prefetch, **options)
 
 
 def free_memory(device: torch.device) -> int:

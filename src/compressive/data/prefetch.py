@@ -1,28 +1,20 @@
 """Decode batches in worker threads ahead of the consumer, and copy them asynchronously."""
 
-import atexit
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from compressive.data.reader import DecodedImage
+from compressive.data.worker_threads import WorkerThreads
+
 INDEX, EPOCH, LABEL = 2, 3, 4  # rows of `DeviceBatch.numbers`; rows 0 and 1 are height and width
-
-
-class DecodedImage(NamedTuple):
-    """A decoded image with its index and label."""
-
-    pixels: UInt8[np.ndarray, "3 h w"]
-    index: int
-    label: int
 
 
 class DeviceBatch(NamedTuple):
@@ -31,6 +23,18 @@ class DeviceBatch(NamedTuple):
     images: UInt8[Tensor, "batch 3 side side"]
     numbers: Int64[Tensor, "5 batch"]
     copied: torch.cuda.Event | None
+
+
+def received(arrival: DeviceBatch, device: torch.device) -> DeviceBatch:
+    """Return the batch; the current stream of the device waits for its copy."""
+    if arrival.copied is not None:
+        consumer = torch.cuda.current_stream(device)
+        consumer.wait_event(arrival.copied)
+        # The memory belongs to the copy stream, which must not reuse it before the kernels that
+        # the consumer has launched are done.
+        arrival.images.record_stream(consumer)
+        arrival.numbers.record_stream(consumer)
+    return arrival
 
 
 class Clock:
@@ -47,29 +51,23 @@ class Clock:
         self.seconds += time.perf_counter() - self._begin
 
 
-class PinnedBuffer:
-    """Host buffer that a batch is decoded into; pinned if the device is a GPU."""
+class BatchSlots:
+    """The images of a batch while threads fill it; `done` is set when each has been read."""
 
-    def __init__(self, size: int, side: int, pinned: bool) -> None:
-        shape = (size, 3, side, side)
-        self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
-        self._pixels, self._pinned = self.images.numpy(), pinned
-        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width per slot
+    _put: Callable[[int, Any], None]
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.copied: torch.cuda.Event | None = None
 
-    def begin(self, epoch: Int64[Tensor, " batch"]) -> None:
-        """Reset the buffer for a batch with these epochs."""
-        self.size: int = len(epoch)
-        self._missing = self.size
+    def begin(self, size: int) -> None:
+        """Reset the slots for a batch of this size."""
+        self.size: int = size
+        self._missing = size
         self.done: threading.Event = threading.Event()
         self.error: BaseException | None = None
-        self.numbers: Tensor = torch.empty(5, self.size, dtype=torch.int64, pin_memory=self._pinned)
-        self.numbers[EPOCH] = epoch
-        self._table = self.numbers.numpy()
 
-    def draw(self, place: int, index: int, read: Callable[[int], DecodedImage]) -> None:
-        """Decode an image into this slot; store an exception for the consumer."""
+    def draw(self, place: int, index: int, read: Callable[[int], Any]) -> None:
+        """Read an image into this slot; store an exception for the consumer."""
         try:
             if self.error is None:
                 self._put(place, read(index))
@@ -79,6 +77,25 @@ class PinnedBuffer:
             self._missing -= 1
             if self._missing == 0:
                 self.done.set()
+
+
+class PinnedBuffer(BatchSlots):
+    """Host buffer that a batch is decoded into; pinned if the device is a GPU."""
+
+    def __init__(self, size: int, side: int, pinned: bool) -> None:
+        super().__init__()
+        shape = (size, 3, side, side)
+        self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
+        self._pixels, self._pinned = self.images.numpy(), pinned
+        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width per slot
+        self.copied: torch.cuda.Event | None = None
+
+    def begin_epochs(self, epoch: Int64[Tensor, " batch"]) -> None:
+        """Reset the buffer for a batch with these epochs."""
+        self.begin(len(epoch))
+        self.numbers: Tensor = torch.empty(5, self.size, dtype=torch.int64, pin_memory=self._pinned)
+        self.numbers[EPOCH] = epoch
+        self._table = self.numbers.numpy()
 
     def _put(self, place: int, picture: DecodedImage) -> None:
         # NumPy, because torch would start its own thread pool in each worker thread.
@@ -116,25 +133,16 @@ class Prefetcher:
         clock: Clock,
     ) -> None:
         self._plan, self._read, self._side, self._device = plan, read, side, device
-        self._prefetch, self._clock, self._closed = prefetch, clock, False
+        self._prefetch, self._clock = prefetch, clock
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._tasks: SimpleQueue[tuple[PinnedBuffer, int, int] | None] = SimpleQueue()
         self._decoding: deque[PinnedBuffer] = deque()
         self._resting: deque[PinnedBuffer] = deque()  # free when the copy is complete
         self._arriving: deque[DeviceBatch] = deque()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"decode-{i}", daemon=True)
-            for i in range(workers)
-        ]
-        # A thread that returns from C++ while the interpreter exits aborts the process.
-        atexit.register(self.close)
-        for thread in self._threads:
-            thread.start()
+        self._workers = WorkerThreads(self._work, [f"decode-{i}" for i in range(workers)])
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None and not self._closed:
-            canvas, place, index = task
-            canvas.draw(place, index, self._read)
+    def _work(self, task: tuple[PinnedBuffer, int, int]) -> None:
+        canvas, place, index = task
+        canvas.draw(place, index, self._read)
 
     def has_next(self) -> bool:
         """Return whether there is another batch; if so, start its copy to the device."""
@@ -151,14 +159,7 @@ class Prefetcher:
             self._fill()
             if self._decoding and self._decoding[0].done.is_set() and not self._decoding[0].error:
                 self._send()
-            if arrival.copied is not None:
-                consumer = torch.cuda.current_stream(self._device)
-                consumer.wait_event(arrival.copied)
-                # The memory belongs to the copy stream, which must not reuse it before the kernels
-                # that the consumer has launched are done.
-                arrival.images.record_stream(consumer)
-                arrival.numbers.record_stream(consumer)
-            return arrival
+            return received(arrival, self._device)
 
     def _fill(self) -> None:
         """Assign free buffers to the next batches of the plan."""
@@ -169,10 +170,10 @@ class Prefetcher:
                 return
             index, epoch = portion
             canvas = self._canvas(len(index))
-            canvas.begin(epoch)
+            canvas.begin_epochs(epoch)
             self._decoding.append(canvas)
             for place, number in enumerate(index.tolist()):
-                self._tasks.put((canvas, place, number))
+                self._workers.put((canvas, place, number))
 
     def _has_canvas(self) -> bool:
         if len(self._decoding) + len(self._resting) < self._prefetch:
@@ -208,15 +209,9 @@ class Prefetcher:
         self._resting.append(self._decoding.popleft())
 
     def _go_on(self) -> None:
-        if self._closed:
+        if self._workers.closed:
             raise RuntimeError("the loader was closed before the end of its plan")
 
     def close(self) -> None:
         """End the worker threads; each finishes its current image."""
-        self._closed = True
-        atexit.unregister(self.close)
-        for _ in self._threads:
-            self._tasks.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # a worker may collect garbage
-                thread.join()
+        self._workers.close()

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from compressive.data.decode import MAX_PIXELS
 from compressive.data.location import PYTHON, ImageData, check_distinct
 from compressive.data.python_datasets import as_source, choose_part, source_name
 from compressive.data.source import CALLED, NoSplit, Source, pixels, subset, without_labels
@@ -37,6 +38,8 @@ class CombinedSource:
         more = f"+{len(names) - 3}" if len(names) > 3 else ""
         self.name: str = "+".join(names[:3]) + more
         self.starts: list[int] = [0, *accumulate(map(len, parts))]
+        limits = [getattr(part, "max_pixels", MAX_PIXELS) for part in parts]
+        self.max_pixels: int = min(limits, default=MAX_PIXELS)
         merged = _merged(self.parts, self.places)
         self.labels: Int64[Tensor, " count"] | None = merged.get("labels")
         self.classes: tuple[str, ...] | None = merged.get("classes")
@@ -48,6 +51,11 @@ class CombinedSource:
         """Return image i of all parts."""
         part, inside = self._find(i)
         return pixels(part, inside)
+
+    def stored(self, i: int) -> Any:
+        """Return image i as its part stores it: encoded bytes, or pixels."""
+        part, inside = self._find(i)
+        return getattr(part, "stored", part.image)(inside)
 
     def origin(self, i: int) -> str:
         """Return the location of image i in its part."""

@@ -211,15 +211,17 @@ def without_labels(source: Source) -> Source:
 
 def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     """Return the images of a source at these indices, in this order, with unchanged class ids."""
-    whole = index.tolist()
+    whole, own = index.tolist(), source if isinstance(source, ImageSource) else None
+    read = source.image if own is None else own.stored  # keep encoded images encoded
     if whole and not 0 <= min(whole) <= max(whole) < len(source):
         allowed = f"0 to {len(source) - 1}, the images of {source.name}"
         raise ValueError(f"index must be in {allowed}, got {min(whole)} to {max(whole)}")
     return ImageSource(
         name=source.name,
         count=len(whole),
-        read=lambda i: source.image(whole[i]),
+        read=lambda i: read(whole[i]),
         place=lambda i: source.origin(whole[i]),
+        max_pixels=MAX_PIXELS if own is None else own.max_pixels,
         ahead=lambda indices: fetch_ahead(source, [whole[i] for i in indices]),
         labels=None if source.labels is None else source.labels[index],
         classes=source.classes,

@@ -3,7 +3,7 @@
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compressive.config import Config, Data, override
 from compressive.data.fingerprint import file_states, start_of_file
-from compressive.data.loaders import Batch, Resident, Streaming
+from compressive.data.loaders import Batch, Resident, Streaming, open_loader
 from compressive.data.location import PYTHON
 from compressive.data.sampler import BatchIndices
 from compressive.data.several import count_table, drop_labels, take
@@ -56,6 +56,25 @@ def load_source(config: Config, source: Source | None = None) -> Source:
     if len(source) < 2:
         raise ValueError(f"{source.name} has {len(source)} image; there must be 2 or more")
     return source
+
+
+def load_images(
+    source: Source,
+    data: Data,
+    side: int,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> Loader:
+    """Return the loader of a run, as the settings of its data say."""
+    return open_loader(
+        source,
+        side=side,
+        device=device,
+        cache_on_device=data.cache_on_device,
+        decode_on_device=data.decode_on_device,
+        workers=data.workers,
+        progress=progress,
+    )
 
 
 def some(loader: Loader, index: Int[Tensor, " some"], epoch: int = 0) -> Batch:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compressive import encoder
 from compressive.config import Config, is_compressed
-from compressive.data.loaders import Batch, canvas_side, open_loader
+from compressive.data.loaders import Batch, canvas_side
 from compressive.data.sampler import batch_index_stream
 from compressive.data.source import Source
 from compressive.device import is_compiled, pick_device, precision
@@ -114,13 +114,9 @@ class Run:
         # Build networks first: this may fail, and reading images may take long.
         self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
         self.side: int = canvas_side(source, config.views.size, config.data.max_side)
-        self.loader: images.Loader = open_loader(
-            source,
-            side=self.side,
-            device=self.device,
-            cache_on_device=config.data.cache_on_device,
-            workers=config.data.workers,
-            progress=partial(display.progress, "decoding", unit="images"),
+        decoding = partial(display.progress, "decoding", unit="images")
+        self.loader: images.Loader = images.load_images(
+            source, config.data, self.side, self.device, decoding
         )
         self._lock: int | None = None
         try:

@@ -1,0 +1,96 @@
+"""Read images by index in threads; replace unreadable ones by the next readable one."""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from compressive.data.decode import MAX_PIXELS, Unreadable, shrink
+from compressive.data.jpeg_header import JpegHeader, read_jpeg_header
+from compressive.data.source import Source, pixels
+
+# A device decodes up to this many pixels, and shrinks by up to this factor; the CPU takes the rest.
+_MOST_DEVICE_PIXELS = 2**25
+_MOST_SHRINKING = 16
+_Image = TypeVar("_Image")
+
+
+class DecodedImage(NamedTuple):
+    """A decoded image with its index and label."""
+
+    pixels: UInt8[np.ndarray, "3 h w"]
+    index: int
+    label: int
+
+
+class EncodedImage(NamedTuple):
+    """The bytes of a JPEG file that a device can decode, with its index and label."""
+
+    data: UInt8[Tensor, " bytes"]
+    header: JpegHeader
+    index: int
+    label: int
+
+
+class ImageReader:
+    """Thread-safe reader of images by index; replaces unreadable ones by the next readable one."""
+
+    def __init__(self, source: Source, side: int, subsamplings: Collection[str] = ()) -> None:
+        # JPEG files of these kinds of subsampling are decoded on the device.
+        self.source, self.side, self.subsamplings = source, side, subsamplings
+        self.bad: dict[int, str] = {}  # reasons by index; none of these is tried again
+        self.host_only: set[int] = set()  # images that the decoder of the device has rejected
+        self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
+        self._most = min(_MOST_DEVICE_PIXELS, getattr(source, "max_pixels", MAX_PIXELS))
+
+    def decoded(self, wanted: int) -> DecodedImage:
+        """Return an image, decoded here."""
+        return self._first_readable(wanted, self._decode)
+
+    def fetched(self, wanted: int) -> DecodedImage | EncodedImage:
+        """Return an image, encoded if the device can decode it, else decoded here."""
+        return self._first_readable(wanted, self._fetch)
+
+    def _first_readable(self, wanted: int, read: Callable[[int], _Image]) -> _Image:
+        count = len(self.labels)
+        for index in range(wanted, wanted + count):
+            index %= count
+            if len(self.bad) == count:
+                break
+            if index in self.bad:
+                continue
+            try:
+                return read(index)
+            except Unreadable as problem:
+                self.bad[index] = str(problem)
+        none = f"none of the {count:,} images of {self.source.name} can be read"
+        raise ValueError(f"{none}; {self.source.origin(0)}: {self.bad[0]}")
+
+    def _decode(self, index: int) -> DecodedImage:
+        image = shrink(pixels(self.source, index), self.side)
+        return DecodedImage(image.numpy(), index, self.labels[index])
+
+    def _fetch(self, index: int) -> DecodedImage | EncodedImage:
+        stored = getattr(self.source, "stored", None)
+        if stored is None or index in self.host_only:
+            return self._decode(index)
+        data = stored(index)
+        header = read_jpeg_header(data) if isinstance(data, bytes) else None
+        if header is None or not self._is_for_device(header):
+            return self._decode(index)  # reads again: the path of all other loaders
+        buffer = bytearray(data)
+        if header.exif:  # hide it: some decoders apply the orientation, others do not
+            buffer[header.exif : header.exif + 10] = bytes(10)
+        encoded = torch.frombuffer(buffer, dtype=torch.uint8)[: header.end]
+        return EncodedImage(encoded, header, index, self.labels[index])
+
+    def _is_for_device(self, header: JpegHeader) -> bool:
+        longer, total = max(header.height, header.width), header.height * header.width
+        return (
+            header.subsampling in self.subsamplings
+            and total <= self._most
+            and longer <= _MOST_SHRINKING * self.side
+        )

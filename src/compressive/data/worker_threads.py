@@ -1,0 +1,51 @@
+"""Daemon threads that act on a queue of tasks and end with their owner."""
+
+import atexit
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+_Task = TypeVar("_Task")
+
+
+class WorkerThreads(Generic[_Task]):
+    """Threads that call a function with each task; `close` ends them after their current task."""
+
+    # `wake` is called before they are joined: it ends the waiting of a thread inside of a task.
+
+    def __init__(
+        self,
+        act: Callable[[_Task], object],
+        names: list[str],
+        wake: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._act, self._wake = act, wake
+        self.closed: bool = False
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=name, daemon=True) for name in names
+        ]
+        # A thread that returns from C++ while the interpreter exits aborts the process.
+        atexit.register(self.close)
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, task: _Task) -> None:
+        """Add a task, to be taken in this order."""
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None and not self.closed:
+            self._act(task)
+
+    def close(self) -> None:
+        """End the threads and drop tasks that are not taken yet."""
+        self.closed = True
+        atexit.unregister(self.close)
+        for _ in self._threads:
+            self._tasks.put(None)
+        self._wake()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a worker may collect garbage
+                thread.join()
