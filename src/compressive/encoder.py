@@ -25,7 +25,7 @@ from compressive.networks import build, feature_dim, fits
 from compressive.rundir.checksum import CHECKSUM_KEY
 from compressive.rundir.files import ENCODER, local_path, write_bytes
 from compressive.rundir.folder import check_run_id
-from compressive.rundir.tensors_file import read_safetensors, reproducible_bytes, to_float16
+from compressive.rundir.tensors_file import read_safetensors, reproducible_bytes, round_weights
 from compressive.rundir.versions import FORMAT_KEY, check_format
 
 __all__ = ["Encoder", "ImageInput", "load", "pack", "save"]
@@ -164,17 +164,20 @@ def describe(encoder: Encoder) -> dict[str, str]:
     return {"format": "pt", "network": json.dumps(asdict(encoder.settings)), **views}
 
 
-def pack(place: str | Path, target: Path, about: Mapping[str, str] | None = None) -> Path:
-    """Write an encoder with float16 weights and more metadata, such as its recipe and seed.
+def pack(
+    place: str | Path, target: Path, about: Mapping[str, str] | None = None, *, bits: int = 16
+) -> Path:
+    """Write an encoder with 16 or 8 bits per weight and more metadata, such as its recipe and seed.
 
-    Matrices and kernels are rounded to float16. Tensors with one axis (biases, batch norms with
-    their statistics) and counters are kept. `load` converts all to float32.
+    Matrices and kernels are rounded to float16 or, if they are large, to 8 bits with a scale per
+    output channel. Tensors with one axis (biases, batch norms with their statistics) and counters
+    are kept. `load` converts all to float32.
     """
     path = _find_file(place)
     kept, weights = _read_file(path)
     if taken := (_METADATA | {"format", FORMAT_KEY, CHECKSUM_KEY}) & (about or {}).keys():
         raise ValueError(f"about must not contain {min(taken)!r}, which the encoder sets itself")
-    rounded = {name: to_float16(value, f"{name} of {path}") for name, value in weights.items()}
+    rounded = round_weights(weights, bits, str(path))
     write_bytes(target, reproducible_bytes(rounded, {**kept, **(about or {})}))
     return target
 

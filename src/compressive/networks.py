@@ -5,18 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-import timm
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from compressive.checks import check_one_of, validates_inputs
 from compressive.config import RESNETS, Network, ResNetVariant, Stem
+from compressive.platforms.timm_import import import_timm
 
 __all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
 
+timm = import_timm()
 STEMS: tuple[Stem, ...] = get_args(Stem)
 VARIANTS: tuple[ResNetVariant, ...] = get_args(ResNetVariant)
 
@@ -247,7 +247,7 @@ def _resnet(
     network = timm.create_model(
         name, num_classes=0, norm_layer=norm, zero_init_last=zero_init_last, **options
     )
-    assert isinstance(network, ResNet)
+    assert isinstance(network, timm.models.ResNet)
     return network
 
 

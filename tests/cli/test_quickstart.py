@@ -85,6 +85,7 @@ FIGURES = {
     ("few labels 1%", "top-1"): 0.12, ("few labels 10%", "top-1"): 0.53,
     ("information", "residual"): 180.0, ("information", "reducible_residual"): 1.25,
     ("information", "predictive"): 2.5, ("logistic", "top-5"): 0.99,
+    ("corruptions", "top-1"): 0.44, ("corruption", "top-1"): 0.33,
     ("smoothness hue+", "lipschitz"): 8.0, ("smoothness", "lipschitz"): 2.0,
 }  # fmt: skip
 
@@ -104,15 +105,16 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quickstart, "pretrain", pretrain)
     monkeypatch.setattr(quickstart, "evaluate", evaluate)
     monkeypatch.setattr(quickstart, "_pixel_accuracy", lambda: 0.095)
+    monkeypatch.setattr(quickstart, "usable_cores", lambda: 1)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
 
 
 @pytest.mark.usefixtures("_stand_ins")
 def test_rows_hold_the_named_metrics(tmp_path: Path) -> None:
     pixels, *rows = quickstart.run_quickstart(tmp_path)
-    assert pixels[:6] == ("raw pixels", 0.095, None, None, None, None)
-    assert [row[:6] for row in rows] == [
-        (name, 0.71, 0.62, 0.53, 1.25, 2.0) for name in ("simclr", "c-simclr")
+    assert pixels[:7] == ("raw pixels", 0.095, None, None, None, None, None)
+    assert [row[:7] for row in rows] == [
+        (name, 0.71, 0.62, 0.53, 0.44, 1.25, 2.0) for name in ("simclr", "c-simclr")
     ]
 
 
@@ -129,7 +131,70 @@ def test_table_columns_hold_the_named_metrics(
         for line in printed.output.splitlines()
         if "│" in line or "┃" in line
     ]
-    assert ["linear", "kNN", "10 % labels", "reducible_residual", "Lipschitz"] in rows
+    measures = ["linear", "kNN", "10 % labels", "corrupted", "nats", "Lipschitz"]
+    assert measures in rows
     assert ["raw pixels", "9.5%"] in rows
-    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "1.25", "2.00"] in rows
+    assert ["c-simclr", "71.0%", "62.0%", "53.0%", "44.0%", "1.25", "2.00"] in rows
     assert ONE_SEED in " ".join(printed.output.split())
+
+
+class Process:
+    """A process that ends when it is asked to wait for, with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.returncode, self.calls = code, None, []
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+        self.returncode = self.code
+
+    def send_signal(self, _: int) -> None:
+        self.calls.append("stop")
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Provide two cores, and a process that fails; append what is started and evaluated here."""
+    started: list[Any] = []
+
+    def start(words: list[str], **_: Any) -> Process:
+        started.append((words[1:], Process(1)))
+        return started[-1][1]
+
+    monkeypatch.setattr(quickstart, "usable_cores", lambda: 2)
+    monkeypatch.setattr("subprocess.Popen", start)
+    return started
+
+
+@pytest.mark.usefixtures("_stand_ins")
+def test_second_method_runs_in_another_process(processes: list[Any], tmp_path: Path) -> None:
+    """Its results are read if it succeeded; otherwise it is resumed here."""
+    results = quickstart.evaluate()[0]  # pyright: ignore[reportCallIssue]
+    results.add("kNN 20", "set", "top-1", 0.99, protocol={}, n=1)
+    for code, neighbors in ((1, 0.62), (0, 0.99)):
+        out = tmp_path / str(code)
+        found = quickstart.run_quickstart(out, seed=3)
+        next(found)
+        results.write(out / "c-simclr" / "evaluation")
+        words, process = processes[-1]
+        process.code = code
+        assert words == ["-m", "compressive.cli.quickstart", "c-simclr", str(out), "3"]
+        assert next(found).neighbors == 0.62
+        assert next(found).neighbors == neighbors
+        assert next(found, None) is None
+        assert process.calls == ["wait"]
+
+
+@pytest.mark.usefixtures("_stand_ins")
+def test_process_is_stopped_with_the_quick_start(
+    processes: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Outcome(tmp_path, 3, 3, 5, None)
+    monkeypatch.setattr(quickstart, "pretrain", lambda *_, **__: stopped)
+    rows = list(quickstart.run_quickstart(tmp_path))
+    assert [row.name for row in rows] == ["raw pixels", "simclr"]
+    assert rows[-1].outcome == stopped
+    assert processes[0][1].calls == ["stop", "wait"]

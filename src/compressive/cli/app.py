@@ -141,6 +141,14 @@ _COMMANDS: dict[str, _Entry] = {
             "compressive convert ./ckpt-312785.index --out e.safetensors --heads heads.safetensors",
         ),
     ),
+    "pack-encoder": _Entry(
+        export_commands.pack_encoder_command,
+        _WEIGHTS,
+        (
+            "compressive pack-encoder runs/a --out small.safetensors",
+            "compressive pack-encoder runs/a --out half.safetensors --bits 16",
+        ),
+    ),
     "export": _Entry(
         export_commands.export_command,
         _WEIGHTS,

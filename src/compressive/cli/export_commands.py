@@ -1,4 +1,4 @@
-"""The command that writes an encoder in formats of other libraries."""
+"""The commands that write an encoder in formats of other libraries, or in a smaller file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from compressive.cli.terminal import (
     require_at_least,
 )
 from compressive.exporting.formats import EXPORT_FORMATS, check_options
+from compressive.rundir.lock import ensure_writable
 from compressive.weights import require_path
 
 _TO_HELP = f"Format: {', '.join(EXPORT_FORMATS)}."
@@ -21,6 +22,8 @@ _PREPROCESSING_HELP = "Include resizing, crop and normalization in the graph (on
 _HALF_HELP = "Store weights as float16; outputs may then differ by up to 1e-2."
 _IMAGES_HELP = "Images for the comparison of features; default: the run's, else built-in ones."
 _LICENSE_HELP = "License in the model card, such as apache-2.0 (huggingface)."
+_PACKED_OUT_HELP = "File to write; its name ends with .safetensors."
+_BITS_HELP = "Bits per weight of matrices and kernels: 8 or 16. With 8, small kernels have 16."
 _PUSH_HELP = "Also upload to this repository of the Hugging Face Hub (huggingface)."
 
 
@@ -82,3 +85,32 @@ def export_command(
     if done.address:
         print_line(f"pushed: {done.address}")
     print_line(f"in Python: {done.usage}")
+
+
+def pack_encoder_command(
+    encoder: EncoderName,
+    out: Annotated[Path, path_option(help=_PACKED_OUT_HELP)],
+    bits: Annotated[int, typer.Option(help=_BITS_HELP)] = 8,
+) -> None:
+    """Write an encoder with 8 or 16 bits per weight: a quarter or half of the bytes.
+
+    Every command reads the file and computes in float32. The features of both are compared on
+    images.
+    """
+    with one_line_errors():
+        if bits not in (8, 16):
+            raise ValueError(f"--bits must be 8 or 16, got {bits}")
+        if out.suffix != ".safetensors":
+            raise ValueError(f"--out must end with .safetensors, got {str(out)!r}")
+        if out.exists():
+            raise ValueError(f"--out {out} exists; choose another or remove it")
+        require_path(encoder)
+        ensure_writable(out.parent)
+        from compressive.exporting.smaller import write_smaller
+
+        done = write_smaller(encoder, out, bits=bits)
+    print_line(
+        f"largest difference: {done.difference:.1e} of the largest output on {done.count} images "
+        f"of {done.images}"
+    )
+    print_line(f"encoder: {out}, {out.stat().st_size / 1e6:.1f} MB with {bits} bits per weight")

@@ -1,6 +1,9 @@
 """The quick start: train SimCLR and C-SimCLR on the built-in images and evaluate both."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +14,46 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive import recipes
-from compressive.data.loaders import Resident
+from compressive.config import Config
+from compressive.data.loaders import Resident, usable_cores
 from compressive.data.prefetch import LABEL
 from compressive.data.sources import open_source
 from compressive.device import pick_device
+from compressive.evaluation.context import EvalContext
 from compressive.evaluation.logistic import PENALTIES, select
+from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import evaluate
-from compressive.evaluation.tasks import smoothness
+from compressive.evaluation.tasks import corruption, gallery, logistic, smoothness
 from compressive.metrics import top_k_accuracy
+from compressive.platforms.processes import interrupt, own_process_group
 from compressive.progress import Display
+from compressive.rundir.files import EVALUATION
 from compressive.rundir.folder import open_folder
 from compressive.train.loop import Outcome, pretrain
 
 QUICKSTART_METHODS = ("simclr", "c-simclr")
 # Tasks that are fast enough on a CPU, and those that the report shows images of.
-_TASKS = ("logistic", "knn", "few-label", "geometry", "smoothness", "information", "gallery")
-_FASTER_TASKS = {  # 600 of 8,400 images, in nine passes
-    "smoothness": partial(smoothness.run, images={"train": 300, "test": 300})
+_TASKS = ("logistic", "knn", "few-label", "geometry", "corruptions", "smoothness", "information")
+_TASKS += ("gallery",)
+CORRUPTED_IMAGES = 120  # of 2,400 test images; each has 70 corruptions
+
+
+def _logistic(context: EvalContext) -> None:
+    """Run logistic regression, and classify corrupted images by it: it is trained already."""
+    found = logistic.run(context)
+    if found is not None:
+        context.classifier = found.fit.logits
+        learned_from = context.images("train", context.features("train").index)
+        context.head = {"head": "logistic regression", "chosen": {"l2": found.penalty}}
+        context.head |= {"learned_from": learned_from}
+
+
+_FASTER_TASKS = {
+    "logistic": _logistic,
+    "corruptions": partial(corruption.run, images=CORRUPTED_IMAGES, extras=False),
+    # 600 of 8,400 images, in nine passes
+    "smoothness": partial(smoothness.run, images={"train": 300, "test": 300}),
+    "gallery": partial(gallery.run, most=500),  # the time of the map is quadratic in them
 }
 
 
@@ -38,6 +64,7 @@ class QuickstartRow(NamedTuple):
     accuracy: float | None = None  # of logistic regression on the test images
     neighbors: float | None = None
     few_labels: float | None = None  # accuracy with 10 % of the labels
+    corrupted: float | None = None  # mean accuracy over corruptions of test images
     reducible_residual: float | None = None  # nats
     lipschitz: float | None = None  # mean over eight changes of color
     outcome: Outcome | None = None
@@ -46,38 +73,89 @@ class QuickstartRow(NamedTuple):
 def run_quickstart(
     out: Path, *, seed: int = 0, display: Display | None = None
 ) -> Iterator[QuickstartRow]:
-    """Train and evaluate both methods; yield the row of raw pixels, then each when it is known."""
+    """Train and evaluate both methods; yield the row of raw pixels, then each when it is known.
+
+    If there are two CPU cores and no GPU, the second method runs in a process of its own.
+    """
     display = display or Display()
+    on_cpu = pick_device("auto").type == "cpu"
+    configs = {method: _config(method, seed) for method in QUICKSTART_METHODS}
+    for method, config in configs.items():  # before the first takes minutes
+        open_folder(out / method, config, resume=True)
+    first, second = QUICKSTART_METHODS
+    with _in_background(second, out, seed, start=on_cpu and usable_cores() > 1) as process:
+        yield QuickstartRow("raw pixels", _pixel_accuracy())
+        outcome, results = _trained(configs[first], out / first, display)
+        yield _row(first, outcome, results)
+        if results is None:
+            return
+        if process is not None:
+            display.say(f"waiting for {second}, which runs in another process")
+            process.wait()
+        # If the process failed, this trains on, and reports the error.
+        is_done = process is not None and process.returncode == 0
+        yield _row(second, *_trained(configs[second], out / second, display, is_done=is_done))
+
+
+def _config(method: str, seed: int) -> Config:
+    return replace(recipes.get(f"{method}/quickstart").config, seed=seed)
+
+
+@contextmanager
+def _in_background(
+    method: str, out: Path, seed: int, *, start: bool
+) -> Iterator["subprocess.Popen[bytes] | None"]:
+    """Train and evaluate a method in another process; stop it if this process stops earlier."""
+    if not start:
+        yield None
+        return
+    words = [sys.executable, "-m", __name__, method, str(out), str(seed)]
+    group, silent = own_process_group(), subprocess.DEVNULL
+    process = subprocess.Popen(
+        words, stdin=silent, stdout=silent, stderr=silent,
+        process_group=group.process_group, creationflags=group.creationflags,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            interrupt(process)  # it saves a checkpoint
+            process.wait()
+
+
+def _trained(
+    config: Config, out: Path, display: Display, *, is_done: bool = False
+) -> tuple[Outcome, Results | None]:
+    """Train and evaluate a run, or read what another process wrote; None if it was stopped."""
     if pick_device("auto").type == "cpu":
         # The network is so small that a second thread gains a third at best, and costs a factor of
         # 40 if another program uses its core (measured on two cores).
         torch.set_num_threads(1)
-    configs = {
-        method: replace(recipes.get(f"{method}/quickstart").config, seed=seed)
-        for method in QUICKSTART_METHODS
-    }
-    for method, config in configs.items():  # before the first takes minutes
-        open_folder(out / method, config, resume=True)
-    yield QuickstartRow("raw pixels", _pixel_accuracy())
-    for method, config in configs.items():
-        outcome = pretrain(config, out / method, display=display)
-        if outcome.step < outcome.total:
-            yield QuickstartRow(method, outcome=outcome)
-            return
-        results, _ = evaluate(
-            str(outcome.folder), tasks=_TASKS, seed=seed, display=display, more=_FASTER_TASKS
-        )
-        records = [each for each in results.records if not each.dataset.endswith(" train")]
-        values = {(each.task, each.metric): each.value for each in reversed(records)}
-        yield QuickstartRow(
-            method,
-            accuracy=values.get(("logistic", "top-1")),
-            neighbors=values.get(("kNN 20", "top-1")),
-            few_labels=values.get(("few labels 10%", "top-1")),
-            reducible_residual=values.get(("information", "reducible_residual")),
-            lipschitz=values.get(("smoothness", "lipschitz")),
-            outcome=outcome,
-        )
+    outcome = pretrain(config, out, display=Display(quiet=True) if is_done else display)
+    if outcome.step < outcome.total:
+        return outcome, None
+    if is_done:
+        return outcome, read(out / EVALUATION)
+    run, seed = str(outcome.folder), config.seed
+    results, _ = evaluate(run, tasks=_TASKS, seed=seed, display=display, more=_FASTER_TASKS)
+    return outcome, results
+
+
+def _row(method: str, outcome: Outcome, results: Results | None) -> QuickstartRow:
+    if results is None:
+        return QuickstartRow(method, outcome=outcome)
+    records = [each for each in results.records if not each.dataset.endswith(" train")]
+    values = {(each.task, each.metric): each.value for each in reversed(records)}
+    return QuickstartRow(
+        method,
+        accuracy=values.get(("logistic", "top-1")),
+        neighbors=values.get(("kNN 20", "top-1")),
+        few_labels=values.get(("few labels 10%", "top-1")),
+        corrupted=values.get(("corruptions", "top-1")),
+        reducible_residual=values.get(("information", "reducible_residual")),
+        lipschitz=values.get(("smoothness", "lipschitz")),
+        outcome=outcome,
+    )
 
 
 def _pixel_accuracy() -> float:
@@ -115,3 +193,13 @@ def linear_probe(
         standardize=True,
     )
     return float(top_k_accuracy(chosen.fit.logits(test[0]), test[1]))
+
+
+def _run_in_background() -> None:
+    """Train and evaluate the method, folder and seed on the command line."""
+    method, out, seed = sys.argv[1:]
+    _trained(_config(method, int(seed)), Path(out) / method, Display(quiet=True))
+
+
+if __name__ == "__main__":
+    _run_in_background()

@@ -117,7 +117,7 @@ class Streaming(AbstractContextManager["Streaming"]):
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
         self.device: torch.device = torch.device(device)
         self._clock = Clock()
-        self.workers: int = workers or _cores()
+        self.workers: int = workers or usable_cores()
         self.prefetch: int = prefetch
         self.decoder: DeviceDecoder | None = decoder
         self._reader = ImageReader(source, side, decoder.subsamplings if decoder else ())
@@ -234,7 +234,8 @@ def free_memory(device: torch.device) -> int:
     return min(memory.free, free_host_memory()) if device.type == "mps" else memory.free
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from compressive.rundir.eight_bits import from_int8
+
 
 def weights_fingerprint(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
     """Return a hash of names, shapes and values, with the tensors in any order."""
@@ -24,4 +26,5 @@ def weights_fingerprint(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
 def file_fingerprint(path: Path) -> str:
     """Return the fingerprint of the weights in a safetensors file."""
     with safe_open(path, "np") as file:
-        return weights_fingerprint((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return weights_fingerprint(from_int8(stored, path).items())

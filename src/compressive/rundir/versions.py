@@ -8,9 +8,10 @@ from compressive.rundir.files import CHECKPOINTS, CONFIG, ENCODER, FINETUNE, MET
 
 FORMAT_KEY = "format_version"
 # Increment a number when a reader of the old format would reject or misread the new one.
-FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 4, FINETUNE: 2}
-# Encoders before 3 have no checksum, those before 4 always ImageNet's normalization.
-_STILL_READ = {ENCODER: ("2", "3")}
+FORMAT_VERSIONS = {CONFIG: 2, METRICS: 2, RESULTS: 2, CHECKPOINTS: 2, ENCODER: 5, FINETUNE: 2}
+# Encoders before 3 have no checksum, those before 4 always ImageNet's normalization, those before 5
+# no weights with 8 bits.
+_STILL_READ = {ENCODER: ("2", "3", "4")}
 
 
 class UnsupportedFormat(ValueError):

@@ -43,6 +43,22 @@ def test_corruptions_use_the_model_normalization_and_average_over_types(
     context.close()
 
 
+def test_limited_images_are_drawn_by_the_seed_and_named_in_the_records(tmp_path: Path) -> None:
+    """The classifier always answers the first class."""
+    context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 6, "b": 6}))
+    chosen = torch.randperm(12, generator=torch.Generator().manual_seed(0))[:5].sort().values
+    context.classifier = lambda feats: torch.stack([feats.new_ones(len(feats)), feats[:, 0] * 0], 1)
+    corruption.run(context, images=5, extras=False)
+    labels = context.source("test").labels
+    assert labels is not None
+    expected = float((labels[chosen] == 0).double().mean())
+    assert len(context.results.records) == 15  # 14 types and their mean
+    for record in context.results.records:
+        assert (record.value, record.n) == (pytest.approx(expected), 5)
+        assert record.image_set == context.images("test", chosen)
+    context.close()
+
+
 def accuracies(seed: int = 0) -> dict[str, list[float]]:
     random = np.random.default_rng(seed)
     return {name: random.uniform(0, 1, 5).tolist() for name in (*NAMES, "spatter")}

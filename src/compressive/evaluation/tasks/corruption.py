@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from compressive.augment.ops import normalize
@@ -24,29 +24,40 @@ class CorruptionError(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def run(context: EvalContext) -> None:
+def run(context: EvalContext, *, images: int = 0, extras: bool = True) -> None:
     """Record the accuracy for 15 types (and 4 extra ones) at 5 severities each, and its mean.
 
-    The classifier is that of the linear evaluation, trained on clean images.
+    The classifier is that of the linear evaluation, or another that a task has set, trained on
+    clean images. `images` limits the number of test images; 0: all.
     """
     classifier, frost = linear_classifier(context), context.options.frost
-    names = [name for name in (*NAMES, *EXTRAS) if name != "frost" or frost is not None]
+    names = [name for name in (*NAMES, *(EXTRAS if extras else ())) if name != "frost" or frost]
     if frost is None:
         context.skip("frost, which needs six photographs (--frost DIR); not in the mean")
     cells = [(name, severity) for name in names for severity in SEVERITIES]
     found: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
-    count, model = len(context.source("test")), context.model
+    places, model, index = _test_places(context, images), context.model, []
     size = 2048 if model.size <= 64 and context.device.type != "cpu" else 256
-    for number, batch in enumerate(context.batches("test", size)):
-        images = context.crop.pixels(batch).mul(255).round().byte()
+    for number, batch in enumerate(context.batches_at("test", places, size)):
+        crops = context.crop.pixels(batch).mul(255).round().byte()
         for cell in cells:
-            x = corrupt(images, *cell, index=batch.index, seed=context.seed, frost=frost)
+            x = corrupt(crops, *cell, index=batch.index, seed=context.seed, frost=frost)
             x = normalize(x / 255, mean=model.mean, std=model.std)
             logits = classifier(forward(model.network, x, context.dtype))
             found[cell].append(hits(logits, batch.label))
-        context.progress("corruptions", min(count, (number + 1) * len(images)), count)
+        index.append(batch.index)
+        context.progress("corruptions", min(len(places), (number + 1) * size), len(places))
     right = {cell: torch.cat(parts).cpu().double() for cell, parts in found.items()}
-    _record_accuracies(context, names, right)
+    _record_accuracies(context, names, right, torch.cat(index))
+
+
+def _test_places(context: EvalContext, most: int) -> Int[Tensor, " some"]:
+    """Return the places of all test images, or of some that the seed draws."""
+    count = len(context.source("test"))
+    if not 0 < most < count:
+        return torch.arange(count)
+    draw = torch.Generator().manual_seed(context.seed)
+    return torch.randperm(count, generator=draw)[:most].sort().values
 
 
 def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> CorruptionError:
@@ -71,13 +82,14 @@ def _record_accuracies(
     context: EvalContext,
     names: Sequence[str],
     right: dict[tuple[str, int], Float[Tensor, " count"]],
+    index: Int[Tensor, " count"],
 ) -> None:
     protocol = context.protocol(
         source="generated here from the crops as bytes, no JPEG in between",
         table=f"{default_table(context.model.size)} pixels",
         **context.head,
     )
-    images = context.images("test", context.features("test").index)
+    images = context.images("test", index)
     official = [name for name in names if name in NAMES]
     cells = [right[name, severity] for name in official for severity in SEVERITIES]
     left_out = sorted(set(NAMES) - set(official))

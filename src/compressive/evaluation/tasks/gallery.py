@@ -25,11 +25,11 @@ FILE = "gallery.safetensors"
 _POINTS_ON_CPU = 1000  # of the map, which is quadratic in them: seconds on one core
 
 
-def run(context: EvalContext) -> None:
-    """Write the gallery to `options.out`."""
+def run(context: EvalContext, *, most: int = 3000) -> None:
+    """Write the gallery to `options.out`, with up to `most` images on the map."""
     if context.options.out is None:
         raise ValueError("options.out must be a folder to write the gallery to, got None")
-    write_gallery(context, context.options.out)
+    write_gallery(context, context.options.out, most=most)
 
 
 def write_gallery(
