@@ -5,15 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-import timm
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from compressive.checks import check_one_of, validates_inputs
 from compressive.config import RESNETS, Network, ResNetVariant, Stem
+from compressive.platforms.imports import hidden_package
+
+with hidden_package("wandb"):  # timm imports it if it is installed, which takes seconds
+    import timm
+    from timm.models.resnet import ResNet
 
 __all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
 
