@@ -12,12 +12,17 @@ last metrics and scores. A run that has its file is skipped, so the command can 
 
 import argparse
 import json
-import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+from compressive.sweep.packing import Packing, gpu_sharing
+from compressive.sweep.processes import Processes, Slot
+from compressive.train.signals import handle_stop_signals
 
 TRAINED = ".trained"  # ending of the file that a run writes before its evaluation
 
@@ -39,35 +44,38 @@ def main() -> None:
 
 
 def run_all(entries: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Start the entries in order; one that evaluates no longer counts as training."""
-    training = threading.Semaphore(args.at_once)
-    light = threading.Semaphore(2)
-    threads = []
-    for entry in entries:
-        if (args.out / f"{entry['name']}.json").exists():
-            continue
-        slot = light if entry.get("light") else training
-        thread = threading.Thread(target=start, args=(entry, args, slot))
-        threads.append(thread)
-    for thread in threads:
-        thread.start()
-        time.sleep(0.5)  # threads ask for their slots in order
-    for thread in threads:
-        thread.join()
+    """Start the entries in order; Ctrl-C stops all. Short ones have slots of their own."""
+    left = [entry for entry in entries if not (args.out / f"{entry['name']}.json").exists()]
+    light = [entry for entry in left if entry.get("light")]
+    heavy = [entry for entry in left if not entry.get("light")]
+    with gpu_sharing(print) as environment, ThreadPoolExecutor() as pool:
+        queues = [(heavy, args.at_once), (light, 2)]
+        started = [(Processes(Packing(count, len(few)), environment), few) for few, count in queues]
+
+        def stop(_: int) -> None:
+            for processes, _few in started:
+                processes.stop()
+
+        with handle_stop_signals(stop):
+            for processes, few in started:
+                pool.submit(processes.run_all, few, partial(start, args, processes))
+            pool.shutdown()
 
 
-def start(entry: dict[str, Any], args: argparse.Namespace, slot: threading.Semaphore) -> None:
+def start(
+    args: argparse.Namespace, processes: Processes, entry: dict[str, Any], slot: Slot
+) -> None:
     """Run one entry in a process of its own and release its slot when training has ended."""
     name = entry["name"]
     words = [sys.executable, __file__, str(args.queue), "--out", str(args.out), "--only", name]
-    slot.acquire()
-    log = (args.out / f"{name}.log").open("w")
-    process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    log = args.out / f"{name}.log"
     print(f"{time.strftime('%H:%M:%S')} start {name}", flush=True)
-    while process.poll() is None and not (args.out / f"{name}{TRAINED}").exists():
-        time.sleep(0.5)
-    slot.release()
-    code = process.wait()
+
+    def poll() -> None:
+        if (args.out / f"{name}{TRAINED}").exists():
+            slot.release()  # one that evaluates no longer counts
+
+    code = processes.call(words, log, poll, seconds=0.5)
     print(f"{time.strftime('%H:%M:%S')} {'end' if code == 0 else 'FAILED'} {name}", flush=True)
 
 

@@ -21,6 +21,9 @@ from torch import Tensor
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
+# Tests must not depend on code that was compiled before, nor write to the user's cache.
+os.environ.setdefault("COMPRESSIVE_COMPILE_CACHE", "off")
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -298,8 +298,24 @@ def test_bootstrap_is_reproducible_for_any_block_size(monkeypatch: pytest.Monkey
     state = torch.get_rng_state()
     for entries in (1, 50 * 7):
         monkeypatch.setattr(metrics, "_MAX_ENTRIES", entries)
+        metrics._kept_counts.cache_clear()
         assert bootstrap_interval(values, draws=100) == once  # same draws, summed by rows
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kept", [0, 2**26])
+def test_bootstrap_equals_the_mean_of_drawn_values(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts of drawn values, which other metrics of the same images share, change nothing."""
+    monkeypatch.setattr(metrics, "_KEPT_ENTRIES", kept)
+    for seed, values in enumerate(features(70, 3).T):
+        random = torch.Generator().manual_seed(seed % 2)
+        drawn = torch.randint(70, (300, 70), generator=random)
+        means = values[drawn].mean(1)
+        found = bootstrap_interval(values, draws=300, seed=seed % 2)
+        close(found.low, means.quantile(0.025), **EXACT)
+        close(found.high, means.quantile(0.975), **EXACT)
 
 
 def test_bootstrap_of_hits_matches_binomial_quantiles() -> None:

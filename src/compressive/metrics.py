@@ -5,11 +5,13 @@ checked. Values are checked on the CPU only, because the host would wait for a G
 stays NaN (accuracies count it as wrong), and a label out of range is a device assertion.
 """
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from compressive.checks import validates_inputs
@@ -24,6 +26,7 @@ Labels = Int[Tensor, " batch"]
 Scalar = Float[Tensor, ""]
 
 _MAX_ENTRIES = 2**23  # entries of a block of a large matrix: 64 MiB of float64
+_KEPT_ENTRIES = 2**26  # of resampled counts: 64 MiB
 
 
 class Interval(NamedTuple):
@@ -192,15 +195,32 @@ def bootstrap_interval(
         raise ValueError(f"draws must be 1 or more, got {draws}")
     values = to_float64(per_example)
     _require_finite("per_example", values)
-    random = torch.Generator(values.device).manual_seed(seed)
-    rows = max(1, _MAX_ENTRIES // n)
-    means = []
-    for start in range(0, draws, rows):
-        size = (min(rows, draws - start), n)
-        chosen = torch.randint(n, size, generator=random, device=values.device)
-        means.append(values.take(chosen).mean(1))
+    drawn = draws, n, seed, values.device
+    counts = _kept_counts(*drawn) if draws * n <= _KEPT_ENTRIES else _resampled_counts(*drawn)
+    means = [(block * values).sum(1) / n for block in counts]
     tail, sample = (1 - level) / 2, torch.cat(means).to(_wide(per_example))
     return Interval(*(_as_input(sample.quantile(q), per_example) for q in (tail, 1 - tail)))
+
+
+def _resampled_counts(
+    draws: int, n: int, seed: int, device: torch.device
+) -> Iterator[UInt8[Tensor, "rows n"]]:
+    """Yield how often each of n values is drawn in each resample, in blocks of resamples."""
+    random = torch.Generator(device).manual_seed(seed)
+    rows = max(1, _MAX_ENTRIES // n)
+    for start in range(0, draws, rows):
+        size = (min(rows, draws - start), n)
+        chosen = torch.randint(n, size, generator=random, device=device)
+        one = torch.ones((), dtype=torch.uint8, device=device)
+        yield torch.zeros(size, dtype=torch.uint8, device=device).scatter_add_(
+            1, chosen, one.expand(size)
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_counts(*drawn: Any) -> tuple[UInt8[Tensor, "rows n"], ...]:
+    """Keep the counts of recent calls: an evaluation has dozens of metrics of the same images."""
+    return tuple(_resampled_counts(*drawn))
 
 
 def _wide(values: Tensor) -> torch.dtype:

@@ -31,8 +31,10 @@ from compressive.reporting import write_report
 from compressive.reporting.summary import Spread
 from compressive.rundir.folder import write_config
 from compressive.rundir.lock import acquire_lock
+from compressive.sweep.packing import Packing
 from compressive.sweep.plan import PlannedRun, plan_runs, preset_axis
-from compressive.sweep.runner import SweepFile, SweepResult, _Processes, sweep
+from compressive.sweep.processes import Processes
+from compressive.sweep.runner import SweepFile, SweepResult, SweepRuns, sweep
 from compressive.sweep.table import SweepRow, legend, run_figures, sweep_rows, sweep_table
 
 
@@ -165,7 +167,8 @@ def test_invalid_plan_is_refused(given: dict[str, Any], message: str) -> None:
         ({"tasks": "knn,knm"}, "--tasks.*'knm'"),
         ({"tasks": "knn,"}, "--tasks.*''"),
         ({"max_images": -1}, "--max-images.*-1"),
-        ({"at_once": 0}, "--jobs.*0"),
+        ({"at_once": 0}, "--at-once.*0"),
+        ({"at_once": "many"}, "--at-once.*auto.*many"),
     ],
 )
 def test_invalid_options_are_refused_before_any_run(
@@ -639,7 +642,8 @@ def test_sweep_shows_the_progress_of_the_current_run(tmp_path: Path) -> None:
     """The title counts runs; the last line of the log and the share of training are shown."""
     runs = plan_runs("builtin", vary=["bottleneck.beta=0,1"], changes=["train.steps=8"])
     state, shown = SweepFile(tmp_path, {"held_out": False, "suite": "quick"}, runs), Shown()
-    processes = _Processes(state, [], ["evaluate"], shown, ["true"])
+    packed = Processes(Packing(1, 2))
+    processes = SweepRuns(state, [], ["evaluate"], shown, ["true"], packed)
     folder = tmp_path / runs[0].name
     write_config(folder, override(Config(), "train.steps=8"), torch.device("cpu"))
     (folder / "metrics.jsonl").write_text(metrics_text([{"step": 4, "loss": 1.0}]))

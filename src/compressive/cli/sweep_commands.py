@@ -28,6 +28,7 @@ from compressive.cli.train_commands import (
 )
 from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES
+from compressive.sweep.packing import AUTOMATIC, parse_at_once
 from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
 from compressive.tracking import check_trackers
 
@@ -37,6 +38,7 @@ _SWEEP_SUITE_HELP = f"Tasks to evaluate: {', '.join(SUITES)}, or none to only tr
 _SWEEP_TASKS_HELP = "Evaluate these tasks instead of a suite, with commas."
 _SWEEP_IMAGES_HELP = "Evaluate on at most this many images of a split; 0: all."
 _SWEEP_HELD_OUT_HELP = "Evaluate on a fifth of the training images; reads no test image."
+_AT_ONCE_HELP = "Runs at the same time; auto: as many as a GPU gains from, 1 on a CPU."
 _EVALUATION = "Evaluation"
 Axes = Annotated[
     list[str] | None,
@@ -74,7 +76,9 @@ def sweep_command(
         bool,
         typer.Option("--held-out", help=_SWEEP_HELD_OUT_HELP, rich_help_panel=_EVALUATION),
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    at_once: Annotated[
+        str, typer.Option("--at-once", "--jobs", metavar="auto|N", help=_AT_ONCE_HELP)
+    ] = AUTOMATIC,
     track: TrackerNames = None,
     out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
@@ -93,12 +97,13 @@ def sweep_command(
         check_exists(data)
         check_evaluation(suite, tasks, max_images, held_out)
         check_trackers(track or "")
+        parse_at_once(at_once)
         from compressive.evaluation.runs import report_runs, runs_of_sweep
         from compressive.sweep.runner import sweep
         from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
-        result = sweep(data, out, **base, **asked, at_once=jobs, track=track or "")
+        result = sweep(data, out, **base, **asked, at_once=at_once, track=track or "")
         if has_rows := any(row.done or row.failed for row in result.rows):
             Console().print(SafeTable(sweep_table(str(out), result.rows)))
             print_line(legend(result.rows))

@@ -29,6 +29,7 @@ from compressive.evaluation.features import (
 )
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.evaluation.results import Results
+from compressive.evaluation.task_clock import TaskClock
 from compressive.progress import Display
 from compressive.rundir.files import UNREADABLE
 
@@ -62,6 +63,7 @@ class EvalContext:
         share: float | None = None,
         bf16: bool | None = None,
         options: TaskOptions | None = None,
+        clock: TaskClock | None = None,
     ) -> None:
         self.model: FrozenModel = model
         self.splits: Splits = splits
@@ -71,6 +73,7 @@ class EvalContext:
         self.cache: Path | None = cache
         self.display: Display = display or Display(quiet=True)
         self.options: TaskOptions = options or TaskOptions()
+        self.clock: TaskClock = clock or TaskClock()
         kind = "auto" if bf16 is None else "bf16" if bf16 else "float32"
         self.dtype: torch.dtype = precision(kind, device)
         self.crop: Crop = model.crop(share)
@@ -82,6 +85,7 @@ class EvalContext:
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
         self._fingerprints: dict[str, DatasetFingerprint] = {}
+        self._images: dict[tuple[str, bytes], str] = {}  # fingerprints by split and indices
 
     @property
     def classes(self) -> int:
@@ -96,19 +100,21 @@ class EvalContext:
         """Return the loader of a split, opened once."""
         if split not in self._loaders:
             source, side = self.model.shrink(self.source(split))
-            self._loaders[split] = open_loader(
-                source,
-                side=side,
-                device=self.device,
-                progress=partial(self.progress, f"decoding {split}"),
-            )
+            with self.clock.measure("decode"):
+                self._loaders[split] = open_loader(
+                    source,
+                    side=side,
+                    device=self.device,
+                    progress=partial(self.progress, f"decoding {split}"),
+                )
         return self._loaders[split]
 
     def features(self, split: str) -> Features:
         """Return the features of the central crops of train or test."""
         if split not in self._features:
             source, loader = self.source(split), self.loader(split)
-            self._features[split] = self._cached_features(source, loader, self.crop, split)
+            with self.clock.measure("features"):
+                self._features[split] = self._cached_features(source, loader, self.crop, split)
         return self._features[split]
 
     def features_of(self, source: Source, crop: Crop, title: str) -> Features:
@@ -191,7 +197,13 @@ class EvalContext:
         """Return the fingerprint of some images of a split, the same on every machine."""
         if split not in self._fingerprints:
             self._fingerprints[split] = DatasetFingerprint(self.source(split))
-        return self._fingerprints[split].of(None if index is None else index.tolist())
+        places = None if index is None else index.cpu().contiguous()
+        # Dozens of records are of the same images, and a fingerprint reads all their names.
+        key = split, b"" if places is None else places.numpy().tobytes()
+        if key not in self._images:
+            named = self._fingerprints[split].of(None if places is None else places.tolist())
+            self._images[key] = named
+        return self._images[key]
 
     @cached_property
     def fingerprint(self) -> str:

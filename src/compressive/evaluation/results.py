@@ -36,6 +36,12 @@ class Results(ResultsFile):
         where = f" on {self.set}" if self.set else ""
         return f"<Results of {self.run}: {len(self.records)} numbers{where}{shown}>"
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each task, if the file has them."""
+        found = self.about.get("seconds")
+        return dict(found) if isinstance(found, dict) else {}
+
     def _repr_html_(self) -> str:
         from compressive.evaluation.tables import results_html
 

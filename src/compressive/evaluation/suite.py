@@ -1,6 +1,5 @@
 """Evaluate an encoder: run a suite of tasks and write one record per number."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from compressive.device import pick_device
 from compressive.distributed import rank, stop, world_size
 from compressive.evaluation.context import EvalContext, TaskOptions
 from compressive.evaluation.dataset import open_splits
-from compressive.evaluation.features import network_fingerprint
+from compressive.evaluation.features import network_fingerprint, remember_weights
 from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.evaluation.results import Results, read
 from compressive.evaluation.results_folder import (
@@ -24,6 +23,7 @@ from compressive.evaluation.results_folder import (
     locked_folder,
     refuse_other_files,
 )
+from compressive.evaluation.task_clock import TaskClock
 from compressive.evaluation.tasks import TASKS, select_tasks, split_names
 from compressive.platforms.accelerators import device_name
 from compressive.progress import Display
@@ -66,7 +66,7 @@ def evaluate(
     `held_out` evaluates on a fifth of the training images and opens no test image, so that
     hyperparameters can be tuned on the results.
     """
-    more = more or {}
+    clock, more = TaskClock(), more or {}
     place, data = str(encoder), place_of(data) if is_path(data) else data
     chosen = select_tasks(suite, split_names(tasks), tuple(more))
     _check_range(size=size, max_images=max_images, epochs=epochs, seed=seed)
@@ -75,15 +75,16 @@ def evaluate(
         raise ValueError(f"--benchmark-root must be the folder with the data sets, got {root}")
     photographs = None if frost is None else load_frost(Path(frost))
     torch_device = pick_device(device, called="--device")
-    model = open_model(place, torch_device, network=network, size=size)
-    splits = open_splits(
-        _data_of(model, data),
-        seed=seed,
-        most=max_images,
-        held_out=held_out,
-        max_pixels=model.max_pixels,
-        labels=_uses_labels(model, data, labels),
-    )
+    with clock.measure("open"):
+        model = open_model(place, torch_device, network=network, size=size)
+        splits = open_splits(
+            _data_of(model, data),
+            seed=seed,
+            most=max_images,
+            held_out=held_out,
+            max_pixels=model.max_pixels,
+            labels=_uses_labels(model, data, labels),
+        )
     splits = splits._replace(notes=(*splits.notes, *_trained_on_test(model, splits.test)))
     kind = HELD_OUT if held_out else EVALUATION
     out = local_path(out or default_results_folder(place, kind, max_images))
@@ -102,6 +103,7 @@ def evaluate(
             cache=out / "features",
             display=display,
             options=TaskOptions(out, epochs, root, photographs),
+            clock=clock,
         )
         try:
             _run_suite(context, chosen, more, out, is_own=_is_own(data))
@@ -131,9 +133,11 @@ def _run_suite(
         if not is_first:
             return
     earlier, has_result = len(results.skipped), False
+    is_unchanged, before = remember_weights(network), results.seconds
     for name in chosen:
         has_result |= _run_task(name, more.get(name) or TASKS[name].load(), context)
-        if network_fingerprint(network) != results.about["weights"]:
+        results.about["seconds"] = {**before, **context.clock.rounded()}
+        if not is_unchanged():
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
         if has_result:
             results.write(out)
@@ -160,12 +164,12 @@ def _run_task(name: str, task: TaskFunction, context: EvalContext) -> bool:
         return False
     context.display.say(f"{name} ...")
     context.display.begin(name)
-    start = time.perf_counter()
     try:
-        task(context)
+        with context.clock.measure(name):
+            task(context)
     except (ValueError, FileNotFoundError) as problem:
         context.skip(f"{name}: {problem}")
-    context.display.say(f"{name} took {time.perf_counter() - start:.1f} s")
+    context.display.say(f"{name} took {context.clock.seconds[name]:.1f} s")
     return len(results.skipped) == skipped or any(id(r) not in records for r in results.records)
 
 
@@ -195,6 +199,7 @@ def keep_earlier_results(
         lost, why = len(old.records), "--size"
     else:
         results.begin_with(old)
+        results.about["seconds"] = old.seconds
         lost, why = (
             len(old.records) - len(results.records),
             "--max-images, --data, --labels or --seed",

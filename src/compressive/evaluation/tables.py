@@ -24,12 +24,18 @@ _COLUMNS = ("figure", "A", "B", "B - A", "verdict")
 
 def results_table(results: Results) -> Table:
     """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(title=results.run, caption=_RESULT_CAPTION)
+    table = Table(title=results.run, caption=_caption_with_times(results))
     for name in _RESULT_COLUMNS:
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     for row in _result_rows(results):
         table.add_row(*row)
     return table
+
+
+def _caption_with_times(results: Results) -> str:
+    """Return the caption, with the seconds of each task if they are known."""
+    parts = [f"{name} {value:.1f}" for name, value in results.seconds.items()]
+    return f"{_RESULT_CAPTION}\nseconds: {', '.join(parts)}" if parts else _RESULT_CAPTION
 
 
 def _result_rows(results: Results) -> list[tuple[str, ...]]:

@@ -3,29 +3,33 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from compressive import recipes
 from compressive.config import with_data
-from compressive.platforms.processes import interrupt, own_process_group
 from compressive.progress import Display
 from compressive.rundir import files
 from compressive.rundir.files import SWEEP, local_path, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.rundir.reader import read_training
+from compressive.sweep.packing import (
+    AUTOMATIC,
+    Packing,
+    gpu_memory,
+    gpu_sharing,
+    needs_gpu_alone,
+    parse_at_once,
+)
 from compressive.sweep.plan import NO_SUITE, PlannedRun, check_evaluation, plan_runs
+from compressive.sweep.processes import Processes, Slot, last_line
 from compressive.sweep.table import SweepRow, sweep_rows
 from compressive.tracking import check_trackers
-
-_POLL = 2.0  # seconds between two looks at a running command
-_LOG_END = 4096  # bytes of a log in which its last line is searched
-_INTERRUPTED = 130  # exit code of a command that was interrupted
 
 
 class SweepResult(NamedTuple):
@@ -49,7 +53,7 @@ def sweep(
     tasks: str = "",
     max_images: int = 0,
     held_out: bool = False,
-    at_once: int = 1,
+    at_once: int | str = AUTOMATIC,
     track: str = "",
     display: Display | None = None,
     program: Sequence[str] = (sys.executable, "-m", "compressive"),
@@ -58,11 +62,11 @@ def sweep(
 
     With `held_out` or the suite "none" no test image is read. Finished runs are skipped and others
     resumed. Values and seeds may be added later; everything else must stay the same, except for
-    `track`. Ctrl-C stops the runs, which save a checkpoint.
+    `track`. Ctrl-C stops the runs, which save a checkpoint. `at_once` is how many runs share the
+    device; "auto" measures how many are useful on an NVIDIA GPU, and is 1 elsewhere.
     """
     axes: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
-    if at_once < 1:
-        raise ValueError(f"--jobs must be 1 or more, got {at_once}")
+    wanted = parse_at_once(at_once)
     runs = plan_runs(data, recipe=recipe, **axes)
     check_evaluation(suite, tasks, max_images, held_out)
     check_trackers(track)
@@ -87,14 +91,29 @@ def sweep(
     lock = acquire_lock(out)
     try:
         state = SweepFile(out, about, runs)
-        shown = display or Display()
-        processes = _Processes(state, train, test, shown, program)
-        with handle_stop_signals(lambda _: processes.stop()), shown:
-            processes.run_all(at_once)
+        with ExitStack() as stack, display or Display() as shown:
+            processes = _open_processes(state, wanted, shown, stack)
+            started = SweepRuns(state, train, test, shown, program, processes)
+            with handle_stop_signals(lambda _: started.stop()):
+                started.run_all()
         failed = [state.log(run) for run in runs if run.name in state.failed]
         return SweepResult(state.write(), failed, processes.stopping > 0)
     finally:
         os.close(lock)
+
+
+def _open_processes(
+    state: "SweepFile", wanted: int | None, display: Display, stack: ExitStack
+) -> Processes:
+    """Decide how many runs share the device, and let their kernels run at the same time."""
+    left = [run for run in state.runs if not state.is_done(run)]
+    devices = {run.device for run in left}
+    device = devices.pop() if len(devices) == 1 else ""  # runs on several devices: no measurement
+    packing = Packing(wanted, len(left), partial(gpu_memory, device), display.say)
+    environment = {}
+    if packing.can_grow or (packing.limit > 1 and len(left) > 1 and gpu_memory(device)):
+        environment = stack.enter_context(gpu_sharing(display.say))
+    return Processes(packing, environment)
 
 
 class SweepFile:
@@ -169,8 +188,8 @@ class SweepFile:
         return rows
 
 
-class _Processes:
-    """Processes of the runs, started in turn and stopped on request."""
+class SweepRuns:
+    """The runs of a sweep: each is trained and evaluated by our commands, in its own process."""
 
     def __init__(
         self,
@@ -179,38 +198,34 @@ class _Processes:
         test: list[str],
         display: Display,
         program: Sequence[str],
+        processes: Processes,
     ) -> None:
         self.state, self.train, self.test, self.display = state, train, test, display
-        self.program, self.stopping, self._started = program, 0, 0
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self.program, self.processes, self._started = program, processes, 0
         self._shares: dict[str, float] = {}  # how much of each started run is done
-        self._lock = threading.RLock()  # a signal may arrive while another is handled
+        self._last: dict[str, str] = {}  # last line of each running one
+        self._rates: dict[str, tuple[int, float] | None] = {}  # see `Packing.update`
+        self._again: list[PlannedRun] = []
 
-    def run_all(self, at_once: int) -> None:
-        """Run everything, `at_once` runs in parallel."""
-        with ThreadPoolExecutor(at_once) as pool:
-            for future in [pool.submit(self._run, run) for run in self.state.runs]:
-                future.result()
+    def run_all(self) -> None:
+        """Run everything; then repeat runs alone that failed because others used the GPU."""
+        self.processes.run_all(self.state.runs, self._run)
+        self.processes.packing.fix(1)
+        self.processes.run_all(self._again, self._run)
 
     def stop(self) -> None:
         """Ask the runs to save and stop; the third request kills them."""
-        with self._lock:
-            self.stopping += 1
-            for process in self._running:
-                if self.stopping < 3:
-                    interrupt(process)
-                else:
-                    process.kill()
-        if self.stopping == 1:
+        self.processes.stop()
+        if self.processes.stopping == 1:
             self.display.say("stopping; runs save a checkpoint; run the same command to resume")
 
-    def _run(self, run: PlannedRun) -> None:
-        if self.stopping:
-            return
+    def _run(self, run: PlannedRun, slot: Slot) -> None:
         folder, log = self.state.out / run.name, self.state.log(run)
-        with self._lock:
-            self._started += 1
+        with self.processes.lock:
+            is_repeated = run in self._again
+            self._started += not is_repeated
             title = f"{self._started} of {len(self.state.runs)}: {run.name}"
+            title = f"again: {run.name}" if is_repeated else title
         if self.state.is_done(run):
             self._shares[run.name] = 1.0
             self.display.say(f"{title} is already done")
@@ -223,69 +238,50 @@ class _Processes:
             results = ["--device", run.device, "--out", str(self.state.evaluation(run))]
             commands.append([*self.test, *results, str(folder)])
         for command in commands:
-            if code := self._call(command, log, run):
-                self.state.set_status(run, "stopped" if self.stopping else "failed")
-                if not self.stopping:
-                    lines = log.read_text(errors="replace").split("\n")
-                    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-                    reason = f"{command[0]} exited with {code}: {last}"
-                    self.display.say(f"{run.name} failed, {reason}; its output is in {log}")
+            words, poll = [*self.program, *command], partial(self._show, run, command[0], log)
+            with self.processes.lock:
+                self._rates[run.name] = None
+            code = self.processes.call(words, log, poll)
+            with self.processes.lock:
+                self._rates.pop(run.name, None)
+                self._last.pop(run.name, None)
+            if code:
+                reason = f"{command[0]} exited with {code}: {last_line(log)}"
+                is_crowded = slot.was_shared and (code < 0 or needs_gpu_alone(reason))
+                self._fail(run, reason, log, is_crowded=is_crowded)
                 return
         self.state.set_status(run, "done")
         self._shares[run.name] = 1.0
 
+    def _fail(self, run: PlannedRun, reason: str, log: Path, *, is_crowded: bool) -> None:
+        """Record a failed or stopped run, or note that it shall be repeated alone."""
+        if self.processes.stopping:
+            self.state.set_status(run, "stopped")
+        elif is_crowded:
+            self.state.set_status(run, "stopped")
+            with self.processes.lock:
+                self._again.append(run)
+            self.display.say(f"{run.name} will be repeated alone, {reason}")
+        else:
+            self.state.set_status(run, "failed")
+            self.display.say(f"{run.name} failed, {reason}; its output is in {log}")
+
     def _show(self, run: PlannedRun, command: str, log: Path) -> None:
-        """Show how far the sweep is, and the last line that a running command printed."""
-        share = 1.0
+        """Show how far the sweep is, and the last line that each running command printed."""
+        share, rate = 1.0, None
         if command == "pretrain":
             folder = self.state.out / run.name
             training = read_training(folder) if (folder / files.CONFIG).is_file() else None
             share = training.step / training.total if training and training.total else 0.0
-        # Assume that evaluation takes a tenth of the time of a run.
-        self._shares[run.name] = share * (0.9 if self.test else 1.0)
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_END))
-            lines = file.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            speed = training.last("images_per_second") if training else None
+            rate = (len(training.metrics), speed) if training and speed else None
+        last = last_line(log)
         last = f"{command} starts" if last.startswith("$ ") else last
         count = len(self.state.runs)
         title = f"sweep, run {min(self._started, count)} of {count}"
-        with self._lock:
-            readings = {run.name: last}
-            self.display.progress(title, sum(self._shares.values()), count, readings)
-
-    def _call(self, arguments: list[str], log: Path, run: PlannedRun) -> int:
-        """Run one of our commands and append its output to the log; return the exit code."""
-        command = [*self.program, *arguments]
-        log.parent.mkdir(exist_ok=True)
-        with log.open("ab") as output:
-            output.write(f"$ {shlex.join(command)}\n".encode())
-            output.flush()
-            with self._lock:
-                if self.stopping:
-                    return _INTERRUPTED
-                group = own_process_group()
-                # Use a new process group: otherwise the terminal would also send Ctrl-C to the
-                # process, and a run that receives it twice does not save.
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    process_group=group.process_group,
-                    creationflags=group.creationflags,
-                )
-                self._running.add(process)
-            while (code := _exit_code(process)) is None:
-                self._show(run, arguments[0], log)
-        with self._lock:
-            self._running.discard(process)
-        return code
-
-
-def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
-    """Return the exit code of a process, or None if it still runs after a while."""
-    try:
-        return process.wait(timeout=_POLL)
-    except subprocess.TimeoutExpired:
-        return None
+        with self.processes.lock:
+            # Assume that evaluation takes a tenth of the time of a run.
+            self._shares[run.name] = share * (0.9 if self.test else 1.0)
+            self._rates[run.name], self._last[run.name] = rate, last
+            self.display.progress(title, sum(self._shares.values()), count, self._last)
+            self.processes.packing.update(self._rates)

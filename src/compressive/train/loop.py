@@ -27,6 +27,7 @@ from compressive.progress import Display
 from compressive.rundir.files import local_path
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.callbacks import Callback, LogFunction
+from compressive.train.compile_cache import record_compiled
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
 from compressive.train.observers import Observers
@@ -94,9 +95,11 @@ def pretrain(
 
 def train(run: Run, requests: list[int]) -> HealthStatus:
     """Train until the end, a failure or a request to stop; return the last health status."""
-    batches, status = run.batches(), HealthStatus("ok", "")
+    batches, status, first = run.batches(), HealthStatus("ok", ""), run.step
     while run.step < run.total:
         step = train_step(run, batches)
+        if run.step == first + 1:
+            record_compiled()
         is_time_to_log = run.schedule.is_time_to_log(run.step)
         if is_time_to_log:
             status = log(run, step)

@@ -24,6 +24,7 @@ from compressive.methods import Builder, Method, Step
 from compressive.networks import feature_dim
 from compressive.rng import image_keys
 from compressive.sync_batchnorm import synchronize
+from compressive.train.compile_cache import start_compile_workers, use_compile_cache
 from compressive.train.online_eval import OnlineProbe
 
 ViewMaker = Callable[[Batch], Sequence[Tensor]]
@@ -73,6 +74,8 @@ def build_learner(
 
 def compile_learner(learner: Learner, config: Config, device: torch.device) -> None:
     """Compile the step; with several processes only the backbone, which has no collectives."""
+    use_compile_cache(device)
+    start_compile_workers(device)
     if config.train.activation_checkpointing:
         checkpoint_activations(learner.method.encoder)
     if world_size() > 1:

@@ -18,6 +18,7 @@ from compressive.checks import autocast
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
 from compressive.evaluation.context import EvalContext
+from compressive.evaluation.features import remember_weights
 from compressive.evaluation.frozen_model import evaluation_mode
 from compressive.evaluation.tasks.smoothness import keyed_sample
 from compressive.methods import Method
@@ -179,12 +180,6 @@ def _is_sampled(method: Method) -> bool:
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     """Assert that no weight and no batch-norm statistic changes."""
-
-    def state() -> list[tuple[str, Tensor]]:
-        return [*module.named_parameters(), *module.named_buffers()]
-
-    before = {name: value.clone() for name, value in state()}
+    is_unchanged = remember_weights(module)
     yield
-    for name, value in state():
-        same = torch.allclose(value, before[name], rtol=0, atol=0, equal_nan=True)
-        assert same, f"{name} changed during an evaluation"
+    assert is_unchanged(), "weights or statistics changed during an evaluation"

@@ -15,6 +15,7 @@ from compressive.augment.ops import augment
 from compressive.augment.params import View
 from compressive.data.sampler import BatchIndices, batch_index_stream
 from compressive.evaluation.context import EvalContext, FeatureClassifier
+from compressive.evaluation.cuda_graph import GraphedFunction
 from compressive.evaluation.features import forward
 from compressive.evaluation.scores import add_test_scores
 from compressive.metrics import nll, top_k_accuracy
@@ -113,8 +114,10 @@ def train_heads(
     )
     speeds = [torch.zeros_like(part) for part in heads]
     peaks = torch.tensor(learning_rates, device=device)
-    for step, (feats, labels) in enumerate(batches):
-        rates = 0.5 * peaks * (1 + math.cos(math.pi * step / steps))
+    cosines = [1 + math.cos(math.pi * step / steps) for step in range(steps)]
+
+    def update(feats: Tensor, labels: Tensor, cosine: Tensor) -> None:
+        rates = 0.5 * peaks * cosine
         # The gradients of the mean cross-entropy in weights and biases.
         error = heads.logits(feats).softmax(-1)
         error -= F.one_hot(labels, classes)
@@ -123,6 +126,10 @@ def train_heads(
         for part, speed, gradient in zip(heads, speeds, gradients, strict=True):
             speed.mul_(0.9).add_(gradient)
             part.sub_(rates.view(-1, *[1] * (part.ndim - 1)) * (gradient + 0.9 * speed))
+
+    graphed = GraphedFunction(update, device)
+    for (feats, labels), cosine in zip(batches, torch.tensor(cosines, device=device), strict=False):
+        graphed(feats, labels, cosine)
     return heads
 
 
@@ -148,12 +155,18 @@ def _augmented_features(
     places, model = places.cpu(), context.model
     orders = islice(batch_index_stream(len(places), batch, seed=context.seed), steps)
     indices = (BatchIndices(places[order.index], order.epoch) for order in orders)
+    view = replace(_TRAINING_VIEW, antialias=model.antialias)
+
+    def features(
+        images: Tensor, height: Tensor, width: Tensor, index: Tensor, epoch: Tensor
+    ) -> Tensor:
+        keys = image_keys(index, seed=context.seed, epoch=epoch, view=_HEAD_VIEW)
+        x = augment(images, keys, view, model.size, height=height, width=width)
+        return forward(model.network, context.renormalize(x), context.dtype)
+
+    graphed = GraphedFunction(features, context.device)
     for step, found in enumerate(context.loader("train").batches(indices)):
-        keys = image_keys(found.index, seed=context.seed, epoch=found.epoch, view=_HEAD_VIEW)
-        view = replace(_TRAINING_VIEW, antialias=model.antialias)
-        height, width = found.height, found.width
-        x = augment(found.images, keys, view, model.size, height=height, width=width)
-        x = context.renormalize(x)
         if step % 10 == 0:
             context.progress("linear", step, steps, "steps")
-        yield forward(model.network, x, context.dtype), found.label
+        feats = graphed(found.images, found.height, found.width, found.index, found.epoch)
+        yield feats, found.label

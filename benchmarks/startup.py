@@ -1,0 +1,179 @@
+"""Time the start of training up to the first step, with empty and with filled compiler caches.
+
+    python benchmarks/startup.py resnet18                  # CIFAR-10's size, batch 512
+    python benchmarks/startup.py resnet50                  # 224 pixels, batch 256
+    python benchmarks/startup.py resnet18 --before ../old/src
+    python benchmarks/startup.py resnet18 --device cpu     # small batches
+
+Prints one JSON line. A start is a new Python process that imports torch and the package, builds a
+C-SimCLR run and makes two steps. `cold` has an empty cache folder, `second` the one that `cold`
+filled. `--before` names the `src` folder of another version; both versions are timed in turn.
+`seconds` are those since the start of Python, `parts` are differences between them, and `compiler`
+is torch's own account of what it did (nested, so they do not add up). `caches` counts hits and
+misses of torch's caches.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parent.parent / "src"
+RECIPES = {"resnet18": "c-simclr/cifar10-r18-200", "resnet50": "c-simclr/imagenet-r50-300"}
+QUIET = ("train.save_every=1000", "train.tensorboard=false", "train.compile=yes")
+SMALL = {"resnet18": ("train.batch_size=8",), "resnet50": ("train.batch_size=4", "views.size=64")}
+ACCOUNT = (  # functions of torch's compiler: tracing, differentiation, code, kernels
+    "_compile.compile_inner",
+    "bytecode_tracing",
+    "create_aot_dispatcher_function",
+    "aot_trace_joint_graph",
+    "min_cut_rematerialization_partition",
+    "_recursive_joint_graph_passes",
+    "compile_fx_inner",
+    "GraphLowering.run",
+    "Scheduler.__init__",
+    "Scheduler.codegen",
+    "async_compile.wait",
+    "AOTAutogradCache.inductor_load",
+    "PyCodeCache.load_by_key_path",
+    "build_guards",
+)
+
+
+def main() -> None:
+    """Read the command line; time the starts in turn and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("network", choices=RECIPES)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--before", type=Path, help="src folder of another version")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--child", nargs=2, metavar=("BEGIN", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        return start(given.network, given.device, float(given.child[0]), Path(given.child[1]))
+    versions = {"before": given.before} if given.before else {}
+    versions["now"] = SOURCE
+    found: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        if given.network == "resnet50":
+            write_images(Path(name) / "photos")
+        for number in range(given.rounds):
+            for kind in ("cold", "second"):
+                for version, source in versions.items():
+                    cache = Path(name) / f"cache-{version}-{number}"
+                    started = launch(given, source, Path(name), cache)
+                    found.setdefault(f"{version}, {kind}", []).append(started)
+                    print(version, kind, started["seconds"], file=sys.stderr, flush=True)
+        device = "cuda" if given.device.startswith("cuda") else "cpu"
+        from timing import environment
+
+        about = environment(device, "torchvision", "timm", "triton")
+    best = {key: min(each["seconds"]["first step"] for each in all_) for key, all_ in found.items()}
+    print(json.dumps({"startup": given.network, "first_step": best, "starts": found, **about}))
+    return None
+
+
+def launch(given: argparse.Namespace, source: Path, place: Path, cache: Path) -> dict[str, Any]:
+    """Make one start in a new process and return what it printed."""
+    env = {**os.environ, "PYTHONPATH": str(source), "COMPRESSIVE_COMPILE_CACHE": str(cache)}
+    # Versions without a cache of their own use torch's default folder.
+    env |= {"TMPDIR": str(place), "TORCH_LOGS": ""}
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        env.pop(name, None)
+    if source != SOURCE:
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    words = [sys.executable, __file__, given.network, "--device", given.device]
+    words += ["--child", str(time.time()), str(place)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def write_images(folder: Path) -> None:
+    """Write photographs for the start at 224 pixels."""
+    sys.path.insert(0, str(SOURCE))
+    from loader import write_photos
+
+    folder.mkdir()
+    write_photos(str(folder), 512)
+
+
+def start(network: str, device: str, begin: float, place: Path) -> None:
+    """Make two steps and print when each part of the start ended."""
+    ended = {"python": time.time() - begin}
+
+    def mark(name: str) -> None:
+        if "torch" in sys.modules and device.startswith("cuda"):
+            torch.cuda.synchronize()
+        ended[name] = time.time() - begin
+
+    import torch
+
+    ended["import torch"] = time.time() - begin
+    from compressive import recipes
+    from compressive.config import override
+    from compressive.progress import Display
+    from compressive.train.loop import train_step
+    from compressive.train.run import Run
+
+    ended["import compressive"] = time.time() - begin
+    source = place / "photos" if network == "resnet50" else "builtin"
+    small = (
+        SMALL[network] if device == "cpu" else ("train.batch_size=256",) * (network == "resnet50")
+    )
+    changes = (f"data.source={source}", f"train.device={device}", *QUIET, *small)
+    config = override(recipes.get(RECIPES[network]).config, *changes)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(config, Path(folder) / "run", Display(quiet=True), resume=False)
+        mark("build")
+        run.restore()
+        mark("first checkpoint")
+        make, batches = run.make_views, run.batches()
+
+        def views(batch: Any) -> Any:
+            made = make(batch)
+            if "views" not in ended:
+                mark("views")
+            return made
+
+        run.make_views = views
+        loss = float(train_step(run, batches).loss)
+        mark("first step")
+        processor = time.process_time()  # tells the work from the wait on a busy machine
+        train_step(run, batches)
+        mark("second step")
+        run.close()
+    names, times = list(ended), list(ended.values())
+    parts = {b: round(times[i + 1] - times[i], 2) for i, b in enumerate(names[1:])}
+    print(
+        json.dumps(
+            {
+                "seconds": {name: round(value, 2) for name, value in ended.items()},
+                "parts": {"python": round(times[0], 2), **parts},
+                "loss": loss,
+                "processor_seconds": round(processor, 2),
+                **account(),
+            }
+        )
+    )
+
+
+def account() -> dict[str, Any]:
+    """Return the times of torch's compiler and the counts of its caches."""
+    import torch._dynamo.utils as dynamo
+
+    times = dynamo.compilation_time_metrics
+    seconds = {name: [round(t, 2) for t in times[name]] for name in ACCOUNT if name in times}
+    counts = {**dynamo.counters["aot_autograd"], **dynamo.counters["inductor"]}
+    caches = {name: count for name, count in counts.items() if "cache" in name}
+    return {"compiler": seconds, "caches": caches}
+
+
+if __name__ == "__main__":
+    main()
