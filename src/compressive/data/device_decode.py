@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compressive.data.decode import shrink
-from compressive.data.nvjpeg import BatchDecode
+from compressive.data.nvjpeg import DeviceDecoder
 from compressive.data.prefetch import EPOCH, LABEL
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 
@@ -27,8 +27,8 @@ Placed = list[tuple[int, DecodedImage | EncodedImage, Tensor]]  # with pixels on
 class BatchDecoder:
     """Decodes and assembles batches on a device, on the current stream of one thread."""
 
-    def __init__(self, decode: BatchDecode, reader: ImageReader, device: torch.device) -> None:
-        self._decode_files, self._reader, self._device = decode, reader, device
+    def __init__(self, decoder: DeviceDecoder, reader: ImageReader, device: torch.device) -> None:
+        self._decoder, self._reader, self._device = decoder, reader, device
         self._is_cuda = device.type == "cuda"
 
     def batch(
@@ -37,7 +37,7 @@ class BatchDecoder:
         """Return images and numbers of a `DeviceBatch`; the copies may still be running."""
         side = self._reader.side
         shape = (len(images), 3, side, side)
-        canvas = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        canvas = torch.empty(shape, dtype=torch.uint8, device=self._device)
         numbers = torch.empty(5, len(images), dtype=torch.int64, pin_memory=self._is_cuda)
         numbers[EPOCH] = epoch
         table, most = numbers.numpy(), max(_DECODED_CHUNK, canvas.numel())
@@ -49,11 +49,10 @@ class BatchDecoder:
             placed, rejected = self._decoded([f for f in files if f[1].index not in host_only])
             rejected += [f for f in files if f[1].index in host_only]
             placed += self._copied([(p, i) for p, i in chunk if isinstance(i, DecodedImage)])
-            for place, image, found in placed:
-                found = shrink(found, side, resize=resize_on_device)
-                height, width = found.shape[1:]
-                canvas[place, :, :height, :width].copy_(found)
-                table[:EPOCH, place] = height, width, image.index
+            fitting = [shrink(found, side, resize=resize_on_device) for _, _, found in placed]
+            self._decoder.place(canvas, fitting, [place for place, _, _ in placed])
+            for (place, image, _), found in zip(placed, fitting, strict=True):
+                table[:EPOCH, place] = *found.shape[1:], image.index
                 table[LABEL, place] = image.label
             self._reader.host_only.update(image.index for _, image in rejected)
             # An unreadable image is replaced by the next one, which may be encoded again.
@@ -67,7 +66,7 @@ class BatchDecoder:
             return [], []
         try:
             self._wait_for_stream()
-            found = self._decode_files([image.data for _, image in files])
+            found = self._decoder.decode([image.data for _, image in files])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
