@@ -85,7 +85,8 @@ def test_pixels_are_close_to_libjpeg(
     try:
         decoded = on_device(decoder, data)
     except RuntimeError as error:
-        assert max(size) < 64, error
+        if max(size) >= 64:
+            raise
         pytest.skip(f"the CPU decodes files of this size: {error}")
     for each, found in zip(data, decoded, strict=True):
         difference = (found.cpu().int() - decode(each).int()).abs().float()
