@@ -295,6 +295,7 @@ def training(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for seed in range(asked.seeds):
         for name, setting in (("cpu", "no"), ("gpu", "yes")):
             config = override(base, f"seed={seed}", f"data.decode_on_device={setting}")
+            torch.compiler.reset()  # a function is compiled for a few models only
             outcome = pretrain(config, folder / f"{name}-{seed}", display=Display(quiet=True))
             part = found.setdefault(name, {"knn": [], "probe": []})
             if outcome.accuracy is not None:

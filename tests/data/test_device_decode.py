@@ -1,8 +1,6 @@
 """Decoding on the device gives the batches of the CPU, with a CPU decoder in place of nvJPEG."""
 
-import gc
 import itertools
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +23,7 @@ from device_decoders import (
     wrong_colors,
 )
 from image_kinds import encoded, kinds, picture
+from loader_endings import ENDINGS, stop_consumer
 from PIL import Image
 from torch import Tensor
 
@@ -351,15 +350,15 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_decode, "_DECODED_CHUNK", 1)
     alive: list[weakref.ref[Tensor]] = []
     most = 0
-    zeros = torch.zeros
+    empty = torch.empty
 
     def counted(*shape: Any, **options: Any) -> Tensor:
-        made = zeros(*shape, **options)
+        made = empty(*shape, **options)
         if made.ndim == 4:
             alive.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(torch, "zeros", counted)
+    monkeypatch.setattr(torch, "empty", counted)
     source = files([photo(100 + i, 150, seed=i) for i in range(24)])
     decoder = StandIn()
     with Streaming(
@@ -421,35 +420,17 @@ def slow_files(tried: list[int], seconds: float = 0.03, count: int = 100) -> Ima
     return ImageSource(name="slow", count=count, read=read, place=str)
 
 
-@pytest.mark.parametrize("ending", ["close", "drop", "loader", "error", "interrupt"])
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_threads_stop_with_the_consumer(ending: str) -> None:
     tried: list[int] = []
     loader = Streaming(
         slow_files(tried), side=4, device="cpu", workers=2, prefetch=3, decoder=StandIn().decoder
     )
     order = [[0], *[list(range(100))] * 3]
-    batches = loader.batches([BatchIndices(torch.tensor(i), torch.tensor(i)) for i in order])
-    next(batches)
+    held = [loader.batches([BatchIndices(torch.tensor(i), torch.tensor(i)) for i in order])]
+    next(held[0])
     assert len(threads()) == 3
-    if ending == "close":
-        batches.close()
-    elif ending == "drop":
-        del batches
-        gc.collect()
-    elif ending == "loader":
-        loader.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            next(batches)
-    elif ending == "error":
-        with pytest.raises(ZeroDivisionError), loader:
-            raise ZeroDivisionError
-    else:
-        main = threading.get_ident()
-        interrupt = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
-        interrupt.join()
+    stop_consumer(ending, loader, held)
     assert not threads()
     assert len(tried) < 30
 

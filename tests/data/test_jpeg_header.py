@@ -133,6 +133,26 @@ def test_image_ends_at_its_first_end() -> None:
         assert header.end == len(whole)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {0: 3, 2: 2},  # three words of one bit
+        {16: 200},  # a difference of 200 bits
+        {0: 255},  # more words than the segment holds
+        {-1: 4},  # table 4 of 4
+    ],
+)
+def test_invalid_huffman_table_is_left_to_the_cpu(changes: dict[int, int]) -> None:
+    """The first table has 16 numbers of words by length, then 12 symbols."""
+    data = bytearray(encoded("JPEG"))
+    at = data.index(b"\xff\xc4") + 5
+    assert read_jpeg_header(bytes(data)) is not None
+    for place, value in changes.items():
+        data[at + place] = value
+    assert not is_readable(bytes(data))
+    assert read_jpeg_header(bytes(data)) is None
+
+
 def damaged(count: int) -> dict[str, bytes]:
     """Return files with changed, missing or additional bytes, half of them in the header."""
     draw = random.Random(1)

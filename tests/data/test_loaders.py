@@ -1,8 +1,6 @@
 """Both loaders match a plain loop over the source, and their threads end."""
 
-import gc
 import itertools
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from loader_endings import ENDINGS, stop_consumer
 from PIL import Image
 from torch import Tensor
 
@@ -332,33 +331,15 @@ def test_only_time_the_consumer_waits_is_counted() -> None:
     assert next(batches, None) is None
 
 
-@pytest.mark.parametrize("ending", ["close", "drop", "loader", "error", "interrupt"])
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_worker_threads_stop_with_the_consumer(ending: str) -> None:
     """They stop immediately: of 301 planned images, only those in progress are finished."""
     source = Slow([(4, 4)] * 100)
     loader = Streaming(source, side=4, device="cpu", workers=2, prefetch=3)
-    batches = loader.batches(portions([0], *[list(range(100))] * 3))
-    next(batches)
+    held = [loader.batches(portions([0], *[list(range(100))] * 3))]
+    next(held[0])
     assert len(decoders()) == 2
-    if ending == "close":
-        batches.close()  # pyright: ignore
-    elif ending == "drop":
-        del batches
-        gc.collect()
-    elif ending == "loader":
-        loader.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            next(batches)
-    elif ending == "error":
-        with pytest.raises(ZeroDivisionError), loader:
-            raise ZeroDivisionError
-    else:
-        main = threading.get_ident()
-        interrupt = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
-        interrupt.join()
+    stop_consumer(ending, loader, held)
     assert not decoders()
     assert len(source.tried) < 30
 

@@ -60,6 +60,7 @@ def test_run_equals_one_that_decodes_on_the_cpu_and_resumes_bitwise(
     config, whole, out = settings(photos, "data.decode_on_device=yes"), Written(), tmp_path / "run"
     pretrain(config, tmp_path / "whole", display=whole)
     assert sum(decoder.calls) > 6 * 4
+    assert sum("decode_on_device" in line for line in whole.said) == 1
     run = Run(config, out, silent(), resume=True)
     run.restore()
     for _ in range(3):  # a stop request takes effect after a step

@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
 from compressive.data.decode import shrink
-from compressive.data.nvjpeg import BatchDecode
+from compressive.data.nvjpeg import DeviceDecoder
 from compressive.data.prefetch import EPOCH, LABEL
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 
@@ -27,38 +28,40 @@ Placed = list[tuple[int, DecodedImage | EncodedImage, Tensor]]  # with pixels on
 class BatchDecoder:
     """Decodes and assembles batches on a device, on the current stream of one thread."""
 
-    def __init__(self, decode: BatchDecode, reader: ImageReader, device: torch.device) -> None:
-        self._decode_files, self._reader, self._device = decode, reader, device
+    def __init__(self, decoder: DeviceDecoder, reader: ImageReader, device: torch.device) -> None:
+        self._decoder, self._reader, self._device = decoder, reader, device
         self._is_cuda = device.type == "cuda"
 
     def batch(
         self, images: Sequence[DecodedImage | EncodedImage], epoch: Int64[Tensor, " batch"]
     ) -> tuple[UInt8[Tensor, "batch 3 side side"], Int64[Tensor, "5 batch"]]:
         """Return images and numbers of a `DeviceBatch`; the copies may still be running."""
-        side = self._reader.side
-        shape = (len(images), 3, side, side)
-        canvas = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        shape = (len(images), 3, self._reader.side, self._reader.side)
+        canvas = torch.empty(shape, dtype=torch.uint8, device=self._device)
         numbers = torch.empty(5, len(images), dtype=torch.int64, pin_memory=self._is_cuda)
         numbers[EPOCH] = epoch
-        table, most = numbers.numpy(), max(_DECODED_CHUNK, canvas.numel())
-        waiting = deque(enumerate(images))
+        waiting, most = deque(enumerate(images)), max(_DECODED_CHUNK, canvas.numel())
         while waiting:
-            chunk = _next_chunk(waiting, most)
-            files: Files = [(p, image) for p, image in chunk if isinstance(image, EncodedImage)]
-            host_only = self._reader.host_only  # some were rejected after they were read here
-            placed, rejected = self._decoded([f for f in files if f[1].index not in host_only])
-            rejected += [f for f in files if f[1].index in host_only]
-            placed += self._copied([(p, i) for p, i in chunk if isinstance(i, DecodedImage)])
-            for place, image, found in placed:
-                found = shrink(found, side, resize=resize_on_device)
-                height, width = found.shape[1:]
-                canvas[place, :, :height, :width].copy_(found)
-                table[:EPOCH, place] = height, width, image.index
-                table[LABEL, place] = image.label
+            rejected = self._place_chunk(_next_chunk(waiting, most), canvas, numbers.numpy())
             self._reader.host_only.update(image.index for _, image in rejected)
             # An unreadable image is replaced by the next one, which may be encoded again.
             waiting.extend((p, self._reader.fetched(image.index)) for p, image in rejected)
         return canvas, numbers.to(self._device, non_blocking=self._is_cuda)
+
+    def _place_chunk(self, chunk: Slots, canvas: Tensor, table: np.ndarray) -> Files:
+        """Decode, shrink and place images; return the files that must be read again."""
+        files: Files = [(p, image) for p, image in chunk if isinstance(image, EncodedImage)]
+        host_only = self._reader.host_only  # some were rejected after they were read here
+        placed, rejected = self._decoded([f for f in files if f[1].index not in host_only])
+        rejected += [f for f in files if f[1].index in host_only]
+        placed += self._copied([(p, i) for p, i in chunk if isinstance(i, DecodedImage)])
+        side = self._reader.side
+        fitting = [shrink(found, side, resize=resize_on_device) for _, _, found in placed]
+        self._decoder.place(canvas, fitting, [place for place, _, _ in placed])
+        for (place, image, _), found in zip(placed, fitting, strict=True):
+            table[:EPOCH, place] = *found.shape[1:], image.index
+            table[LABEL, place] = image.label
+        return rejected
 
     def _decoded(self, files: Files) -> tuple[Placed, Files]:
         """Decode files; return their pixels, and the files that the decoder rejects."""
@@ -67,7 +70,7 @@ class BatchDecoder:
             return [], []
         try:
             self._wait_for_stream()
-            found = self._decode_files([image.data for _, image in files])
+            found = self._decoder.decode([image.data for _, image in files])
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

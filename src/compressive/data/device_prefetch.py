@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from compressive.data.device_decode import BatchDecoder
-from compressive.data.nvjpeg import BatchDecode
+from compressive.data.nvjpeg import DeviceDecoder
 from compressive.data.prefetch import BatchSlots, Clock, DeviceBatch, received
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 from compressive.data.worker_threads import WorkerThreads
@@ -40,7 +40,7 @@ class DevicePrefetcher:
         self,
         plan: Iterator[tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]],
         reader: ImageReader,
-        decode: BatchDecode,
+        decoder: DeviceDecoder,
         *,
         device: torch.device,
         workers: int,
@@ -49,7 +49,7 @@ class DevicePrefetcher:
     ) -> None:
         self._plan, self._reader, self._device = plan, reader, device
         self._prefetch, self._clock, self._ahead = prefetch, clock, 0
-        self._decoder = BatchDecoder(decode, reader, device)
+        self._decoder = BatchDecoder(decoder, reader, device)
         # High priority: small kernels must not wait for the large ones of a training step.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._used: torch.cuda.Event | None = None  # after the consumer's kernels so far

@@ -148,7 +148,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         if decoder is None:
             flow = Prefetcher(checked, reader.decoded, side=reader.side, **options)
         else:
-            flow = DevicePrefetcher(checked, reader, decoder.decode, **options)
+            flow = DevicePrefetcher(checked, reader, decoder, **options)
         self._flows.add(flow)
         try:
             while flow.has_next():

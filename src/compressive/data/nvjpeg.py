@@ -12,6 +12,7 @@ from torch import Tensor
 
 from compressive.data.decode import Unreadable, decode, first_line
 from compressive.data.jpeg_header import SUBSAMPLINGS, read_jpeg_header
+from compressive.data.placement import Placement, fastest_placement, place_by_copies
 from compressive.data.source import Source, fetch_ahead
 from compressive.platforms.accelerators import is_rocm
 
@@ -33,6 +34,7 @@ class DeviceDecoder(NamedTuple):
 
     decode: BatchDecode  # does not apply the orientation
     subsamplings: frozenset[str]
+    place: Placement = place_by_copies
 
 
 class NoDeviceDecoder(RuntimeError):
@@ -97,7 +99,8 @@ def nvjpeg_decoder(device: torch.device) -> DeviceDecoder:
     ):
         try:
             found = open_library(device)
-            return DeviceDecoder(found, matching_subsamplings(found))
+            kinds = matching_subsamplings(found)
+            return DeviceDecoder(found, kinds, fastest_placement(device))
         except (ImportError, OSError, RuntimeError, TypeError) as error:
             reasons.append(f"{name}: {first_line(error)}")
     raise NoDeviceDecoder(f"no decoder of JPEG for {device} ({'; '.join(reasons)})")

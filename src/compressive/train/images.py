@@ -77,6 +77,13 @@ def load_images(
     )
 
 
+def decoder_note(loader: Loader) -> str:
+    """Return a note if the device decodes images, else ""."""
+    if isinstance(loader, Streaming) and loader.decoder is not None:
+        return "JPEG files are decoded on the GPU; data.decode_on_device=no: on the CPU"
+    return ""
+
+
 def some(loader: Loader, index: Int[Tensor, " some"], epoch: int = 0) -> Batch:
     """Return the images at these indices as one batch, outside the order of training."""
     return next(loader.batches(iter([BatchIndices(index, torch.full_like(index, epoch))])))

@@ -118,6 +118,7 @@ class Run:
         self.loader: images.Loader = images.load_images(
             source, config.data, self.side, self.device, decoding
         )
+        self.notes.append(images.decoder_note(self.loader))
         self._lock: int | None = None
         try:
             self.color_fingerprint: Tensor = images.color_fingerprint(self.loader, self.count)
