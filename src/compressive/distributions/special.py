@@ -144,10 +144,10 @@ def _evaluate(kappa: Tensor, nu: float, which: str) -> Tensor:
 def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
     """Return Debye's expansion of M, A, 1-A, A' or A'', for nu^2 + kappa^2 >= 32^2."""
     s = torch.sqrt(kappa * kappa + nu * nu).clamp(min=1.0)  # clamps only discarded values
-    sigma2, tau = 1 / (s * s), (nu / s) ** 2
     if which == "M":
         growth = nu * torch.log((nu + s) / (2 * math.pi)) + 0.5 * torch.log(s / (2 * math.pi))
         return growth - nu * nu / (s + kappa) - _series(s, nu, 0)
+    sigma2, tau = 1 / (s * s), (nu / s) ** 2
     if which == "A":
         return kappa * (1 / (nu + s) - sigma2 * (0.5 + _series(s, nu, 1)))
     if which == "1-A":
