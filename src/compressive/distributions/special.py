@@ -162,29 +162,27 @@ def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
     """Evaluate the same functions for small nu and kappa, from Debye at nu + m down to nu."""
-    # Each step computes a = A / kappa as a function of x = kappa^2, and only the derivatives that
-    # are needed: on a GPU each operation costs a launch.
+    # Each step computes a = A / kappa as a function of x = kappa^2, with two derivatives if they are
+    # needed: on a GPU each operation costs a launch.
     steps = math.ceil(_SEAM - nu)
     top = nu + steps
     x = kappa * kappa
     s = torch.sqrt(x + top * top)
     sigma = 1 / s
     a = 1 / (top + s) - sigma**2 * (0.5 + _series(s, top, 1))
-    first, second = which in ("A'", "A''"), which == "A''"
+    differentiate = which in ("A'", "A''")
     a_x = a_xx = product = torch.ones_like(kappa)
-    if first:
+    if differentiate:
         a_x = 0.5 * sigma**4 * (1 + _series(s, top, 2)) - 0.5 * sigma / (top + s) ** 2
-    if second:
         a_xx = 0.25 * sigma**2 / (top + s) ** 2 * (sigma + 2 / (top + s))
         a_xx = a_xx - sigma**6 * (1 + 0.25 * _series(s, top, 3))
     for step in range(1, steps + 1):
         previous = a
         a = 1 / (2 * (top - step + 1) + x * previous)
-        if first:
+        if differentiate:
             slope = previous + x * a_x
-            if second:
-                a_xx = a * a * (2 * a * slope * slope - (2 * a_x + x * a_xx))
-            a_x = -a * a * slope
+            bend = 2 * a_x + x * a_xx
+            a_x, a_xx = -a * a * slope, a * a * (2 * a * slope * slope - bend)
         if which == "M":
             product = product * (2 * math.pi * a)
     if which == "M":
