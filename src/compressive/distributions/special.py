@@ -162,8 +162,8 @@ def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
     """Evaluate the same functions for small nu and kappa, from Debye at nu + m down to nu."""
-    # Each step computes a = A / kappa as a function of x = kappa^2, with two derivatives if they are
-    # needed: on a GPU each operation costs a launch.
+    # Each step computes a = A / kappa as a function of x = kappa^2, and its two derivatives only if
+    # they are needed: on a GPU each operation costs a launch.
     steps = math.ceil(_SEAM - nu)
     top = nu + steps
     x = kappa * kappa
