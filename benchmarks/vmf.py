@@ -1,15 +1,18 @@
-"""Time sampling and log density of 4096 vMFs on the sphere of R^256, against alternatives.
+"""Time samples and log densities of vMFs, with kappa fixed, batched and learned.
 
     uv run --group bench python benchmarks/vmf.py                   # CPU, with TFP and others
     python benchmarks/vmf.py --device cuda                          # H200
 
-Prints one JSON line. `randn` draws normals of the same shape, a lower bound for any sampler.
+Prints one JSON line with two parts. `peers`: sample and log density of 4096 vMFs on the sphere of
+R^256, three races for each of two kappas. `dimensions`: samples at kappa = n for several n.
+`randn` draws normals of the same shape, a lower bound for any sampler.
 """
 
 import argparse
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,13 +80,14 @@ OTHERS = {  # by the name of the package
 
 
 def entrants(mu: torch.Tensor, kappa: float, device: str) -> dict[str, Callable[[], object]]:
-    """Return the functions to time, by name."""
+    """Return the functions of the part `peers`, by name."""
     learned = torch.full((len(mu),), kappa, device=device)
     found: dict[str, Callable[[], object]] = {
         "randn": lambda: torch.randn_like(mu),
         "ours": ours(mu, kappa),
         "ours, compiled": torch.compile(ours(mu, kappa), fullgraph=True),
         "ours, kappa a tensor": ours(mu, learned),
+        "ours, kappa a tensor, compiled": torch.compile(ours(mu, learned), fullgraph=True),
     }
     if device == "cuda":
         return found | {f"{name}, graph": captured(function) for name, function in found.items()}
@@ -93,6 +97,97 @@ def entrants(mu: torch.Tensor, kappa: float, device: str) -> dict[str, Callable[
     return found
 
 
+def samplers(mu: torch.Tensor, kappa: float) -> dict[str, Callable[[], object]]:
+    """Return samplers with kappa fixed, one per row, and learned, the last two with gradients."""
+    rows = torch.full((len(mu),), kappa, device=mu.device)
+    learned, moving = rows.clone().requires_grad_(), mu.clone().requires_grad_()
+    ones = torch.ones_like(mu)
+
+    def backward(kappa: float | torch.Tensor, *inputs: torch.Tensor) -> object:
+        z = VonMisesFisher(moving, kappa, validate_args=False).rsample()
+        return torch.autograd.grad(z, inputs, ones)
+
+    return {
+        "fixed": lambda: VonMisesFisher(mu, kappa, validate_args=False).rsample(),
+        "batched": lambda: VonMisesFisher(mu, rows, validate_args=False).rsample(),
+        "learned": lambda: VonMisesFisher(mu, learned, validate_args=False).rsample(),
+        "fixed, backward": lambda: backward(kappa, moving),
+        "learned, backward": lambda: backward(learned, moving, learned),
+        "fixed, log_prob": ours(mu, kappa),
+        "batched, log_prob": ours(mu, rows),
+    }
+
+
+def dimension(
+    n: int, rows: int, device: str, rounds: int, clock: Callable[[], float], modes: list[str]
+) -> dict[str, object]:
+    """Race all samplers of one dimension, in all modes, against scipy's."""
+    mu = F.normalize(torch.randn(rows, n, device=device), dim=-1)
+    eager = samplers(mu, float(n))
+    functions: dict[str, Callable[[], object]] = {"randn": lambda: torch.randn_like(mu), **eager}
+    failed: dict[str, str] = {}
+    torch.compiler.reset()  # else the limit of recompilations is reached
+    builders = {
+        "compiled": lambda function: torch.compile(function, fullgraph=True),
+        "graph": captured,
+    }
+    for mode in modes:
+        for name, function in eager.items():
+            if mode == "eager" or (mode == "compiled" and "backward" in name):
+                continue
+            try:
+                built = builders[mode](function)
+                built()
+                functions[f"{name}, {mode}"] = built
+            except Exception as error:  # one mode must not hide the other figures
+                failed[f"{name}, {mode}"] = str(error).splitlines()[0][:200]
+    if device == "cpu" and importlib.util.find_spec("scipy"):
+        from scipy import stats
+
+        p = stats.vonmises_fisher(F.normalize(mu[0].double(), dim=0).numpy(), n)  # pyright: ignore
+        functions["scipy"] = lambda: p.rvs(rows)
+    times = race(functions, device, rounds, clock)
+    ratios = {"fixed / scipy": times["fixed"] / times["scipy"]} if "scipy" in times else {}
+    for mode in ("", *(f", {mode}" for mode in modes if mode != "eager")):
+        for what in ("", ", backward", ", log_prob"):
+            for name in ("batched", "learned"):
+                top, bottom = f"{name}{what}{mode}", f"fixed{what}{mode}"
+                if top in times and bottom in times:
+                    ratios[f"{top} / {bottom}"] = times[top] / times[bottom]
+    return {
+        "nanoseconds per sample": {k: round(1e6 * v / rows, 1) for k, v in times.items()},
+        "ratio": {k: round(v, 2) for k, v in ratios.items()},
+        **({"failed": failed} if failed else {}),
+    }
+
+
+def peers(
+    device: str, batch: int, dim: int, rounds: int, clock: Callable[[], float], repeats: int
+) -> dict[str, object]:
+    """Race sample and log density against other libraries."""
+    mu = F.normalize(torch.randn(batch, dim, device=device), dim=-1)
+    report: dict[str, object] = {"batch": batch, "dim": dim}
+    for kappa in (1024.0, 16384.0):
+        functions = entrants(mu, kappa, device)
+        for repeat in range(1, repeats + 1):
+            results = race(functions, device, rounds, clock)
+            graph = ", graph" if device == "cuda" else ""
+            ratios = {}
+            for name in ("ours", "ours, compiled"):
+                time = results[name + graph]
+                ratios[f"{name} / randn"] = time / results["randn" + graph]
+                ratios |= {
+                    f"{other} / {name}": results[other] / time
+                    for other in OTHERS
+                    if other in results
+                }
+            report[f"kappa {kappa:g}, race {repeat}"] = {
+                "milliseconds": {k: round(v, 4) for k, v in results.items()},
+                "ratio": {k: round(v, 2) for k, v in ratios.items()},
+            }
+    return report
+
+
 def main() -> None:
     """Measure and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -100,33 +195,43 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="number of CPU threads")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--batch", type=int, default=4096)
-    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--dim", type=int, default=256, help="dimension of the part `peers`")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="races per kappa of `peers`; 0: none"
+    )
+    parser.add_argument("--dims", type=int, nargs="*", default=[2, 3, 8, 16, 40, 128, 2048])
+    parser.add_argument("--modes", nargs="*", choices=["eager", "compiled", "graph"])
+    parser.add_argument("--large", type=int, default=1_000_000, help="rows of the second size")
+    words = "processor time does not count other processes, for one thread only"
+    parser.add_argument("--clock", default="wall", choices=["wall", "processor"], help=words)
     arguments = parser.parse_args()
+    clock = time.process_time if arguments.clock == "processor" else time.perf_counter
+    device, rounds = arguments.device, arguments.rounds
+    graph = ["graph"] if device == "cuda" else []
+    modes = arguments.modes if arguments.modes is not None else ["eager", "compiled", *graph]
     torch.set_num_threads(arguments.threads)
     # Inductor's generator on the CPU is ten times slower than torch's.
-    torch._inductor.config.fallback_random = arguments.device == "cpu"  # pyright: ignore
+    torch._inductor.config.fallback_random = device == "cpu"  # pyright: ignore
     torch.manual_seed(0)
-    mu = F.normalize(torch.randn(arguments.batch, arguments.dim, device=arguments.device), dim=-1)
     report: dict[str, object] = {
-        "benchmark": "vmf: sample + log_prob",
-        "batch": arguments.batch,
-        "dim": arguments.dim,
+        "benchmark": "vmf: sample and log_prob",
         "dtype": "float32",
+        "clock": arguments.clock,
     }
-    for kappa in (1024.0, 16384.0):
-        results = race(entrants(mu, kappa, arguments.device), arguments.device, arguments.rounds)
-        report[f"kappa {kappa:g}, milliseconds"] = {k: round(v, 4) for k, v in results.items()}
-        graph = ", graph" if arguments.device == "cuda" else ""
-        ratios = {}
-        for name in ("ours", "ours, compiled"):
-            time = results[name + graph]
-            ratios[f"{name} / randn"] = time / results["randn" + graph]
-            ratios |= {
-                f"{other} / {name}": results[other] / time for other in OTHERS if other in results
-            }
-        report[f"kappa {kappa:g}, ratio"] = {k: round(v, 2) for k, v in ratios.items()}
+    if arguments.repeats:
+        sizes = arguments.batch, arguments.dim
+        report["peers"] = peers(device, *sizes, rounds, clock, arguments.repeats)
+    dimensions: dict[str, object] = {}
+    for n in arguments.dims:
+        key = f"n = {n}, {arguments.batch} rows"
+        dimensions[key] = dimension(n, arguments.batch, device, rounds, clock, modes)
+        if arguments.large and n <= 40:
+            key = f"n = {n}, {arguments.large} rows"
+            few = max(rounds // 12, 3)
+            dimensions[key] = dimension(n, arguments.large, device, few, clock, ["eager"])
+    report["dimensions"] = dimensions
     packages = ("tensorflow", "tensorflow-probability", "scipy", "power-spherical")
-    report |= environment(arguments.device, *packages)
+    report |= environment(device, *packages)
     print(json.dumps(report))
 
 

@@ -144,10 +144,10 @@ def _evaluate(kappa: Tensor, nu: float, which: str) -> Tensor:
 def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
     """Return Debye's expansion of M, A, 1-A, A' or A'', for nu^2 + kappa^2 >= 32^2."""
     s = torch.sqrt(kappa * kappa + nu * nu).clamp(min=1.0)  # clamps only discarded values
-    sigma2, tau = 1 / (s * s), (nu / s) ** 2
     if which == "M":
         growth = nu * torch.log((nu + s) / (2 * math.pi)) + 0.5 * torch.log(s / (2 * math.pi))
         return growth - nu * nu / (s + kappa) - _series(s, nu, 0)
+    sigma2, tau = 1 / (s * s), (nu / s) ** 2
     if which == "A":
         return kappa * (1 / (nu + s) - sigma2 * (0.5 + _series(s, nu, 1)))
     if which == "1-A":
@@ -162,24 +162,29 @@ def _debye(kappa: Tensor, nu: float, which: str) -> Tensor:
 
 def _descend(kappa: Tensor, nu: float, which: str) -> Tensor:
     """Evaluate the same functions for small nu and kappa, from Debye at nu + m down to nu."""
-    # Each step computes a = A / kappa as a function of x = kappa^2, with two derivatives.
+    # Each step computes a = A / kappa as a function of x = kappa^2, and its two derivatives only if
+    # they are needed: on a GPU each operation costs a launch.
     steps = math.ceil(_SEAM - nu)
     top = nu + steps
     x = kappa * kappa
     s = torch.sqrt(x + top * top)
     sigma = 1 / s
-    one, two, three = (_series(s, top, order) for order in (1, 2, 3))
-    a = 1 / (top + s) - sigma**2 * (0.5 + one)
-    a_x = 0.5 * sigma**4 * (1 + two) - 0.5 * sigma / (top + s) ** 2
-    a_xx = 0.25 * sigma**2 / (top + s) ** 2 * (sigma + 2 / (top + s))
-    a_xx = a_xx - sigma**6 * (1 + 0.25 * three)
-    product = torch.ones_like(kappa)
+    a = 1 / (top + s) - sigma**2 * (0.5 + _series(s, top, 1))
+    differentiate = which in ("A'", "A''")
+    a_x = a_xx = product = torch.ones_like(kappa)
+    if differentiate:
+        a_x = 0.5 * sigma**4 * (1 + _series(s, top, 2)) - 0.5 * sigma / (top + s) ** 2
+        a_xx = 0.25 * sigma**2 / (top + s) ** 2 * (sigma + 2 / (top + s))
+        a_xx = a_xx - sigma**6 * (1 + 0.25 * _series(s, top, 3))
     for step in range(1, steps + 1):
-        slope = a + x * a_x
-        bend = 2 * a_x + x * a_xx
-        a = 1 / (2 * (top - step + 1) + x * a)
-        a_x, a_xx = -a * a * slope, a * a * (2 * a * slope * slope - bend)
-        product = product * (2 * math.pi * a)
+        previous = a
+        a = 1 / (2 * (top - step + 1) + x * previous)
+        if differentiate:
+            slope = previous + x * a_x
+            bend = 2 * a_x + x * a_xx
+            a_x, a_xx = -a * a * slope, a * a * (2 * a * slope * slope - bend)
+        if which == "M":
+            product = product * (2 * math.pi * a)
     if which == "M":
         return _debye(kappa, top, "M") + torch.log(product)
     if which == "A":
