@@ -82,8 +82,8 @@ def launch(given: argparse.Namespace, source: Path, place: Path, cache: Path) ->
     """Make one start in a new process and return what it printed."""
     env = {**os.environ, "PYTHONPATH": str(source), "COMPRESSIVE_COMPILE_CACHE": str(cache)}
     # Versions without a cache of their own use torch's default folder.
-    env |= {"TMPDIR": str(place), "TORCH_LOGS": ""}
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    env["TMPDIR"] = str(place)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS"):
         env.pop(name, None)
     if source != SOURCE:
         env["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
