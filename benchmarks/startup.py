@@ -52,10 +52,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--before", type=Path, help="src folder of another version")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], help="changes of settings")
     parser.add_argument("--child", nargs=2, metavar=("BEGIN", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        return start(given.network, given.device, float(given.child[0]), Path(given.child[1]))
+        begin, place = given.child
+        return start(given.network, given.device, given.set, float(begin), Path(place))
     versions = {"before": given.before} if given.before else {}
     versions["now"] = SOURCE
     found: dict[str, list[dict[str, Any]]] = {}
@@ -82,12 +84,13 @@ def launch(given: argparse.Namespace, source: Path, place: Path, cache: Path) ->
     """Make one start in a new process and return what it printed."""
     env = {**os.environ, "PYTHONPATH": str(source), "COMPRESSIVE_COMPILE_CACHE": str(cache)}
     # Versions without a cache of their own use torch's default folder.
-    env |= {"TMPDIR": str(place), "TORCH_LOGS": ""}
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    env["TMPDIR"] = str(place)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS"):
         env.pop(name, None)
     if source != SOURCE:
         env["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     words = [sys.executable, __file__, given.network, "--device", given.device]
+    words += [word for change in given.set for word in ("--set", change)]
     words += ["--child", str(time.time()), str(place)]
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -104,7 +107,7 @@ def write_images(folder: Path) -> None:
     write_photos(str(folder), 512)
 
 
-def start(network: str, device: str, begin: float, place: Path) -> None:
+def start(network: str, device: str, given: list[str], begin: float, place: Path) -> None:
     """Make two steps and print when each part of the start ended."""
     ended = {"python": time.time() - begin}
 
@@ -127,7 +130,7 @@ def start(network: str, device: str, begin: float, place: Path) -> None:
     small = (
         SMALL[network] if device == "cpu" else ("train.batch_size=256",) * (network == "resnet50")
     )
-    changes = (f"data.source={source}", f"train.device={device}", *QUIET, *small)
+    changes = (f"data.source={source}", f"train.device={device}", *QUIET, *small, *given)
     config = override(recipes.get(RECIPES[network]).config, *changes)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder) / "run", Display(quiet=True), resume=False)

@@ -57,6 +57,8 @@ WRONG = [
     "sweep builtin --vary optim.lr=1,-1",
     "sweep builtin --vary optim.lr=1,2 --tasks nonsense",
     "sweep builtin --vary optim.lr=1,2 --suite nonsense",
+    "sweep builtin --vary optim.lr=1,2 --at-once 0",
+    "sweep builtin --vary optim.lr=1,2 --at-once many",
     "sweep builtin --vary optim.lr=1,2 --jobs 0",
     "pretrain nowhere",
     "sweep nowhere --vary optim.lr=1,2",

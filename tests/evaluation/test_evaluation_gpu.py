@@ -1,6 +1,8 @@
 """Evaluation on a GPU: corruptions and logistic losses match the CPU, and every task completes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from colored_images import paint
 from tiny import silent, tiny
 
 from compressive.corruptions.corrupt import EXTRAS, NAMES, corrupt
-from compressive.evaluation import logistic
+from compressive.evaluation import cuda_graph, logistic
+from compressive.evaluation.cuda_graph import GraphedFunction
 from compressive.evaluation.suite import evaluate
 from compressive.train.loop import pretrain
 
@@ -37,6 +40,35 @@ def test_logistic_loss_matches_cpu() -> None:
     on_cpu = logistic.fit(feats.double(), labels, classes=5)
     on_gpu = logistic.fit(feats.cuda(), labels.cuda(), classes=5)
     torch.testing.assert_close(on_gpu.loss.cpu(), on_cpu.loss, rtol=1e-6, atol=0)
+
+
+def test_linear_evaluation_is_the_same_as_a_cuda_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is not captured in the second evaluation; the kernels are the same."""
+    paint(tmp_path / "data" / "train", seed=0, each=40)
+    paint(tmp_path / "data" / "test", seed=1, each=12)
+    config = tiny(f"data.source={tmp_path / 'data'}", "train.steps=2")
+    pretrain(config, tmp_path / "run", display=silent())
+    captured: list[object] = []
+    real = cuda_graph.capture
+
+    def capture(function: Callable[[], Any]) -> Any:
+        found = real(function)
+        captured.append(found)
+        return found
+
+    def fail(function: Callable[[], Any]) -> Any:
+        raise RuntimeError("not captured")
+
+    heads = []
+    for name, made in (("graph", capture), ("direct", fail)):
+        monkeypatch.setitem(GraphedFunction.__init__.__kwdefaults__, "capture", made)
+        options: Any = {"device": "cuda", "epochs": 20, "tasks": "linear", "display": silent()}
+        results, _ = evaluate(str(tmp_path / "run"), out=tmp_path / name, **options)
+        heads.append({(r.task, r.metric): r.value for r in results.records})
+    assert len(captured) == 2  # features of crops, and the update of the heads
+    assert heads[0] == pytest.approx(heads[1], rel=1e-6)
 
 
 def test_every_task_completes(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from compressive.train.compile_cache import (
     cache_name,
     open_compile_cache,
     record_compiled,
+    start_compile_workers,
     use_compile_cache,
 )
 
@@ -250,3 +251,19 @@ def test_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> 
     assert again["values"] == first["values"]
     assert again["fxgraph_cache_miss"] > 0
     assert "is damaged; steps are compiled again" in text
+
+
+def test_compile_workers_start_for_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = importlib.import_module("torch._inductor.async_compile")
+    started: list[int] = []
+    monkeypatch.setattr(pool, "maybe_warm_pool", lambda: started.append(1), raising=False)
+    start_compile_workers(CPU)
+    assert started == []
+    start_compile_workers(torch.device("cuda"))
+    assert started == [1]
+
+    def fail() -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(pool, "maybe_warm_pool", fail, raising=False)
+    start_compile_workers(torch.device("cuda"))

@@ -35,7 +35,7 @@ _OPTION_ALIASES: dict[str, tuple[str, ...]] = {
     "--network": ("--model", "--arch", "--backbone"),
     "--size": ("--image-size", "--img-size", "--resolution"),
     "--seeds": ("--seed",),
-    "--jobs": ("--parallel", "--num-workers", "--workers"),
+    "--at-once": ("--parallel", "--num-workers", "--workers"),
 }
 _UsageError: Any = typer.BadParameter.__bases__[0]  # of click or of typer's copy of it
 

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import threading
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -67,12 +66,17 @@ def record_compiled() -> None:
 
 
 def start_compile_workers(device: torch.device) -> None:
-    """Start the processes that compile kernels for a GPU, in the background.
+    """Start the processes that compile kernels for a GPU, while images are read.
 
-    They import torch, which takes seconds. torch would start them after tracing the first graph.
+    They import torch, which takes seconds. torch would start them after tracing the first graph,
+    and compile its kernels one by one until they are ready.
     """
-    if device.type == "cuda":
-        threading.Thread(target=_warm_pool, daemon=True).start()
+    if device.type != "cuda":
+        return
+    with suppress(Exception):  # if this fails, torch starts them later
+        # Import it in this thread: another thread might see half-imported modules.
+        pool: Any = importlib.import_module("torch._inductor.async_compile")
+        getattr(pool, "maybe_warm_pool", lambda: None)()  # torch 2.6 starts them on import
 
 
 def default_root() -> Path:
@@ -210,10 +214,3 @@ def _cache_custom_gradients() -> None:
     config: Any = importlib.import_module("torch._functorch.config")
     if hasattr(config, "autograd_cache_allow_custom_autograd_functions"):
         config.autograd_cache_allow_custom_autograd_functions = True
-
-
-def _warm_pool() -> None:
-    with suppress(Exception):  # if this fails, torch starts them later
-        pool: Any = importlib.import_module("torch._inductor.async_compile")
-        getattr(pool, "maybe_warm_pool", lambda: None)()  # torch 2.6 starts them on import
-        importlib.import_module("torch._inductor.compile_fx")
