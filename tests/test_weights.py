@@ -8,6 +8,7 @@ import pytest
 import safetensors
 import timm
 import torch
+from conftest import golden_arrays
 from pyarrow import parquet
 from safetensors.torch import load_file
 from tiny import silent, sorted_photos, tiny
@@ -34,6 +35,7 @@ SETTINGS = Network(name="resnet18", stem="cifar")
 SIZE = 32
 NAME = "small-c-byol"
 REAL = "cifar10-c-simclr-r18"
+BUNDLED = (REAL, "tiny-imagenet-100-c-simclr-r18")
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 LAYERS = 18  # in SETTINGS
@@ -206,16 +208,56 @@ def test_kernel_below_float16_precision_is_rejected(
 # Lookup by name
 
 
-def test_bundled_encoder_is_the_measured_one() -> None:
-    """It is bitwise the file whose figures are in docs/results."""
-    assert weights.names() == (REAL,)
-    path = weights.find(REAL)
+def test_bundled_encoders_are_small() -> None:
+    assert weights.names() == BUNDLED
+    assert sum(path.stat().st_size for path in weights.WEIGHTS.iterdir() if path.is_file()) < 24e6
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_encoder_is_the_measured_one(name: str) -> None:
+    """It is bitwise the file of docs/results, and states its origin and accuracy."""
+    path = weights.find(name)
     assert path is not None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert f"`{digest}`" in (ROOT / "docs" / "results" / "2026-11-15-cifar10.md").read_text()
-    ours = load(REAL)
+    page = ROOT / "docs" / "results" / "2026-11-18-encoders.md"
+    assert f"`{digest}`" in page.read_text()
+    ours = load(name)
     assert (ours.feature_dim, ours.size) == (512, 32)
-    assert "linear 90.8" in metadata(path)["figures"]
+    about = metadata(path)
+    assert {
+        "trained_by",
+        "data",
+        "date",
+        "device",
+        "license",
+        "figures",
+        "rounding",
+    } <= about.keys()
+    assert name != REAL or "linear 90.8" in about["figures"]
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_features_equal_those_before_rounding_to_8_bits(name: str) -> None:
+    features_before = golden_arrays("bundled_features")[f"{name} builtin"].float()
+    assert_close_directions(name, "builtin", features_before)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", BUNDLED)
+def test_features_of_own_test_images_equal_those_before_rounding(name: str) -> None:
+    place = SHARED / name.removesuffix("-c-simclr-r18")
+    features_before = golden_arrays("bundled_features")[f"{name} own"].float()
+    assert_close_directions(name, str(place), features_before)
+
+
+def assert_close_directions(name: str, place: str, before: Tensor) -> None:
+    """Compare features of the first 16 test images with those of the weights before rounding."""
+    ours, source = load(name), open_source(place, "test")
+    found = ours(ours.preprocess([source.image(i) for i in range(16)]))
+    cosine = torch.cosine_similarity(found, before)
+    assert cosine.min() >= 0.9998
+    assert cosine.max() < 1 - 1e-6
+    assert ((found - before).norm(dim=1) / before.norm(dim=1)).max() < 0.02
 
 
 @pytest.mark.shared

@@ -1,5 +1,6 @@
 """A data set's fingerprint ignores its path and detects changed images."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -101,3 +102,31 @@ def test_any_changed_image_without_a_file_changes_the_strict_fingerprint() -> No
         return DatasetFingerprint(source).with_file_times()
 
     assert strict(1) == strict(1) != strict(2)
+
+
+@pytest.mark.parametrize("places", [None, range(5, 20_004, 2)])
+def test_fingerprint_of_many_images_equals_a_hash_of_all_names_at_once(
+    places: range | None,
+) -> None:
+    """Names are hashed in parts. Folders, trailing slashes and surrogates are in the names."""
+    count = 20_005
+    kinds = ("a/b{0}/c{0}\udcff.png", "shard.tar:{0}", "x{0}/", "y{0}/.", "z/{0}/..")
+    names = [kinds[i % 5].format(i) for i in range(count)]
+    image, labels = torch.full((3, 4, 4), 7, dtype=torch.uint8), torch.arange(count) % 3
+    source = ImageSource(
+        name="a",
+        count=count,
+        read=lambda i: image,
+        place=names.__getitem__,
+        labels=labels,
+        classes=("a", "b", "c"),
+    )
+    found = DatasetFingerprint(source, samples=1)
+    chosen = list(range(count) if places is None else places)
+    expected = hashlib.blake2b(
+        hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest(), digest_size=16
+    )
+    text = "\n".join(Path(names[i]).name for i in chosen)
+    expected.update(text.encode(errors="backslashreplace"))
+    expected.update(labels[chosen].numpy().tobytes())
+    assert found.of(places) == expected.hexdigest()

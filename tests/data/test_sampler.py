@@ -1,13 +1,19 @@
 """The order of images in a run."""
 
+import weakref
 from itertools import islice
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from compressive.data import sampler
 from compressive.data.sampler import batch_index_stream
+from compressive.rng import threefry
+
+STREAM = torch.tensor(0x6F726465)
 
 
 def test_every_epoch_has_every_image_once() -> None:
@@ -68,3 +74,34 @@ def test_batch_across_epochs_concatenates_them(count: int) -> None:
     one_by_one = [p.index for p in islice(batch_index_stream(count, 1, seed=4), 64)]
     at_once = torch.cat([p.index for p in islice(batch_index_stream(count, 16, seed=4), 4)])
     assert torch.equal(at_once, torch.cat(one_by_one))
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_order_equals_a_permutation_of_64_bit_integers(count: int) -> None:
+    """Orders are stored with 32 bits, and dropped when their epoch is over; runs do not change."""
+    found = list(islice(batch_index_stream(count, 8, seed=5, attempt=1), 400))
+    index = torch.cat([each.index for each in found])
+    assert index.dtype == torch.int64
+    for epoch in range(3200 // count):
+        words = threefry((torch.tensor(5), torch.tensor(1)), (torch.tensor(epoch), STREAM))
+        high, low = map(int, words)
+        generator = torch.Generator().manual_seed(high << 31 | low >> 1)
+        expected = torch.randperm(count, generator=generator)
+        assert torch.equal(index[epoch * count : (epoch + 1) * count], expected)
+
+
+def test_only_orders_of_the_current_batch_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    draw = sampler._order
+
+    def order(*arguments: int) -> Tensor:
+        drawn = draw(*arguments)
+        assert len(alive) <= 1
+        alive.add(drawn)
+        return drawn
+
+    monkeypatch.setattr(sampler, "_order", order)
+    batches = batch_index_stream(10, 4, seed=0)
+    for first in range(0, 100, 4):
+        next(batches)
+        assert len(alive) == len({first // 10, (first + 3) // 10})

@@ -106,7 +106,7 @@ def test_third_party_and_format_2_files_are_read_without_checksum(
     assert compressive.load(path).feature_dim == 96
     packed = pack(path, tmp_path / "packed.safetensors")
     with safe_open(packed, "pt") as file:
-        assert file.metadata()["format_version"] == "4"
+        assert file.metadata()["format_version"] == "5"
         assert CHECKSUM_KEY in file.metadata()
     save_file(load_file(path), path)
     assert open_model(str(path), CPU, network="test_resnet").feature_dim == 96

@@ -24,6 +24,7 @@ from compressive.config import Config, override
 from compressive.data.sources import open_source
 from compressive.evaluation.results import read
 from compressive.progress import Display, printable
+from compressive.rundir.checksum import CHECKSUM_KEY, file_checksum
 from compressive.rundir.folder import read_config
 from compressive.rundir.reader import read_runs
 from compressive.train.loop import pretrain
@@ -159,7 +160,9 @@ def test_hostile_encoder_metadata_is_reported(change: dict[str, Any], tmp_path: 
         metadata = dict(file.metadata())
     if {"width", "name"} & change.keys():
         change = {"network": json.dumps(json.loads(metadata["network"]) | change)}
-    save_file(load_file(path), tmp_path / "encoder.safetensors", {**metadata, **change})
+    tensors, metadata = load_file(path), metadata | change
+    metadata[CHECKSUM_KEY] = file_checksum(metadata, tensors)
+    save_file(tensors, tmp_path / "encoder.safetensors", metadata)
     with pytest.raises(ValueError, match=r"is damaged: its metadata|weights of another network"):
         compressive.load(tmp_path / "encoder.safetensors")
 

@@ -13,6 +13,14 @@ from compressive.data.source import Source, fetch_ahead
 from compressive.storage.address import is_remote
 from compressive.storage.remote_file import opened_file
 
+_NAMES_AT_ONCE = 10_000
+
+
+def _last_part(path: str) -> str:
+    """Return the name that `Path(path).name` returns, in a quarter of the time."""
+    name = os.path.basename(path)
+    return name if name not in ("", ".") else Path(path).name
+
 
 class DatasetFingerprint:
     """Hash of names, labels and the pixels of `samples` images spread over a source."""
@@ -26,12 +34,20 @@ class DatasetFingerprint:
 
     def of(self, places: Iterable[int] | None = None) -> str:
         """Return the fingerprint of the images at these indices, or of all images."""
-        places = range(len(self.source)) if places is None else list(places)
-        names = "\n".join(Path(self.source.origin(i)).name for i in places)
+        labels = self.source.labels
+        if places is None:
+            places = range(len(self.source))
+        else:
+            places = list(places)
+            labels = None if labels is None else labels[places]
         digest = hashlib.blake2b(self._pixels, digest_size=16)
-        digest.update(names.encode(errors="backslashreplace"))
-        if self.source.labels is not None:
-            digest.update(self.source.labels[list(places)].numpy().tobytes())
+        # In parts: the names of all images together would need gigabytes.
+        for first in range(0, len(places), _NAMES_AT_ONCE):
+            some = map(self.source.origin, places[first : first + _NAMES_AT_ONCE])
+            names = "\n" * (first > 0) + "\n".join(map(_last_part, some))
+            digest.update(names.encode(errors="backslashreplace"))
+        if labels is not None:
+            digest.update(labels.contiguous().numpy())
         return digest.hexdigest()
 
     def with_file_times(self) -> str:

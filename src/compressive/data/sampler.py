@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -42,16 +41,17 @@ def batch_index_stream(
         rule = f"divisible by grad_accum_steps x processes, {portions} x {world}"
         raise ValueError(f"train.batch_size must be {rule}, got {batch}")
     share = batch // portions // world
-    order = lru_cache(maxsize=2)(partial(_order, count, seed, attempt))  # a batch may span two
+    orders: dict[int, Int[Tensor, " count"]] = {}  # by epoch, those of the current batch
     for first in itertools.count(step * batch + rank * share, share * world):
-        epoch, place = divmod(first, count)
-        if place + share <= count:
-            yield BatchIndices(order(epoch)[place : place + share], torch.full((share,), epoch))
-            continue
         places = torch.arange(first, first + share)
-        epochs = places // count
-        each = epochs.unique().tolist()
-        index = [order(epoch)[places[epochs == epoch] % count] for epoch in each]
+        epochs, index = places // count, []
+        each = range(first // count, (first + share - 1) // count + 1)
+        # With 1e8 images an order has 400 MB, so earlier ones are dropped before the next is drawn.
+        orders = {epoch: order for epoch, order in orders.items() if epoch in each}
+        for epoch in each:
+            if epoch not in orders:
+                orders[epoch] = _order(count, seed, attempt, epoch)
+            index.append(orders[epoch][places[epochs == epoch] % count].long())
         yield BatchIndices(torch.cat(index), epochs)
 
 
@@ -59,4 +59,6 @@ def _order(count: int, seed: int, attempt: int, epoch: int) -> Int[Tensor, " cou
     key, counter = torch.tensor([seed, attempt]), torch.tensor([epoch, _ORDER_STREAM])
     high, low = threefry((key[0], key[1]), (counter[0], counter[1]))
     generator = torch.Generator().manual_seed(int(high) << 31 | int(low) >> 1)
-    return torch.randperm(count, generator=generator)
+    # The type does not change the order.
+    kind = torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
+    return torch.randperm(count, generator=generator, dtype=kind)

@@ -48,13 +48,13 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
     # Third-party files and files of format 2 have no checksum.
-    expected = shipped = weights.known_checksum(path)
+    expected = None
     is_ours = not metadata.keys().isdisjoint({"network", CHECKSUM_KEY})
     if is_ours and metadata.get(FORMAT_KEY) in _WITH_CHECKSUM:
         expected = metadata.get(CHECKSUM_KEY, "missing")
     if expected not in (None, file_checksum(metadata, tensors)):
         hint = "restore it from a copy, or run the training command again, which writes it"
-        hint = "install the package again" if shipped else hint
+        hint = "install the package again" if weights.is_packaged(path) else hint
         raise ValueError(f"{path} is damaged: its content does not fit its checksum; {hint}")
     return metadata, _without_int8(tensors, path) if is_ours else tensors
 

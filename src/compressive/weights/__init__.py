@@ -6,8 +6,6 @@ WEIGHTS = Path(__file__).parent
 HUB = ("hf-hub:", "hf_hub:")  # prefixes of ids on the Hugging Face hub
 _FILE_SUFFIXES = (".pth", ".pt", ".safetensors", ".bin", ".tar", ".ckpt")
 _SUFFIX = ".safetensors"
-# Checksums of files in format 2, which do not contain their own.
-_CHECKSUMS = {"cifar10-c-simclr-r18": "2083679262"}
 
 
 def names() -> tuple[str, ...]:
@@ -20,9 +18,9 @@ def find(name: str) -> Path | None:
     return WEIGHTS / f"{name}{_SUFFIX}" if name in names() else None
 
 
-def known_checksum(path: Path) -> str | None:
-    """Return the checksum of a packaged file that does not contain its own, else None."""
-    return _CHECKSUMS.get(path.stem) if path.resolve().parent == WEIGHTS.resolve() else None
+def is_packaged(path: Path) -> bool:
+    """Return whether a file is one of the package."""
+    return path.resolve().parent == WEIGHTS.resolve()
 
 
 def hint() -> str:

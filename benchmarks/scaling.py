@@ -1,0 +1,131 @@
+"""Measure what grows with the number of images, and a loss step by batch size and dimension.
+
+    python benchmarks/scaling.py --counts 1e4,1e6,1e8
+    python benchmarks/scaling.py --counts "" --batches 256,16384 --dims 128,8192 --device cuda
+
+The index is simulated: labeled images in shards of 10,000, without files. Each row is measured in a
+process of its own, so that its peak memory is known. `seconds` are processor time (on the GPU: time
+between events), because machines are shared. Prints one JSON line per row.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice, product
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+from timing import environment, race
+
+from compressive.data.fingerprint import DatasetFingerprint
+from compressive.data.sampler import batch_index_stream
+from compressive.data.source import ImageSource
+from compressive.data.splits import stratified
+from compressive.objectives import csimclr_loss
+
+BATCH, CLASSES = 4096, 1000
+
+
+def simulated(count: int) -> ImageSource:
+    """Return labeled images in shards of 10,000; all have the same pixels."""
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    return ImageSource(
+        name="simulated",
+        count=count,
+        read=lambda i: image,
+        place=lambda i: f"train-{i // 10_000:05d}.tar:{i % 10_000}.jpg",
+        labels=torch.arange(count) % CLASSES,
+        classes=tuple(map(str, range(CLASSES))),
+    )
+
+
+def first_batch(source: ImageSource) -> None:
+    """Draw the order of an epoch and take a batch, as a run does when it starts or resumes."""
+    next(batch_index_stream(len(source), BATCH, seed=0, step=3))
+
+
+def two_epochs(source: ImageSource) -> None:
+    """Take batches around the end of an epoch, where two orders are needed."""
+    step = max(0, len(source) // BATCH - 1)
+    for _ in islice(batch_index_stream(len(source), BATCH, seed=0, step=step), 4):
+        pass
+
+
+def held_out_labels(source: ImageSource) -> None:
+    """Hold out labels for the online probe."""
+    assert source.labels is not None
+    stratified(source.labels, 0.1, seed=0)
+
+
+TASKS: dict[str, Callable[[ImageSource], object]] = {
+    "index": lambda source: None,
+    "first batch": first_batch,
+    "end of an epoch": two_epochs,
+    "held-out labels": held_out_labels,
+    "fingerprint": lambda source: DatasetFingerprint(source).of(),
+}
+
+
+def peak_bytes() -> int:
+    """Return the largest memory that this process has used."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def measure_task(name: str, count: int) -> dict[str, str | float]:
+    """Return the processor time of a task and its memory beyond the index."""
+    source = simulated(count)
+    before, start = peak_bytes(), time.process_time()
+    TASKS[name](source)
+    seconds = time.process_time() - start
+    assert source.labels is not None
+    index = source.labels.nbytes if name == "index" else 0
+    more = peak_bytes() - before
+    return {"images": count, "task": name, "seconds": seconds, "megabytes": (index or more) / 1e6}
+
+
+def measure_loss(batch: int, dim: int, device: str) -> dict[str, str | float]:
+    """Return the time of a C-SimCLR loss, forward and backward, and its memory on a GPU."""
+    x, y = (torch.randn(batch, dim, device=device, requires_grad=True) for _ in range(2))
+
+    def step() -> object:
+        return torch.autograd.grad(csimclr_loss(x, y).loss, (x, y))
+
+    milliseconds = race({"loss": step}, device, rounds=5)["loss"]
+    row: dict[str, str | float] = {"batch": batch, "dim": dim, "seconds": milliseconds / 1e3}
+    if device == "cuda":
+        row["megabytes"] = torch.cuda.max_memory_allocated() / 1e6
+    return row
+
+
+def main() -> None:
+    """Start a process for each row, or measure one row in such a process."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--counts", default="1e4,1e5,1e6,1e7,1e8")
+    parser.add_argument("--batches", default="")
+    parser.add_argument("--dims", default="128,2048,8192")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.row:
+        first, second = asked.row
+        is_task = first in TASKS
+        row = measure_task(first, int(second)) if is_task else None
+        print(json.dumps(row or measure_loss(int(first), int(second), asked.device)))
+        return
+    rows = [(name, str(int(float(n)))) for n in asked.counts.split(",") if n for name in TASKS]
+    rows += [pair for pair in product(asked.batches.split(","), asked.dims.split(",")) if pair[0]]
+    print(json.dumps({"environment": environment(asked.device)}), flush=True)
+    for row in rows:
+        words = [sys.executable, __file__, "--device", asked.device, "--row", *row]
+        subprocess.run(words, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Tables of docs/results/2026-11-18-encoders.md match the result file and the bundled encoders."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from result_tables import table_rows
+
+from compressive import weights
+
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "2026-11-18-encoders.md"
+RESULTS = {
+    run["encoder"]: run
+    for run in json.loads((PAGE.with_suffix("") / "eight-bits.json").read_text())["runs"]
+}
+
+
+def test_files() -> None:
+    rows = table_rows(PAGE, "## Files", "SHA-256")
+    assert [row["name"].strip("`") for row in rows] == list(weights.names()) == list(RESULTS)
+    sizes = []
+    for row in rows:
+        path = weights.find(row["name"].strip("`"))
+        assert path is not None
+        assert row["SHA-256"] == f"`{hashlib.sha256(path.read_bytes()).hexdigest()}`"
+        sizes.append(path.stat().st_size)
+        assert row["bytes"] == f"{sizes[-1]:,}"
+    assert f"have {sum(sizes):,} bytes" in PAGE.read_text()
+
+
+def test_accuracies() -> None:
+    rows = table_rows(PAGE, "## What 8 bits cost", "equal predictions")
+    assert len(rows) == 4
+    worst = 0.0
+    for row in rows:
+        found = RESULTS[row["encoder"].strip("`")][row["metric"]]
+        difference = found["8 bits"] - found["before"]
+        error = found["standard error of the difference"]
+        worst = max(worst, abs(difference) / error)
+        assert float(row["before"]) == pytest.approx(found["before"], abs=0.006)
+        assert float(row["8 bits"]) == pytest.approx(found["8 bits"], abs=0.006)
+        shown = [float(number) for number in row["difference"].split(" ± ")]
+        assert shown == pytest.approx([difference, error], abs=0.006)
+        assert float(row["equal predictions"]) == pytest.approx(
+            found["equal predictions"], abs=0.06
+        )
+    assert f"larger than {worst:.1f} standard errors" in " ".join(PAGE.read_text().split())
+
+
+def test_features() -> None:
+    rows = table_rows(PAGE, "## What 8 bits cost", "mean cosine")
+    assert len(rows) == 2
+    for row in rows:
+        found = RESULTS[row["encoder"].strip("`")]
+        assert float(row["least cosine of features"]) <= found["cosine"]["least"] + 5e-6
+        assert float(row["mean cosine"]) == pytest.approx(found["cosine"]["mean"], abs=6e-6)
+        assert float(row["mean relative error"]) == pytest.approx(
+            found["relative_error"]["mean"], abs=6e-5
+        )
