@@ -1,10 +1,13 @@
 """The command that packs images into shards."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from compressive.cli.remote_output import check_remote_folder, print_stored
 from compressive.cli.terminal import (
     one_line_errors,
     path_argument,
@@ -15,6 +18,7 @@ from compressive.cli.terminal import (
 )
 from compressive.data.location import check_exists
 from compressive.rundir.lock import ensure_writable
+from compressive.storage.address import is_remote
 
 if TYPE_CHECKING:
     from compressive.data.pack import Packed
@@ -32,7 +36,7 @@ _SHARD_FORMATS = ("tar", "parquet")
 
 def pack_command(
     data: Annotated[str, path_argument(help=_TO_PACK_HELP)],
-    out: Annotated[Path, path_option(help="Folder of the shards.")],
+    out: Annotated[str, path_option(help="Folder of the shards, also s3:// or gs://.")],
     size: Annotated[int, typer.Option(help=_SHORTER_SIDE_HELP)] = 0,
     quality: Annotated[int, typer.Option(help=_QUALITY_HELP)] = 92,
     kind: Annotated[
@@ -57,22 +61,43 @@ def pack_command(
         if quality > 100:
             raise ValueError(f"--quality must be 0 to 100, got {quality}")
         check_exists(data)
-        ensure_writable(out)
+        if is_remote(out):
+            check_remote_folder(out)
+        else:
+            ensure_writable(Path(out))
         from compressive.data.pack import pack_images
 
-        packed = pack_images(
-            data,
-            out,
-            size=size,
-            quality=quality,
-            kind=cast(Literal["tar", "parquet"], kind),
-            drop_duplicates=drop_duplicates,
-            images_per_shard=images_per_shard,
-            workers=workers,
-        )
+        with _shard_folder(out) as folder:
+            packed = pack_images(
+                data,
+                folder,
+                size=size,
+                quality=quality,
+                kind=cast(Literal["tar", "parquet"], kind),
+                drop_duplicates=drop_duplicates,
+                images_per_shard=images_per_shard,
+                workers=workers,
+            )
         for line in _split_lines(packed):
             print_line(line)
-        print_next("pretrain", packed.folder)
+        print_stored(out)
+        print_next("pretrain", out)
+
+
+@contextmanager
+def _shard_folder(out: str) -> Iterator[str | Path]:
+    """Yield the folder of the shards; if it is on storage, a local one that is mirrored."""
+    if not is_remote(out):
+        yield out
+        return
+    from compressive.rundir.stored_output import mirrored_folder
+
+    def is_ahead(local: Path, _: object, objects: Mapping[str, object]) -> bool:
+        return all((local / name).exists() for name in objects)
+
+    # The plan first: with it, the same command resumes on another machine.
+    with mirrored_folder(out, print_line, first=(".pack/plan",), is_ahead=is_ahead) as local:
+        yield local
 
 
 def _split_lines(packed: "Packed") -> list[str]:
