@@ -21,6 +21,7 @@ from compressive.cli import (
     train_commands,
 )
 from compressive.cli.command import Command, Group, examples
+from compressive.cli.quick_imports import skip_wandb_in_timm
 from compressive.cli.terminal import print_warning
 from compressive.progress import BrokenPipeSafe
 
@@ -206,3 +207,4 @@ def global_options(
         cast(TextIO, BrokenPipeSafe(stream)) for stream in (sys.stdout, sys.stderr)
     )
     warnings.showwarning = print_warning
+    skip_wandb_in_timm()

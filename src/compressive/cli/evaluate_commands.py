@@ -188,7 +188,7 @@ def _warn_if_unfinished(encoder: str) -> None:
 
 def embed_command(
     encoder: EncoderName,
-    images: Annotated[str, path_argument(help="Images, as for pretrain; need no labels.")],
+    images: Annotated[list[str], path_argument(help="Images, as for pretrain; need no labels.")],
     out: Annotated[str, path_option(help=_FEATURES_HELP)] = "features.parquet",
     split: Annotated[str, typer.Option(help="Split of the images.")] = "train",
     network: TimmName = "",
@@ -200,7 +200,8 @@ def embed_command(
         check_device_name(device, "--device")
         require_at_least(0, size=size)
         require_path(encoder)
-        check_exists(images)
+        place = join_places(images)
+        check_exists(place)
         from compressive.distributed import launched
         from compressive.evaluation.embed import embed
 
@@ -210,13 +211,13 @@ def embed_command(
 
         options = {"split": split, "network": network, "size": size, "device": device}
         with uploaded_files(out) as (path,):
-            found = embed(encoder, images, path, **options)
+            found = embed(encoder, place, path, **options)
     for origin, reason in found.unreadable:
         print_line(f"skipped: {origin}: {reason}")
     print_line(f"features: {out}, {found.count:,} images, {found.dim:,} numbers each")
     print_line(f"in Python: {_READERS[found.path.suffix.lower()].format(out)}")
     _warn_if_unfinished(encoder)
-    print_next("evaluate", encoder, "--data", images)
+    print_next("evaluate", encoder, *(word for each in images for word in ("--data", each)))
 
 
 def compare_command(

@@ -20,6 +20,7 @@ from compressive.cli.terminal import (
 )
 from compressive.config import check_device_name
 from compressive.data.location import check_exists
+from compressive.rundir.places import join_places
 from compressive.weights import require_path
 
 _INSPECT_ENCODER = "cifar10-c-simclr-r18"
@@ -31,12 +32,13 @@ _CLUSTERS_HELP = "Clusters at most; small sets have one for 50 images."
 _NEAR_HELP = "Similarity of near duplicates, up to 1; lower values find more, also wrong ones."
 _TABLE_HELP = "Table to write, one row per image: .csv or .parquet; also on s3:// or gs://."
 _CACHE_HELP = "Folder that keeps the features for the next call."
-_IN_HELP = "Images to search, as for pretrain, or a features file of embed (.parquet, .npz, .csv)."
+_IN_HELP = "Images to search, as for pretrain, or a features file of embed (.parquet, .npz, .csv); "
+_IN_HELP += "may be repeated."
 _PRINTED = 5  # unreadable files that are printed
 
 
 def inspect_command(
-    data: Annotated[str, path_argument(help="Images, as for pretrain; all splits are read.")],
+    data: Annotated[list[str], path_argument(help="Images, as for pretrain; all splits are read.")],
     encoder: Annotated[
         str, path_option(help=_INSPECT_ENCODER_HELP, autocompletion=complete_encoder)
     ] = _INSPECT_ENCODER,
@@ -65,14 +67,15 @@ def inspect_command(
                 f"--near-similarity must be above 0 and at most 1, got {near_similarity:g}"
             )
         require_path(encoder)
-        check_exists(data)
+        place = join_places(data)
+        check_exists(place)
         from compressive.inspection.run import inspect
         from compressive.rundir.stored_output import uploaded_files
 
         _require_one_process("inspect")
         with uploaded_files(out, table) as (page_path, table_path):
             found = inspect(
-                data,
+                place,
                 page_path,
                 table=table_path,
                 encoder=encoder,
@@ -100,7 +103,7 @@ def inspect_command(
 def neighbors_command(
     encoder: EncoderName,
     image: Annotated[Path, path_argument(help="The image to compare with.")],
-    data: Annotated[str, path_option("--in", help=_IN_HELP)],
+    data: Annotated[list[str], path_option("--in", help=_IN_HELP)],
     count: Annotated[int, typer.Option(help="Images to find.")] = 10,
     out: Annotated[
         Path | None, path_option(help="Also write them: .html (a page), .csv or .parquet.")
@@ -118,14 +121,15 @@ def neighbors_command(
         require_path(encoder)
         if not image.is_file():
             raise ValueError(f"no image file {image}")
-        check_exists(data)
+        place = join_places(data)
+        check_exists(place)
         from compressive.inspection.neighbors import neighbors
 
         _require_one_process("neighbors")
         found = neighbors(
             encoder,
             image,
-            data,
+            place,
             count=count,
             out=out,
             split=split,
@@ -141,7 +145,7 @@ def neighbors_command(
         print_line(f"skipped: {len(found.unreadable):,} unreadable images")
     if found.path is not None:
         print_line(f"written: {found.path}")
-    print_next("inspect", data, "--encoder", encoder)
+    print_next("inspect", *data, "--encoder", encoder)
 
 
 def _require_one_process(name: str) -> None:

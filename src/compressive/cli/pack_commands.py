@@ -18,6 +18,7 @@ from compressive.cli.terminal import (
 )
 from compressive.data.location import check_exists
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import join_places
 from compressive.storage.address import is_remote
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _SHARD_FORMATS = ("tar", "parquet")
 
 
 def pack_command(
-    data: Annotated[str, path_argument(help=_TO_PACK_HELP)],
+    data: Annotated[list[str], path_argument(help=_TO_PACK_HELP)],
     out: Annotated[str, path_option(help="Folder of the shards, also s3:// or gs://.")],
     size: Annotated[int, typer.Option(help=_SHORTER_SIDE_HELP)] = 0,
     quality: Annotated[int, typer.Option(help=_QUALITY_HELP)] = 92,
@@ -60,7 +61,8 @@ def pack_command(
             raise ValueError(f"--format must be {' or '.join(_SHARD_FORMATS)}, got {kind!r}")
         if quality > 100:
             raise ValueError(f"--quality must be 0 to 100, got {quality}")
-        check_exists(data)
+        place = join_places(data)
+        check_exists(place)
         if is_remote(out):
             check_remote_folder(out)
         else:
@@ -69,7 +71,7 @@ def pack_command(
 
         with _shard_folder(out) as folder:
             packed = pack_images(
-                data,
+                place,
                 folder,
                 size=size,
                 quality=quality,

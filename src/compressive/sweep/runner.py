@@ -68,13 +68,17 @@ def sweep(
     check_trackers(track)
     out = local_path(out)
     ensure_writable(out)
+    shown = display or Display()
     if not (out / SWEEP).exists():
+        from compressive.data.several import count_table
         from compressive.data.sources import open_source
         from compressive.train.auto_config import auto_config
 
         base = (recipes.get(recipe) if recipe else auto_config(data, changes=changes)).config
         # Fail now, before any run starts, if the images cannot be opened.
-        open_source(data, with_data(base, data, *changes).data.split)
+        source = open_source(data, with_data(base, data, *changes).data.split)
+        for line in count_table(source):
+            shown.say(line)
         runs = plan_runs(data, recipe=recipe, base=base, **axes)
     about = {"data": data, "recipe": recipe, "set": list(changes), "varied": list(runs[0].varied)}
     about |= {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
@@ -87,7 +91,6 @@ def sweep(
     lock = acquire_lock(out)
     try:
         state = SweepFile(out, about, runs)
-        shown = display or Display()
         processes = _Processes(state, train, test, shown, program)
         with handle_stop_signals(lambda _: processes.stop()), shown:
             processes.run_all(at_once)
