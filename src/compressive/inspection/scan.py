@@ -185,7 +185,7 @@ def _watched(split: DataSplit, found: Scan) -> Source:
 
     def read(i: int) -> Tensor:
         image = pixels(inner, i)
-        digest = hashlib.blake2b(image.contiguous().numpy(), digest_size=15)
+        digest = hashlib.blake2b(image.contiguous().numpy().data, digest_size=15)
         digest.update(f"{tuple(image.shape)}".encode())
         found.pixel_hash[start + i] = b"p" + digest.digest()  # never empty, unlike no hash
         found.thumb[start + i] = gray_thumb(image)
