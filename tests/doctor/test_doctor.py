@@ -169,3 +169,20 @@ def test_device_without_float64_is_described_and_checked() -> None:
         "MPS" in check.name or "mps" in check.name
         for check in all_tests([facts.DeviceFacts(**device) for device in found["devices"]])
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_the_note_about_a_toolkit_without_a_gpu_is_hidden(tmp_path: Path, is_silent: bool) -> None:
+    start = "from compressive.doctor.self_tests import silence_toolkit_note as s; s(); "
+    code = (start if is_silent else "") + "import torch.utils.cpp_extension"
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "CUDA_HOME": str(tmp_path)}
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **hidden, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("CUDA_HOME" in done.stderr) is not is_silent

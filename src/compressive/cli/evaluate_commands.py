@@ -1,5 +1,7 @@
 """Commands on trained encoders: evaluate, embed, compare, report."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +9,7 @@ import typer
 from rich.console import Console
 
 from compressive.cli.completion import complete_encoder, complete_suite, complete_tasks
+from compressive.cli.remote_output import check_remote_folder, print_stored
 from compressive.cli.terminal import (
     SafeTable,
     one_line_errors,
@@ -22,6 +25,7 @@ from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_name
 from compressive.progress import printable
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.places import join_places
+from compressive.storage.address import is_remote
 from compressive.weights import require_path
 
 _ENCODER_HELP = (
@@ -30,7 +34,7 @@ _ENCODER_HELP = (
 )
 _NETWORK_HELP = "timm model name; needed only for third-party checkpoints."
 _SIZE_HELP = "Input pixels of a third-party checkpoint; 0: as trained."
-_OUT_HELP = "Folder of results.json; default: RUN/evaluation or RUN/held-out."
+_OUT_HELP = "Folder of results.json, also s3:// or gs://; default: RUN/evaluation or RUN/held-out."
 _HELD_OUT_HELP = "Evaluate on a fifth of the training images, for tuning; reads no test image."
 _BENCHMARK_HELP = "Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."
 _FROST_HELP = "Folder of the six photographs of frost."
@@ -42,6 +46,7 @@ _MAX_IMAGES_HELP = (
 )
 _DATA_HELP = "Labeled images, as for pretrain; default: the run's; may be repeated."
 _EVALUATION_LABELS_HELP = "folder: use labels; none: ignore them; default: as the run."
+_FEATURES_HELP = "File to write: .parquet, .npz or .csv; also on s3:// or gs://."
 _PAGE_HELP = "The page to write; default: report.html in the run, or here if there are several."
 _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
 _WHAT, _IMAGES, _OTHERS = "What to measure", "Images", "Third-party weights"
@@ -98,7 +103,7 @@ def evaluate_command(
     size: InputSize = 0,
     device: DeviceName = "auto",
     out: Annotated[
-        Path | None, path_option(help=_OUT_HELP, rich_help_panel=_EVALUATION_OUTPUT)
+        str | None, path_option(help=_OUT_HELP, rich_help_panel=_EVALUATION_OUTPUT)
     ] = None,
 ) -> None:
     """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
@@ -115,6 +120,7 @@ def evaluate_command(
         place = join_places(data) if data else ""
         if place:
             check_exists(place)
+        check_remote_folder(out)
         from compressive import distributed
         from compressive.evaluation import tables
         from compressive.evaluation.suite import evaluate
@@ -122,14 +128,14 @@ def evaluate_command(
         distributed.start()
     is_first = distributed.rank() == 0
     try:
-        with one_line_errors():
+        with one_line_errors(), _results_folder(out) as local:
             results, folder = evaluate(
                 encoder,
                 suite=suite,
                 tasks=tasks,
                 data=place,
                 labels=labels,
-                out=out,
+                out=local,
                 seed=seed,
                 device=device,
                 network=network,
@@ -152,8 +158,24 @@ def evaluate_command(
     _warn_if_unfinished(encoder)
     print_line(f"results: {folder / RESULTS}")
     # Other commands find the results of a run only in its own folder.
+    print_stored(out)
     is_main = folder.parent == Path(encoder) and folder.name in (EVALUATION, HELD_OUT)
     print_next("report", encoder if is_main else folder)
+
+
+@contextmanager
+def _results_folder(out: str | None) -> Iterator[str | Path | None]:
+    """Yield the folder of the results; if it is on storage, a local one that is mirrored."""
+    if out is None or not is_remote(out):
+        yield out
+        return
+    from compressive.rundir.stored_output import mirrored_folder
+
+    def is_ahead(local: Path, _: object, objects: Mapping[str, object]) -> bool:
+        return RESULTS not in objects and (local / RESULTS).exists()
+
+    with mirrored_folder(out, print_line, first=(RESULTS,), is_ahead=is_ahead) as local:
+        yield local
 
 
 def _warn_if_unfinished(encoder: str) -> None:
@@ -166,10 +188,8 @@ def _warn_if_unfinished(encoder: str) -> None:
 
 def embed_command(
     encoder: EncoderName,
-    images: Annotated[str, path_argument(help="Images, as for pretrain; need no labels.")],
-    out: Annotated[Path, path_option(help="File to write: .parquet, .npz or .csv.")] = Path(
-        "features.parquet"
-    ),
+    images: Annotated[list[str], path_argument(help="Images, as for pretrain; need no labels.")],
+    out: Annotated[str, path_option(help=_FEATURES_HELP)] = "features.parquet",
     split: Annotated[str, typer.Option(help="Split of the images.")] = "train",
     network: TimmName = "",
     size: InputSize = 0,
@@ -180,19 +200,24 @@ def embed_command(
         check_device_name(device, "--device")
         require_at_least(0, size=size)
         require_path(encoder)
-        check_exists(images)
+        place = join_places(images)
+        check_exists(place)
         from compressive.distributed import launched
         from compressive.evaluation.embed import embed
 
         if launched("WORLD_SIZE", 1) > 1:
             raise ValueError("embed runs in one process; start it without torchrun")
-        found = embed(encoder, images, out, split=split, network=network, size=size, device=device)
+        from compressive.rundir.stored_output import uploaded_files
+
+        options = {"split": split, "network": network, "size": size, "device": device}
+        with uploaded_files(out) as (path,):
+            found = embed(encoder, place, path, **options)
     for origin, reason in found.unreadable:
         print_line(f"skipped: {origin}: {reason}")
-    print_line(f"features: {found.path}, {found.count:,} images, {found.dim:,} numbers each")
-    print_line(f"in Python: {_READERS[found.path.suffix.lower()].format(found.path)}")
+    print_line(f"features: {out}, {found.count:,} images, {found.dim:,} numbers each")
+    print_line(f"in Python: {_READERS[found.path.suffix.lower()].format(out)}")
     _warn_if_unfinished(encoder)
-    print_next("evaluate", encoder, "--data", images)
+    print_next("evaluate", encoder, *(word for each in images for word in ("--data", each)))
 
 
 def compare_command(

@@ -1,5 +1,6 @@
 """Commands that learn from labels and predict them: finetune, predict."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ from compressive.data.location import check_exists
 from compressive.finetuning.label_share import parse_fraction
 from compressive.recipes.options import as_changes
 from compressive.rundir.files import CLASSIFIER, RESULTS
+from compressive.rundir.places import join_places
 from compressive.tracking import check_trackers
 from compressive.weights import require_path
 
@@ -41,7 +43,7 @@ _training: partial[Any] = partial(typer.Option, rich_help_panel="Training")
 
 def finetune_command(
     encoder: EncoderName,
-    data: Annotated[str, path_argument(help=_LABELED_HELP)],
+    data: Annotated[list[str], path_argument(help=_LABELED_HELP)],
     labels: Annotated[str, _training(help=_SHARE_HELP)] = "100%",
     epochs: Annotated[int | None, _training(help=_TUNING_EPOCHS_HELP)] = None,
     lr: Annotated[float | None, _training(help=_RATE_HELP)] = None,
@@ -81,7 +83,8 @@ def finetune_command(
         config = override(Config(), f"train.precision={precision}", *given)
         check_trackers(config.train.track)
         require_path(encoder)
-        check_exists(data)
+        place = join_places(data)
+        check_exists(place)
         from compressive import distributed
         from compressive.finetuning.run import finetune
 
@@ -90,7 +93,7 @@ def finetune_command(
         with one_line_errors():
             found = finetune(
                 encoder,
-                data,
+                place,
                 out,
                 labels=labels,
                 epochs=epochs,
@@ -113,7 +116,7 @@ def finetune_command(
         raise typer.Exit(130)
 
 
-def _print_finetuned(found: "Finetuned", data: str) -> None:
+def _print_finetuned(found: "Finetuned", data: Sequence[str]) -> None:
     """Print the test accuracy and the files, or where the run stopped and how to resume."""
     if found.test is None:
         print_stopped(found.outcome)
@@ -128,12 +131,12 @@ def _print_finetuned(found: "Finetuned", data: str) -> None:
             )
     print_line(f"classifier: {found.folder / CLASSIFIER}")
     print_line(f"results: {found.test.folder / RESULTS}")
-    print_next("predict", found.folder, data)
+    print_next("predict", found.folder, *data)
 
 
 def predict_command(
     classifier: Annotated[str, path_argument(help=_CLASSIFIER_HELP)],
-    images: Annotated[str, path_argument(help="Images, as for pretrain; need no labels.")],
+    images: Annotated[list[str], path_argument(help="Images, as for pretrain; need no labels.")],
     out: Annotated[Path, path_option(help="File to write: .parquet or .csv.")] = Path(
         "predictions.parquet"
     ),
@@ -147,13 +150,14 @@ def predict_command(
     with one_line_errors():
         check_device_name(device, "--device")
         require_path(classifier)
-        check_exists(images)
+        place = join_places(images)
+        check_exists(place)
         from compressive.distributed import launched
         from compressive.finetuning.predict import predict
 
         if launched("WORLD_SIZE", 1) > 1:
             raise ValueError("predict runs in one process; start it without torchrun")
-        found = predict(classifier, images, out, split=split, device=device)
+        found = predict(classifier, place, out, split=split, device=device)
     for origin, reason in found.unreadable:
         print_line(f"skipped: {origin}: {reason}")
     print_line(f"predictions: {found.path}, {found.count:,} images")

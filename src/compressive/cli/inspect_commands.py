@@ -20,6 +20,7 @@ from compressive.cli.terminal import (
 )
 from compressive.config import check_device_name
 from compressive.data.location import check_exists
+from compressive.rundir.places import join_places
 from compressive.weights import require_path
 
 _INSPECT_ENCODER = "cifar10-c-simclr-r18"
@@ -29,20 +30,22 @@ _INSPECT_ENCODER_HELP = (
 )
 _CLUSTERS_HELP = "Clusters at most; small sets have one for 50 images."
 _NEAR_HELP = "Similarity of near duplicates, up to 1; lower values find more, also wrong ones."
+_TABLE_HELP = "Table to write, one row per image: .csv or .parquet; also on s3:// or gs://."
 _CACHE_HELP = "Folder that keeps the features for the next call."
-_IN_HELP = "Images to search, as for pretrain, or a features file of embed (.parquet, .npz, .csv)."
+_IN_HELP = "Images to search, as for pretrain, or a features file of embed (.parquet, .npz, .csv); "
+_IN_HELP += "may be repeated."
 _PRINTED = 5  # unreadable files that are printed
 
 
 def inspect_command(
-    data: Annotated[str, path_argument(help="Images, as for pretrain; all splits are read.")],
+    data: Annotated[list[str], path_argument(help="Images, as for pretrain; all splits are read.")],
     encoder: Annotated[
         str, path_option(help=_INSPECT_ENCODER_HELP, autocompletion=complete_encoder)
     ] = _INSPECT_ENCODER,
-    out: Annotated[Path, path_option(help="Page to write.")] = Path("inspect.html"),
-    table: Annotated[
-        Path, path_option(help="Table to write, one row per image: .csv or .parquet.")
-    ] = Path("inspect.csv"),
+    out: Annotated[
+        str, path_option(help="Page to write, also on s3:// or gs://.")
+    ] = "inspect.html",
+    table: Annotated[str, path_option(help=_TABLE_HELP)] = "inspect.csv",
     clusters: Annotated[int, typer.Option(help=_CLUSTERS_HELP)] = 20,
     near_similarity: Annotated[float, typer.Option(help=_NEAR_HELP)] = 0.94,
     cache: Annotated[Path | None, path_option(help=_CACHE_HELP)] = None,
@@ -64,42 +67,43 @@ def inspect_command(
                 f"--near-similarity must be above 0 and at most 1, got {near_similarity:g}"
             )
         require_path(encoder)
-        check_exists(data)
+        place = join_places(data)
+        check_exists(place)
         from compressive.inspection.run import inspect
+        from compressive.rundir.stored_output import uploaded_files
 
         _require_one_process("inspect")
-        found = inspect(
-            data,
-            out,
-            table=table,
-            encoder=encoder,
-            clusters=clusters,
-            near_similarity=near_similarity,
-            network=network,
-            size=size,
-            device=device,
-            cache=cache,
-        )
+        with uploaded_files(out, table) as (page_path, table_path):
+            found = inspect(
+                place,
+                page_path,
+                table=table_path,
+                encoder=encoder,
+                clusters=clusters,
+                near_similarity=near_similarity,
+                network=network,
+                size=size,
+                device=device,
+                cache=cache,
+            )
     for origin, reason in found.unreadable[:_PRINTED]:
         print_line(f"unreadable: {origin}: {reason}")
     if len(found.unreadable) > _PRINTED:
-        print_line(
-            f"unreadable: {len(found.unreadable) - _PRINTED:,} more, listed in {found.table}"
-        )
+        print_line(f"unreadable: {len(found.unreadable) - _PRINTED:,} more, listed in {table}")
     print_line(f"images: {found.images:,}, of them {len(found.unreadable):,} unreadable")
     print_line(f"exact copies: {found.exact_copies:,}")
     print_line(f"groups of near duplicates: {found.near_groups:,}")
     print_line(f"groups that are in more than one split: {found.leaks:,}")
     if found.label_errors is not None:
         print_line(f"likely label errors: {found.label_errors:,}")
-    print_line(f"table: {found.table}")
-    print_line(f"page: {found.page}")
+    print_line(f"table: {table}")
+    print_line(f"page: {out}")
 
 
 def neighbors_command(
     encoder: EncoderName,
     image: Annotated[Path, path_argument(help="The image to compare with.")],
-    data: Annotated[str, path_option("--in", help=_IN_HELP)],
+    data: Annotated[list[str], path_option("--in", help=_IN_HELP)],
     count: Annotated[int, typer.Option(help="Images to find.")] = 10,
     out: Annotated[
         Path | None, path_option(help="Also write them: .html (a page), .csv or .parquet.")
@@ -117,14 +121,15 @@ def neighbors_command(
         require_path(encoder)
         if not image.is_file():
             raise ValueError(f"no image file {image}")
-        check_exists(data)
+        place = join_places(data)
+        check_exists(place)
         from compressive.inspection.neighbors import neighbors
 
         _require_one_process("neighbors")
         found = neighbors(
             encoder,
             image,
-            data,
+            place,
             count=count,
             out=out,
             split=split,
@@ -140,7 +145,7 @@ def neighbors_command(
         print_line(f"skipped: {len(found.unreadable):,} unreadable images")
     if found.path is not None:
         print_line(f"written: {found.path}")
-    print_next("inspect", data, "--encoder", encoder)
+    print_next("inspect", *data, "--encoder", encoder)
 
 
 def _require_one_process(name: str) -> None:

@@ -1,10 +1,13 @@
 """The command that packs images into shards."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from compressive.cli.remote_output import check_remote_folder, print_stored
 from compressive.cli.terminal import (
     one_line_errors,
     path_argument,
@@ -15,6 +18,8 @@ from compressive.cli.terminal import (
 )
 from compressive.data.location import check_exists
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import join_places
+from compressive.storage.address import is_remote
 
 if TYPE_CHECKING:
     from compressive.data.pack import Packed
@@ -31,8 +36,8 @@ _SHARD_FORMATS = ("tar", "parquet")
 
 
 def pack_command(
-    data: Annotated[str, path_argument(help=_TO_PACK_HELP)],
-    out: Annotated[Path, path_option(help="Folder of the shards.")],
+    data: Annotated[list[str], path_argument(help=_TO_PACK_HELP)],
+    out: Annotated[str, path_option(help="Folder of the shards, also s3:// or gs://.")],
     size: Annotated[int, typer.Option(help=_SHORTER_SIDE_HELP)] = 0,
     quality: Annotated[int, typer.Option(help=_QUALITY_HELP)] = 92,
     kind: Annotated[
@@ -56,23 +61,45 @@ def pack_command(
             raise ValueError(f"--format must be {' or '.join(_SHARD_FORMATS)}, got {kind!r}")
         if quality > 100:
             raise ValueError(f"--quality must be 0 to 100, got {quality}")
-        check_exists(data)
-        ensure_writable(out)
+        place = join_places(data)
+        check_exists(place)
+        if is_remote(out):
+            check_remote_folder(out)
+        else:
+            ensure_writable(Path(out))
         from compressive.data.pack import pack_images
 
-        packed = pack_images(
-            data,
-            out,
-            size=size,
-            quality=quality,
-            kind=cast(Literal["tar", "parquet"], kind),
-            drop_duplicates=drop_duplicates,
-            images_per_shard=images_per_shard,
-            workers=workers,
-        )
+        with _shard_folder(out) as folder:
+            packed = pack_images(
+                place,
+                folder,
+                size=size,
+                quality=quality,
+                kind=cast(Literal["tar", "parquet"], kind),
+                drop_duplicates=drop_duplicates,
+                images_per_shard=images_per_shard,
+                workers=workers,
+            )
         for line in _split_lines(packed):
             print_line(line)
-        print_next("pretrain", packed.folder)
+        print_stored(out)
+        print_next("pretrain", out)
+
+
+@contextmanager
+def _shard_folder(out: str) -> Iterator[str | Path]:
+    """Yield the folder of the shards; if it is on storage, a local one that is mirrored."""
+    if not is_remote(out):
+        yield out
+        return
+    from compressive.rundir.stored_output import mirrored_folder
+
+    def is_ahead(local: Path, _: object, objects: Mapping[str, object]) -> bool:
+        return all((local / name).exists() for name in objects)
+
+    # The plan first: with it, the same command resumes on another machine.
+    with mirrored_folder(out, print_line, first=(".pack/plan",), is_ahead=is_ahead) as local:
+        yield local
 
 
 def _split_lines(packed: "Packed") -> list[str]:

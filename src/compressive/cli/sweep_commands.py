@@ -21,13 +21,14 @@ from compressive.cli.terminal import (
 )
 from compressive.cli.train_commands import (
     Changes,
-    DataSource,
+    DataSources,
     RecipeName,
     TrackerNames,
     panel_option,
 )
 from compressive.data.location import check_exists
 from compressive.evaluation.tasks import SUITES
+from compressive.rundir.places import join_places
 from compressive.sweep.packing import AUTOMATIC, parse_at_once
 from compressive.sweep.plan import PRESETS, check_evaluation, plan_runs
 from compressive.tracking import check_trackers
@@ -52,7 +53,7 @@ Axes = Annotated[
 
 
 def sweep_command(
-    data: DataSource,
+    data: DataSources,
     recipe: RecipeName = "",
     vary: Axes = None,
     preset: Annotated[str, typer.Option(help=_PRESET_HELP, autocompletion=complete_preset)] = "",
@@ -93,8 +94,9 @@ def sweep_command(
         base: dict[str, Any] = {"recipe": recipe, "preset": preset, "seeds": seeds}
         base |= {"vary": vary or (), "changes": changes or ()}
         # Check settings, path and tasks before NumPy and torch are imported.
-        plan_runs(data, **base)
-        check_exists(data)
+        place = join_places(data)
+        plan_runs(place, **base)
+        check_exists(place)
         check_evaluation(suite, tasks, max_images, held_out)
         check_trackers(track or "")
         parse_at_once(at_once)
@@ -103,7 +105,7 @@ def sweep_command(
         from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
-        result = sweep(data, out, **base, **asked, at_once=at_once, track=track or "")
+        result = sweep(place, out, **base, **asked, at_once=at_once, track=track or "")
         if has_rows := any(row.done or row.failed for row in result.rows):
             Console().print(SafeTable(sweep_table(str(out), result.rows)))
             print_line(legend(result.rows))

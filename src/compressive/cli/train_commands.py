@@ -1,6 +1,5 @@
 """Commands that train one run or two: quickstart, pretrain."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from compressive.cli.completion import (
     complete_trackers,
 )
 from compressive.cli.outcome import print_outcome
+from compressive.cli.remote_output import check_remote_folder, print_stored
 from compressive.cli.terminal import (
     one_line_errors,
     path_argument,
@@ -31,7 +31,6 @@ from compressive.metric_info import ONE_SEED
 from compressive.recipes.options import as_changes
 from compressive.rundir.folder import read_config
 from compressive.rundir.places import join_places
-from compressive.storage.address import is_remote
 from compressive.tracking import check_trackers
 
 _SOURCE_HELP = (
@@ -196,7 +195,7 @@ def pretrain_command(
         config = with_data(read_config(continue_from) if continue_from else base, place, *given)
         check_trackers(config.train.track)
         check_exists(place)
-        _check_remote_out(out)
+        check_remote_folder(out)
         from compressive import distributed
         from compressive.train.start import pretrain
 
@@ -207,17 +206,8 @@ def pretrain_command(
             outcome = pretrain(place, out, recipe=recipe, settings=changes or (), **options)
         if distributed.rank() == 0:
             print_outcome(outcome)
-            if out is not None and is_remote(out):
-                print_line(f"on storage: {out}")
+            print_stored(out)
     finally:
         distributed.stop()
     if outcome.step < outcome.total:
         raise typer.Exit(130)
-
-
-def _check_remote_out(out: str | None) -> None:
-    """Raise an error if a run cannot be written to object storage, in one process."""
-    if out is not None and is_remote(out) and os.environ.get("RANK", "0") == "0":
-        from compressive.storage.mirror import check_writable
-
-        check_writable(out)

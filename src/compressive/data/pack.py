@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 from compressive.data.all_splits import open_all_splits
 from compressive.data.fingerprint import DatasetFingerprint
+from compressive.data.location import ImageData
 from compressive.data.repack import prepare_all
+from compressive.data.several import split_tables
 from compressive.data.shard_file import CLASSES_FILE
 from compressive.data.shard_writers import WRITERS, PackedImage, ShardWriter
 from compressive.data.source import Source
@@ -44,7 +46,7 @@ class Packed:
 
 
 def pack_images(
-    data: str | Path,
+    data: ImageData,
     out: str | Path,
     *,
     size: int = 0,
@@ -70,11 +72,13 @@ def pack_images(
         raise ValueError(f"quality must be 0 (PNG) to 100, got {quality}")
     folder = local_path(out)
     ensure_writable(folder)
-    sources = open_all_splits(str(data))
+    sources = open_all_splits(data)
     settings = {"size": size, "quality": quality, "format": kind, "version": _PACK_VERSION}
     settings |= {"drop_duplicates": drop_duplicates, "images_per_shard": images_per_shard}
     workers = workers or os.cpu_count() or 1
     with display or Display() as shown:
+        for line in split_tables(sources):
+            shown.say(line)
         lock = acquire_lock(folder)
         try:
             return _Packing(folder, sources, settings, shown, workers).run()

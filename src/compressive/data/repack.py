@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from compressive.data.decode import MAX_PIXELS, Unreadable, decode, resize_image
+from compressive.data.several import CombinedSource
 from compressive.data.source import ImageSource, Source, fetch_ahead, pixels
 
 # Kinds of files that are kept as they are; others are written as PNG.
@@ -34,12 +35,15 @@ def prepare_image(source: Source, i: int, size: int, quality: int) -> Prepared:
 
     The shorter side becomes `size` if it is longer; 0: keep all. `quality` is that of JPEG; 0: PNG.
     """
+    number = i
+    if isinstance(source, CombinedSource):
+        source, i = source.find(i)
     try:
         found = source.stored(i) if isinstance(source, ImageSource) else pixels(source, i)
         most = source.max_pixels if isinstance(source, ImageSource) else MAX_PIXELS
         image = found if isinstance(found, Tensor) else decode(found, most)
     except Unreadable as error:
-        return Prepared(i, error=str(error))
+        return Prepared(number, error=str(error))
     digest = hashlib.blake2b(f"{tuple(image.shape)}".encode(), digest_size=16)
     digest.update(image.contiguous().numpy().tobytes())
     sides = image.shape[1:]
@@ -50,7 +54,7 @@ def prepare_image(source: Source, i: int, size: int, quality: int) -> Prepared:
         content = found
     else:
         content, kind = _encode(image, 0)
-    return Prepared(i, content, kind, digest.hexdigest())
+    return Prepared(number, content, kind, digest.hexdigest())
 
 
 def _kind(data: bytes) -> str:

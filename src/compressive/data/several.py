@@ -49,7 +49,7 @@ class CombinedSource:
 
     def image(self, i: int) -> UInt8[Tensor, "3 h w"]:
         """Return image i of all parts."""
-        part, inside = self._find(i)
+        part, inside = self.find(i)
         return pixels(part, inside)
 
     def stored(self, i: int) -> Any:
@@ -59,7 +59,7 @@ class CombinedSource:
 
     def origin(self, i: int) -> str:
         """Return the location of image i in its part."""
-        part, inside = self._find(i)
+        part, inside = self.find(i)
         return part.origin(inside)
 
     def counts(self) -> list[SourceCount]:
@@ -67,7 +67,8 @@ class CombinedSource:
         rows = [_count_source(*pair) for pair in zip(self.places, self.parts, strict=True)]
         return [*rows, _count_source("all", self)]
 
-    def _find(self, i: int) -> tuple[Source, int]:
+    def find(self, i: int) -> tuple[Source, int]:
+        """Return the part of image i, and its number there."""
         if not 0 <= i < len(self):
             raise IndexError(f"{self.name} has images 0 to {len(self) - 1}, got {i}")
         k = bisect_right(self.starts, i) - 1
@@ -169,6 +170,12 @@ def count_table(source: Source) -> list[str]:
         cells = [number.rjust(widths[k]) for k, number in enumerate(numbers, start=1)]
         lines.append("  ".join([name.ljust(widths[0]), *cells]))
     return lines
+
+
+def split_tables(splits: Mapping[str, Source]) -> list[str]:
+    """Return the tables of the splits of a combined source; [] for other sources."""
+    tables = {name: count_table(source) for name, source in splits.items()}
+    return [line for name, rows in tables.items() if rows for line in (f"split {name}:", *rows)]
 
 
 def _count_source(name: str, source: Source) -> SourceCount:

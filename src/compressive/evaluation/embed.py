@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compressive.data.loaders import open_loader
 from compressive.data.location import ImageData
-from compressive.data.several import is_path, place_of
+from compressive.data.several import count_table, is_path, place_of
 from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
@@ -65,6 +65,8 @@ def embed(
     model = open_model(str(encoder), where, network=network, size=size)
     source = open_source(images, split, max_pixels=model.max_pixels)
     with display or Display() as shown:
+        for line in count_table(source):
+            shown.say(line)
         found, unreadable = embed_source(model, source, where, shown)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
     names = [as_text(source.origin(int(i))) for i in index]

@@ -10,6 +10,7 @@ from torch import Tensor
 from compressive.classifier import Classifier, load_classifier
 from compressive.config import Data
 from compressive.data.location import ImageData
+from compressive.data.several import count_table
 from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
@@ -56,6 +57,8 @@ def predict(
     model = load_classifier(classifier, where)
     source = open_source(images, split, max_pixels=Data().max_pixels)
     with display or Display() as shown:
+        for line in count_table(source):
+            shown.say(line)
         dtype = precision("auto", where)
         found = classify(model, source, precision=dtype, display=shown, title="predicting")
     columns = _columns(model, source, found)

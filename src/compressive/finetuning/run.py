@@ -12,7 +12,7 @@ from compressive.config import Config, override
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.loaders import canvas_side
 from compressive.data.location import ImageData
-from compressive.data.several import is_path, place_of
+from compressive.data.several import count_table, is_path, place_of
 from compressive.data.source import Source, subset
 from compressive.device import pick_device
 from compressive.device import precision as pick_precision
@@ -127,6 +127,8 @@ def finetune(
         "encoder": place,
     }
     trainer = _Trainer(source, names, config, where, display or Display(quiet=rank() > 0))
+    for line in count_table(splits.train):
+        trainer.display.say(line)
     plan = open_plan(folder, about)
     plan.about["encoder"] = place
     return _run(trainer, plan, folder, splits, labeled, share, lr)

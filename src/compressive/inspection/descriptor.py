@@ -17,7 +17,7 @@ _CROP_SIDES = (30, 28, 26, 24)
 _LEAST_CONTRAST = 0.5  # gray levels; less is rounding
 _THUMBS = 4096  # transformed at once
 _CROP_ROWS = 512  # images whose crops are compared at once: 22 MB
-_PARTS = 8  # images that are compared with the crops of one image at once
+_COMPARED_AT_ONCE = 8  # images that are compared with the crops of one image at once
 
 
 def gray_thumb(image: UInt8[Tensor, "3 h w"]) -> UInt8[Tensor, "side side"]:
@@ -56,15 +56,15 @@ def crop_similarity(
     order = whole.argsort(stable=True)
     whole, counts = whole[order].unique_consecutive(return_counts=True)
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    rows = -(-counts // _PARTS)
-    row = (rows.cumsum(0) - rows).repeat_interleave(counts) + rank // _PARTS
-    parts = torch.zeros(int(rows.sum()), _PARTS, dtype=torch.long)
-    parts[row, rank % _PARTS] = part[order]
+    rows = -(-counts // _COMPARED_AT_ONCE)
+    row = (rows.cumsum(0) - rows).repeat_interleave(counts) + rank // _COMPARED_AT_ONCE
+    parts = torch.zeros(int(rows.sum()), _COMPARED_AT_ONCE, dtype=torch.long)
+    parts[row, rank % _COMPARED_AT_ONCE] = part[order]
     wholes, found, vectors = whole.repeat_interleave(rows), [], descriptors(thumbs)
     for some in torch.arange(len(parts)).split(_CROP_ROWS):
         found.append(_best_crop(thumbs[wholes[some]], vectors[parts[some]]))
     best = torch.empty(len(order))
-    best[order] = torch.cat(found)[row, rank % _PARTS]
+    best[order] = torch.cat(found)[row, rank % _COMPARED_AT_ONCE]
     return torch.maximum(*best.chunk(2))
 
 

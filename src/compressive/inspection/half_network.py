@@ -73,7 +73,7 @@ class WinogradConv(nn.Module):
         weight = torch.einsum("ai,bj,ocij->aboc", into, into, conv.weight.double())
         weights = [nn.Parameter(w[..., None, None].float(), False) for w in weight.flatten(0, 1)]
         self.weights: nn.ParameterList = nn.ParameterList(weights)
-        self.bias: nn.Parameter | None = conv.bias
+        self.bias: Tensor | None = conv.bias
 
     def forward(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch out h w"]:
         """Return the convolution of images in channels-last order."""
@@ -114,7 +114,7 @@ def _outputs(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor
 
 def _fused(traced: fx.GraphModule) -> fx.GraphModule:
     """Fold batch norms into convolutions, then use Winograd's algorithm where it is faster."""
-    modules = dict(traced.named_modules())
+    modules: dict[str, nn.Module] = dict(traced.named_modules())
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
     uses = Counter(str(node.target) for node in calls)
     for node in calls:

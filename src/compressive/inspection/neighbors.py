@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from compressive.config import Data
 from compressive.data.decode import Unreadable, decode
+from compressive.data.location import ImageData
+from compressive.data.several import is_path, place_of, split_tables
 from compressive.data.source import ImageSource, read_file
 from compressive.data.sources import open_source
 from compressive.device import pick_device
@@ -24,6 +26,7 @@ from compressive.inspection.tiles import thumbnail_url
 from compressive.progress import Display, printable
 from compressive.reporting.page import page_template
 from compressive.rundir.files import local_path, write_bytes
+from compressive.rundir.places import split_places
 
 _EVERY_SPLIT = "all"
 _PAGES = (".html", ".htm")
@@ -58,7 +61,7 @@ class _Bank(NamedTuple):
 def neighbors(
     encoder: str | Path,
     image: str | Path,
-    data: str | Path,
+    data: ImageData,
     *,
     count: int = 10,
     out: str | Path | None = None,
@@ -86,7 +89,7 @@ def neighbors(
     one = ImageSource(name=path.name, count=1, read=lambda _: pixels, place=lambda _: str(path))
     with display or Display() as show:
         query = embed_source(model, one, where, Display(quiet=True))[0].feats.cpu()
-        bank = _open_bank(str(data), split, model, where, show)
+        bank = _open_bank(data, split, model, where, show)
     near = nearest(
         F.normalize(query, dim=1), F.normalize(bank.features, dim=1), count, device=where
     )
@@ -108,20 +111,23 @@ def neighbors(
     return Similar(found, bank.unreadable, out)
 
 
-def _check_neighbors_out(out: str | Path, data: str | Path) -> Path:
+def _check_neighbors_out(out: str | Path, data: ImageData) -> Path:
     return check_table_path(out, data, (*_PAGES, *INSPECTION_FORMATS), "neighbors")
 
 
 def _open_bank(
-    data: str, split: str, model: FrozenModel, device: torch.device, show: Display
+    data: ImageData, split: str, model: FrozenModel, device: torch.device, show: Display
 ) -> _Bank:
     """Read features from a file, or compute those of all images."""
-    if is_feature_file(data):
-        return _stored_bank(data, model)
+    places = split_places(place_of(data)) if is_path(data) else []
+    if len(places) == 1 and is_feature_file(places[0]):
+        return _stored_bank(places[0], model)
     if split == _EVERY_SPLIT:
         splits = data_splits(data, Data().max_pixels)
     else:
         splits = [DataSplit(split, open_source(data, split), 0)]
+    for line in split_tables({each.name: each.source for each in splits}):
+        show.say(line)
     features, image, label, unreadable, places = [], [], [], [], []
     for each in splits:
         made, bad = embed_source(model, each.source, device, show)

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compressive.config import Data
+from compressive.data.location import ImageData
+from compressive.data.several import place_of, split_tables
 from compressive.device import pick_device
 from compressive.evaluation.embed import check_table_path
 from compressive.evaluation.frozen_model import open_model
@@ -15,6 +17,7 @@ from compressive.inspection.table import INSPECTION_FORMATS, inspection_columns,
 from compressive.progress import Display
 from compressive.rundir.files import local_path, write_files
 from compressive.rundir.lock import ensure_writable
+from compressive.rundir.places import describe_places
 
 DEFAULT_ENCODER = "cifar10-c-simclr-r18"
 NO_ENCODER = "none"
@@ -35,7 +38,7 @@ class Inspection(NamedTuple):
 
 
 def inspect(
-    data: str | Path,
+    data: ImageData,
     out: str | Path = "inspect.html",
     *,
     table: str | Path = "inspect.csv",
@@ -54,27 +57,30 @@ def inspect(
     outliers, clusters, label errors and map. `cache` is a folder that keeps features for the next
     call.
     """
-    out, table = _check_outputs(out, table, data)
+    place = place_of(data)
+    out, table = _check_outputs(out, table, place)
     if not 0 < near_similarity <= 1:
         raise ValueError(f"--near-similarity must be above 0 and at most 1, got {near_similarity}")
     if clusters < 1:
         raise ValueError(f"--clusters must be 1 or more, got {clusters}")
     where = pick_device(device, called="--device")
-    splits = data_splits(str(data), Data().max_pixels)
+    splits = data_splits(data, Data().max_pixels)
     model = None
     if str(encoder) != NO_ENCODER:
         model = open_model(str(encoder), where, network=network, size=size)
     with display or Display() as show:
+        for line in split_tables({split.name: split.source for split in splits}):
+            show.say(line)
         made = scan(splits, model, where, show, cache=None if cache is None else local_path(cache))
         found = find(made, clusters=clusters, threshold=near_similarity, device=where, show=show)
         show.begin("writing the page")
-        page = inspection_page(found, str(data), model, near_similarity)
+        page = inspection_page(found, describe_places(place), model, near_similarity)
     content = table_bytes(inspection_columns(found), table.suffix.lower())
     write_files({table: [content], out: [page.encode(errors="replace")]})
     return _inspection(found, out, table)
 
 
-def _check_outputs(out: str | Path, table: str | Path, data: str | Path) -> tuple[Path, Path]:
+def _check_outputs(out: str | Path, table: str | Path, data: str) -> tuple[Path, Path]:
     """Return the paths of page and table; raise ValueError if they cannot be written."""
     table = check_table_path(table, data, INSPECTION_FORMATS, "inspect", called="--table")
     out = local_path(out)

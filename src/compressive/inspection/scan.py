@@ -4,6 +4,7 @@ import hashlib
 import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from compressive.data.all_splits import open_all_splits
 from compressive.data.decode import Unreadable
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.loaders import open_loader
+from compressive.data.location import ImageData
+from compressive.data.several import CombinedSource
 from compressive.data.source import ImageSource, Source, pixels
 from compressive.device import precision
 from compressive.evaluation.features import Features, cached, extract, network_fingerprint
@@ -95,10 +98,10 @@ class Scan:
         return self.classes[self.label[i]] if self.label[i] >= 0 else None
 
 
-def data_splits(place: str, max_pixels: int) -> list[DataSplit]:
+def data_splits(data: ImageData, max_pixels: int) -> list[DataSplit]:
     """Open every split of a source, train first; a source without splits is train."""
     found: list[DataSplit] = []
-    for name, source in open_all_splits(place, max_pixels).items():
+    for name, source in open_all_splits(data, max_pixels).items():
         found.append(DataSplit(name, source, sum(len(split.source) for split in found)))
     return found
 
@@ -178,13 +181,11 @@ def _common_labels(splits: list[DataSplit]) -> tuple[tuple[str, ...], NDArray[np
 def _watched(split: DataSplit, found: Scan) -> Source:
     """Return a source that notes facts of each image that is read from it."""
     source, start = split.source, split.start
-    if isinstance(source, ImageSource):
-        source = replace(source, read=_noting_file(source.read, start, found))
-    inner = source
+    inner = _noting_files(source, start, found)
 
     def read(i: int) -> Tensor:
         image = pixels(inner, i)
-        digest = hashlib.blake2b(image.contiguous().numpy(), digest_size=15)
+        digest = hashlib.blake2b(image.contiguous().numpy().data, digest_size=15)
         digest.update(f"{tuple(image.shape)}".encode())
         found.pixel_hash[start + i] = b"p" + digest.digest()  # never empty, unlike no hash
         found.thumb[start + i] = gray_thumb(image)
@@ -199,6 +200,17 @@ def _watched(split: DataSplit, found: Scan) -> Source:
         labels=source.labels,
         classes=source.classes,
     )
+
+
+def _noting_files(source: Source, start: int, found: Scan) -> Source:
+    """Return a source that notes size, format and hash of each file; other sources unchanged."""
+    if isinstance(source, CombinedSource):
+        made, pairs = copy(source), zip(source.parts, source.starts, strict=False)
+        made.parts = [_noting_files(part, start + first, found) for part, first in pairs]
+        return made
+    if isinstance(source, ImageSource):
+        return replace(source, read=_noting_file(source.read, start, found))
+    return source
 
 
 def _noting_file(read: Callable[[int], Any], start: int, found: Scan) -> Callable[[int], Any]:

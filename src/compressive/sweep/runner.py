@@ -72,13 +72,17 @@ def sweep(
     check_trackers(track)
     out = local_path(out)
     ensure_writable(out)
+    shown = display or Display()
     if not (out / SWEEP).exists():
+        from compressive.data.several import count_table
         from compressive.data.sources import open_source
         from compressive.train.auto_config import auto_config
 
         base = (recipes.get(recipe) if recipe else auto_config(data, changes=changes)).config
         # Fail now, before any run starts, if the images cannot be opened.
-        open_source(data, with_data(base, data, *changes).data.split)
+        source = open_source(data, with_data(base, data, *changes).data.split)
+        for line in count_table(source):
+            shown.say(line)
         runs = plan_runs(data, recipe=recipe, base=base, **axes)
     about = {"data": data, "recipe": recipe, "set": list(changes), "varied": list(runs[0].varied)}
     about |= {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
@@ -91,7 +95,7 @@ def sweep(
     lock = acquire_lock(out)
     try:
         state = SweepFile(out, about, runs)
-        with ExitStack() as stack, display or Display() as shown:
+        with ExitStack() as stack, shown:
             processes = _open_processes(state, wanted, shown, stack)
             started = SweepRuns(state, train, test, shown, program, processes)
             with handle_stop_signals(lambda _: started.stop()):
