@@ -9,7 +9,7 @@ from exact import CosineLaw
 from mpmath import diff, log, mp
 from scipy import integrate, stats
 
-from compressive.distributions import radial_solver, special, vmf_sampler
+from compressive.distributions import radial_polynomial, radial_solver, special, vmf_sampler
 from compressive.distributions.radial_solver import Tail
 
 DIMENSIONS = [2, 3, 4, 5, 8, 16, 64, 128, 256, 2048, 65536]
@@ -74,7 +74,7 @@ def test_tables_match_the_solver_for_all_kappa(n: int) -> None:
 
     n includes both sides of each change of the number of cells.
     """
-    grid = vmf_sampler.layout(n)
+    grid = vmf_sampler.table_grid(n)
     cells = torch.linspace(0, 1, 5 * grid.count + 1, dtype=torch.float64)[1:]
     kappas = (grid.scale * (1 - cells) / cells).tolist()
     r = torch.linspace(max(grid.low, 1e-3), grid.high, 331, dtype=torch.float64)
@@ -206,7 +206,7 @@ def test_blocks_do_not_change_the_samples(monkeypatch: pytest.MonkeyPatch) -> No
     r = torch.linspace(0.1, 5, 2 * 37, dtype=torch.float64).view(2, 37, 1)
     kappa = torch.linspace(0, 50, 37, dtype=torch.float64).view(37, 1)
     whole = vmf_sampler.turn(r, n, kappa, cells, differentiate=True)
-    monkeypatch.setattr(vmf_sampler, "_BLOCK", 16)
+    monkeypatch.setattr(vmf_sampler, "_ROWS_PER_BLOCK", 16)
     parts = vmf_sampler.turn(r, n, kappa, cells, differentiate=True)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-15)
@@ -221,9 +221,9 @@ def test_invalid_kappa_gives_nan_and_no_invalid_index() -> None:
     assert cosine[0].isnan().all()
 
 
-def fit(n: int, kappa: float) -> vmf_sampler.Transport | None:
+def fit(n: int, kappa: float) -> radial_polynomial.Transport | None:
     log_height = special.constants(kappa, n).log_mode_density + special.log_area(n - 1)
-    return vmf_sampler.transport(n, kappa, log_height)
+    return radial_polynomial.transport(n, kappa, log_height)
 
 
 @pytest.mark.slow
@@ -241,8 +241,10 @@ def test_polynomials_match_the_solver(n: int) -> None:
         low = max(transport.center - transport.width, 1e-3)
         r = torch.linspace(low, transport.center + transport.width, 997, dtype=torch.float64)
         exact = 2 * (torch.sin(solved(r, n, kappa) / 2) / r) ** 2
-        torch.testing.assert_close(vmf_sampler.carry(transport, r), exact, rtol=1.2e-10, atol=0)
-        narrow = vmf_sampler.carry(transport, r.float()).double()
+        torch.testing.assert_close(
+            radial_polynomial.carry(transport, r), exact, rtol=1.2e-10, atol=0
+        )
+        narrow = radial_polynomial.carry(transport, r.float()).double()
         torch.testing.assert_close(narrow, exact, rtol=3e-7, atol=0)
 
 
@@ -255,5 +257,5 @@ def test_radii_outside_the_fit_stay_finite() -> None:
     transport = fit(256, 1024.0)
     assert transport is not None
     r = torch.tensor([0.0, 1e-30, 1e3])
-    assert ((q := vmf_sampler.carry(transport, r)) > 0).all()
+    assert ((q := radial_polynomial.carry(transport, r)) > 0).all()
     assert q.isfinite().all()

@@ -19,7 +19,7 @@ from compressive.checks import (
     should_check_values,
     validates_inputs,
 )
-from compressive.distributions import special, vmf_sampler
+from compressive.distributions import radial_polynomial, special, vmf_sampler
 from compressive.platforms.float64 import float64_device, to_float64
 
 __all__ = ["VonMisesFisher"]
@@ -219,7 +219,7 @@ class VonMisesFisher(Distribution):
         if self._fixed is not None:
             log_height = self._fixed.log_mode_density + special.log_area(n - 1)
             if (fit := _transport(n, self._kappa, log_height)) is not None:
-                q = vmf_sampler.carry(fit, r)
+                q = radial_polynomial.carry(fit, r)
                 sag = r * r * q  # 1 - cos(theta)
                 return 1 - sag, torch.sqrt(q * (2 - sag).clamp(min=0)), None
             cells = _fixed_cells(n, self._kappa, place)
@@ -358,8 +358,8 @@ def _fixed_cells(n: int, kappa: float, device: torch.device) -> Tensor:
 
 
 @_known_while_compiling
-def _transport(n: int, kappa: float, log_height: float) -> vmf_sampler.Transport | None:
-    return vmf_sampler.transport(n, kappa, log_height)
+def _transport(n: int, kappa: float, log_height: float) -> radial_polynomial.Transport | None:
+    return radial_polynomial.transport(n, kappa, log_height)
 
 
 def _broadcast_parameters(

@@ -12,16 +12,12 @@ distribution to f ("radial transport"). It is smooth, and nearly r / sqrt(kappa)
   in r and kappa. Their derivative in kappa is the implicit reparameterization gradient.
 - `turn_fixed` uses the same polynomials in r for one kappa.
 - `turn_in_space` is the closed form for n = 3. No other n has one.
-- `carry` uses a single polynomial for one kappa, which costs a few multiplications per sample.
-  There is one if n is 40 or more, or if kappa is well above n.
 
-`radial_solver` computes all polynomials once, in float64.
+`radial_solver` computes the polynomials once, in float64. `radial_polynomial` has the fastest case,
+a single polynomial for one kappa.
 """
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -30,17 +26,21 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from compressive.checks import in_func_transform, outside_func_transforms
+from compressive.checks import in_func_transform
 from compressive.distributions import special
-from compressive.distributions.radial_solver import Tail
+from compressive.distributions.radial_solver import (
+    Tail,
+    chebyshev_phases,
+    plain_tensors,
+    radius_range,
+)
 from compressive.platforms.float64 import to_float64
 
-_MAX_DEGREE = 16  # of a single polynomial
 _POWERS = 8  # of r and of t in a cell of the table
-_BLOCK = 4096  # samples whose coefficients fit into the cache of a processor
+_ROWS_PER_BLOCK = 4096  # samples whose coefficients fit into the cache of a processor
 
 
-class Layout(NamedTuple):
+class TableGrid(NamedTuple):
     """The cells of a table: `count` intervals of r from `low` to `high`, and of t from 0 to 1."""
 
     # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = scale / (scale + kappa). It is
@@ -53,13 +53,13 @@ class Layout(NamedTuple):
     scale: float
 
 
-def layout(n: int) -> Layout:
+def table_grid(n: int) -> TableGrid:
     """Return the cells for dimension n."""
     # Where theta approaches pi it bends, the more sharply the smaller n. At large n, the density is
     # high. These counts keep the error of the distribution function below 1e-10
     # (tests/distributions/test_vmf_sampler.py).
     count = 32 if n < 4 else 8 if 16 <= n <= 1024 else 16
-    return Layout(count, *_range(n), (n - 1) / 2 + 3)
+    return TableGrid(count, *radius_range(n), (n - 1) / 2 + 3)
 
 
 def turn(
@@ -75,11 +75,11 @@ def turn(
     `cells` are `table_cells` of n. The last result is None unless `differentiate`.
     """
     on_cpu = r.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not on_cpu or r.numel() <= _BLOCK or in_func_transform():
+    if not on_cpu or r.numel() <= _ROWS_PER_BLOCK or in_func_transform():
         return _turn_block(r, n, kappa, cells, differentiate)
     pairs = zip(
-        r.reshape(-1, 1).split(_BLOCK),
-        kappa.expand(r.shape).reshape(-1, 1).split(_BLOCK),
+        r.reshape(-1, 1).split(_ROWS_PER_BLOCK),
+        kappa.expand(r.shape).reshape(-1, 1).split(_ROWS_PER_BLOCK),
         strict=True,
     )
     parts = [
@@ -94,7 +94,7 @@ def turn(
 def _turn_block(
     r: Tensor, n: int, kappa: Tensor, cells: Tensor, differentiate: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    grid = layout(n)
+    grid = table_grid(n)
     r, kappa = to_float64(r), to_float64(kappa)
     t = grid.scale / (grid.scale + kappa)
     i, x = _locate_radius(r, grid)
@@ -116,7 +116,7 @@ def turn_fixed(
 ) -> tuple[Tensor, Tensor]:
     """Return cos(theta) and sin(theta) / r in float64; `cells` are `fixed_cells` of n and kappa."""
     r = to_float64(r)
-    i, x = _locate_radius(r, layout(n))
+    i, x = _locate_radius(r, table_grid(n))
     cell = F.embedding(i.squeeze(-1), cells).unsqueeze(-1)
     return _from_half_tangent(r, torch.exp((_powers(x) @ cell).squeeze(-1)))
 
@@ -152,7 +152,7 @@ def _from_half_tangent(r: Tensor, per_r: Tensor) -> tuple[Tensor, Tensor]:
     return twice - 1, twice * per_r
 
 
-def _locate_radius(r: Tensor, grid: Layout) -> tuple[Tensor, Tensor]:
+def _locate_radius(r: Tensor, grid: TableGrid) -> tuple[Tensor, Tensor]:
     per_cell = grid.count / (grid.high - grid.low)
     return _locate(((r - grid.low) * per_cell).clamp(0, grid.count), grid.count)
 
@@ -171,8 +171,8 @@ def _powers(x: Tensor) -> Tensor:
 @cache  # without a limit: a CUDA graph may use the memory of any table
 def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficients"]:
     """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s)."""
-    grid = layout(n)
-    with _plain_tensors():
+    grid = table_grid(n)
+    with plain_tensors():
         nodes, fit = _interpolation()
         t = (_centers(grid).unsqueeze(-1) + nodes).flatten() / grid.count
         g = _fitted_in_r(n, grid.scale * (1 - t) / t, 0.5 * torch.log(t))
@@ -183,14 +183,14 @@ def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficien
 @cache
 def fixed_cells(n: int, kappa: float, device: torch.device) -> Float[Tensor, "cells coefficients"]:
     """Return the coefficients in r of each cell at one kappa."""
-    with _plain_tensors():
+    with plain_tensors():
         values = torch.tensor([kappa], dtype=torch.float64, device="cpu")
         return _fitted_in_r(n, values, torch.zeros_like(values)).squeeze(-1).to(device)
 
 
 def _fitted_in_r(n: int, kappa: Tensor, offset: Tensor) -> Tensor:
     """Return coefficients of log(tan(theta/2) / r) - offset, of shape (cell, power, kappa)."""
-    grid = layout(n)
+    grid = table_grid(n)
     nodes, fit = _interpolation()
     position = (_centers(grid).unsqueeze(-1) + nodes).view(-1, 1)
     r = grid.low + (grid.high - grid.low) / grid.count * position
@@ -203,94 +203,14 @@ def _fitted_in_r(n: int, kappa: Tensor, offset: Tensor) -> Tensor:
     return fit @ values.unflatten(0, (grid.count, _POWERS))
 
 
-def _centers(grid: Layout) -> Tensor:
+def _centers(grid: TableGrid) -> Tensor:
     return torch.arange(grid.count, dtype=torch.float64, device="cpu") + 0.5
 
 
 def _interpolation() -> tuple[Tensor, Tensor]:
     """Return Chebyshev points around 0, and the matrix from values there to coefficients."""
-    nodes = torch.cos(_chebyshev_phases(_POWERS)) / 2
+    nodes = torch.cos(chebyshev_phases(_POWERS)) / 2
     return nodes, torch.linalg.inv(_powers(nodes))
-
-
-def _chebyshev_phases(count: int) -> Tensor:
-    return (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
-
-
-def _range(n: int) -> tuple[float, float]:
-    """Return quantiles 1e-13 and 1 - 1e-13 of r, by Wilson and Hilferty's approximation."""
-    m = n - 1
-    spread = 7.35 * math.sqrt(2 / (9 * m))
-    low, high = (math.sqrt(m * max(1 - 2 / (9 * m) + sign * spread, 0.0) ** 3) for sign in (-1, 1))
-    return low, high
-
-
-@contextmanager
-def _plain_tensors() -> Iterator[None]:
-    """Compute numbers only, also inside of torch.func and inference mode."""
-    with torch.inference_mode(False), torch.no_grad(), outside_func_transforms():
-        yield
-
-
-class Transport(NamedTuple):
-    """1 - cos(theta) = r^2 q(r), q a polynomial in (r - center) / width, as Python floats."""
-
-    center: float
-    width: float
-    coefficients: tuple[float, ...]  # highest power first
-
-
-def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample"]:
-    """Return q(r) = (1 - cos(theta)) / r^2; it is constant outside the fitted range."""
-    x = ((r - fit.center) / fit.width).clamp(-1, 1)
-    q = torch.full_like(x, fit.coefficients[0])
-    for coefficient in fit.coefficients[1:]:
-        q = q * x + coefficient
-    return q
-
-
-@lru_cache(maxsize=256)
-def transport(n: int, kappa: float, log_height: float) -> Transport | None:
-    """Fit the radial transport of a fixed kappa; return None if no short polynomial fits."""
-    # The shortest polynomial with a relative error of 1 - cos(theta) of at most 1e-10.
-    low, high = _range(n)
-    center, width = (high + low) / 2, (high - low) / 2
-
-    def exact(x: Tensor) -> Tensor:
-        r = center + width * x
-        tail = Tail.of(r, n, torch.full_like(r, kappa), torch.full_like(r, log_height))
-        return 2 * (torch.sin(tail.solve(r) / 2) / r) ** 2
-
-    # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
-    # coefficients bound the error, and a least-squares fit would not be much better.
-    count = 2 * _MAX_DEGREE
-    with _plain_tensors():
-        phase = _chebyshev_phases(count)
-        values = exact(torch.cos(phase))
-        orders = torch.arange(count, dtype=torch.float64, device="cpu")
-        chebyshev = 2 / count * torch.cos(orders.unsqueeze(-1) * phase) @ values
-        chebyshev[0] /= 2
-        tail = chebyshev.abs().flip(0).cumsum(0).flip(0)  # tail[d] = error of degree d - 1
-        good = (tail[1 : _MAX_DEGREE + 2] <= 1e-10 * values.min()).nonzero()
-        if len(good) == 0:
-            return None
-        powers = _monomials(chebyshev[: int(good[0]) + 1].tolist())
-    return Transport(center, width, tuple(reversed(powers)))
-
-
-def _monomials(chebyshev: list[float]) -> list[float]:
-    """Return the coefficients of 1, x, x^2, ... of a sum of Chebyshev polynomials."""
-    total = [0.0] * len(chebyshev)
-    previous, current = [0.0], [1.0]  # T_{-1} is set to 0 for the first step
-    for order, c in enumerate(chebyshev):
-        for power, value in enumerate(current):
-            total[power] += c * value
-        scale = 2.0 if order else 1.0
-        following = [0.0] + [scale * value for value in current]
-        for power, value in enumerate(previous):
-            following[power] -= value
-        previous, current = current, following
-    return total
 
 
 class _Once(Function):
