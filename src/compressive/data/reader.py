@@ -44,7 +44,8 @@ class ImageReader:
         self._subsamplings = subsamplings  # JPEG files of these kinds are decoded on the device
         self.bad: dict[int, str] = {}  # reasons by index; none of these is tried again
         self.host_only: set[int] = set()  # images that the decoder of the device has rejected
-        self.labels: list[int] = [-1] * len(source) if source.labels is None else source.labels.tolist()
+        labels = source.labels
+        self.labels: list[int] = [-1] * len(source) if labels is None else labels.tolist()
         self._most = min(_MOST_DEVICE_PIXELS, getattr(source, "max_pixels", MAX_PIXELS))
 
     def decoded(self, wanted: int) -> DecodedImage:
