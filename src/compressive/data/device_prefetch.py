@@ -22,7 +22,7 @@ class _EncodedBatch(BatchSlots):
     def __init__(self, epoch: Int64[Tensor, " batch"]) -> None:
         super().__init__()
         self.begin(len(epoch))
-        self.epoch = epoch
+        self.epoch: Tensor = epoch
         self.images: list[DecodedImage | EncodedImage | None] = [None] * len(epoch)
 
     def _put(self, place: int, image: DecodedImage | EncodedImage) -> None:

@@ -134,11 +134,9 @@ def matching_subsamplings(decode_batch: BatchDecode) -> frozenset[str]:
             continue
         image = image.cpu().int()
         if image.shape == expected.shape:
-            difference = (image - expected).abs()
-            if (
-                difference.max() <= _LARGEST_DIFFERENCE
-                and difference.float().mean() <= _MEAN_DIFFERENCE
-            ):
+            difference = (image - expected).abs().float()
+            largest, mean = float(difference.max()), float(difference.mean())
+            if largest <= _LARGEST_DIFFERENCE and mean <= _MEAN_DIFFERENCE:
                 found.add(name)
     if not found:
         raise problem or RuntimeError("its pixels differ from those of libjpeg")

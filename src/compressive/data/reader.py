@@ -39,11 +39,13 @@ class ImageReader:
     """Thread-safe reader of images by index; replaces unreadable ones by the next readable one."""
 
     def __init__(self, source: Source, side: int, subsamplings: Collection[str] = ()) -> None:
-        # JPEG files of these kinds of subsampling are decoded on the device.
-        self.source, self.side, self.subsamplings = source, side, subsamplings
+        self.source: Source = source
+        self.side: int = side
+        self._subsamplings = subsamplings  # JPEG files of these kinds are decoded on the device
         self.bad: dict[int, str] = {}  # reasons by index; none of these is tried again
         self.host_only: set[int] = set()  # images that the decoder of the device has rejected
-        self.labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
+        labels = source.labels
+        self.labels: list[int] = [-1] * len(source) if labels is None else labels.tolist()
         self._most = min(_MOST_DEVICE_PIXELS, getattr(source, "max_pixels", MAX_PIXELS))
 
     def decoded(self, wanted: int) -> DecodedImage:
@@ -90,7 +92,7 @@ class ImageReader:
     def _is_for_device(self, header: JpegHeader) -> bool:
         longer, total = max(header.height, header.width), header.height * header.width
         return (
-            header.subsampling in self.subsamplings
+            header.subsampling in self._subsamplings
             and total <= self._most
             and longer <= _MOST_SHRINKING * self.side
         )
