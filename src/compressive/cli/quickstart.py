@@ -86,7 +86,7 @@ def run_quickstart(
     with _in_background(second, out, seed, start=on_cpu and usable_cores() > 1) as process:
         yield QuickstartRow("raw pixels", _pixel_accuracy())
         outcome, results = _trained(configs[first], out / first, display)
-        yield _row(first, outcome, results)
+        yield _quickstart_row(first, outcome, results)
         if results is None:
             return
         if process is not None:
@@ -94,7 +94,9 @@ def run_quickstart(
             process.wait()
         # If the process failed, this trains on, and reports the error.
         is_done = process is not None and process.returncode == 0
-        yield _row(second, *_trained(configs[second], out / second, display, is_done=is_done))
+        yield _quickstart_row(
+            second, *_trained(configs[second], out / second, display, is_done=is_done)
+        )
 
 
 def _config(method: str, seed: int) -> Config:
@@ -141,7 +143,7 @@ def _trained(
     return outcome, results
 
 
-def _row(method: str, outcome: Outcome, results: Results | None) -> QuickstartRow:
+def _quickstart_row(method: str, outcome: Outcome, results: Results | None) -> QuickstartRow:
     if results is None:
         return QuickstartRow(method, outcome=outcome)
     records = [each for each in results.records if not each.dataset.endswith(" train")]

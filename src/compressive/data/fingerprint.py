@@ -47,7 +47,7 @@ class DatasetFingerprint:
             names = "\n" * (first > 0) + "\n".join(map(_last_part, some))
             digest.update(names.encode(errors="backslashreplace"))
         if labels is not None:
-            digest.update(labels.contiguous().numpy())
+            digest.update(labels.contiguous().numpy().data)
         return digest.hexdigest()
 
     def with_file_times(self) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SCALE_SUFFIX = ".int8_scale"
-_LARGEST = 127  # -128 is not used, so that the values are symmetric
+_INT8_RANGE = 127  # -128 is not used, so that the values are symmetric
 
 
 def to_int8(value: NDArray[Any], name: str) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -26,9 +26,9 @@ def to_int8(value: NDArray[Any], name: str) -> tuple[NDArray[np.int8], NDArray[n
             f"and the largest of all is {largest.max():.3g}; keep the encoder in float32"
         )
     # Round the scales first: the integers must fit the scales that are stored.
-    scales = (largest / _LARGEST).astype(np.float32)
+    scales = (largest / _INT8_RANGE).astype(np.float32)
     steps = np.where(scales == 0, 1, scales)[:, None]
-    integers = np.clip(np.rint(rows / steps), -_LARGEST, _LARGEST)
+    integers = np.clip(np.rint(rows / steps), -_INT8_RANGE, _INT8_RANGE)
     return integers.astype(np.int8).reshape(value.shape), scales
 
 
