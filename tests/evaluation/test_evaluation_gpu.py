@@ -63,7 +63,9 @@ def test_linear_evaluation_is_the_same_as_a_cuda_graph(
 
     heads = []
     for name, made in (("graph", capture), ("direct", fail)):
-        monkeypatch.setitem(GraphedFunction.__init__.__kwdefaults__, "capture", made)
+        defaults = GraphedFunction.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "capture", made)
         options: Any = {"device": "cuda", "epochs": 20, "tasks": "linear", "display": silent()}
         results, _ = evaluate(str(tmp_path / "run"), out=tmp_path / name, **options)
         heads.append({(r.task, r.metric): r.value for r in results.records})
