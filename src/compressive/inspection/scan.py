@@ -27,11 +27,11 @@ from compressive.device import precision
 from compressive.evaluation.features import Features, cached, extract, network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel
 from compressive.inspection.descriptor import THUMB, gray_thumb
-from compressive.inspection.half_network import HalfNetwork
 from compressive.progress import Display
 
 _READ_BLOCK = 1024  # images per block of reads without an encoder
 _BATCH_BYTES = 2**26  # bytes of pixels at most in a batch
+_MOST_IMAGES = {"cpu": 128, "gpu": 512}  # in a batch; more only need more memory on a CPU
 _SIGNATURES = (  # first bytes of a file, and what it is
     (b"\xff\xd8", "JPEG"),
     (b"\x89PNG", "PNG"),
@@ -270,12 +270,11 @@ def _embed_all(
         nonlocal was_read
         was_read = True
         shrunk, side = model.shrink(source)
-        batch_size = max(16, min(512, _BATCH_BYTES // (3 * side * side)))
+        most = _MOST_IMAGES["cpu" if device.type == "cpu" else "gpu"]
+        batch_size = max(16, min(most, _BATCH_BYTES // (3 * side * side)))
         with open_loader(shrunk, side=side, device=device, cache_on_device="no") as loader:
-            is_half = dtype == torch.float16
-            network = HalfNetwork(model.network) if is_half else model.network
             made = extract(
-                *(network, loader, len(source), crop),
+                *(model.network, loader, len(source), crop),
                 precision=dtype,
                 batch_size=batch_size,
                 progress=show,
