@@ -148,7 +148,7 @@ class Data(_Section):
         "auto", "decode all images once and keep them as uint8 on the device; auto: if they fit"
     )
     decode_on_device: Literal["auto", "yes", "no"] = setting(
-        "auto",
+        "no",  # until nvJPEG has been measured on a GPU
         "decode JPEG files on an NVIDIA GPU; auto: if it has a JPEG engine and 1,000 or more "
         "images, most of them JPEG, are not cached",
     )

@@ -29,7 +29,7 @@ def hook(name: str) -> ModuleType:
 def test_command_reference_lists_every_command_and_option() -> None:
     page = hook("commands").command_reference()
     program: Any = typer.main.get_command(app)
-    sections = dict(re.findall(r"^## (\w+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    sections = dict(re.findall(r"^## ([\w-]+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
     assert list(sections) == list(program.commands)
     for name, command in program.commands.items():
         rows = re.findall(r"^\| (`.*?) \|", sections[name], re.MULTILINE)
