@@ -95,7 +95,7 @@ def extract(
     The network must be in evaluation mode. Raise RuntimeError if a weight or statistic changes.
     """
     assert not network.training
-    is_unchanged = remember_weights(network)
+    changed = remember_weights(network)
     feats, labels, index = [], [], []
     for batch in loader.batches(_own_batches(count, batch_size)):
         feats.append(forward(network, crop(batch), precision))
@@ -107,7 +107,7 @@ def extract(
     if world_size() > 1:
         numbers = gather(torch.stack(found[1:], 1).double()).long()
         found = Features(gather(found.feats), *numbers.unbind(1))
-    if not is_unchanged():
+    if changed():
         raise RuntimeError("weights or statistics of the network changed while it was evaluated")
     # Sort by index and drop repetitions: a loader replaces unreadable images with other ones.
     place = torch.full((count,), -1, device=found.index.device)
@@ -163,8 +163,8 @@ def network_fingerprint(network: nn.Module) -> str:
 
 
 @torch.no_grad()
-def remember_weights(network: nn.Module) -> Callable[[], bool]:
-    """Return a function that tells whether weights and statistics are still the same.
+def remember_weights(network: nn.Module) -> Callable[[], str]:
+    """Return a function that names the first weight or statistic that has changed, else "".
 
     It compares copies on the device, which is faster than `network_fingerprint`.
     """
@@ -175,15 +175,16 @@ def remember_weights(network: nn.Module) -> Callable[[], bool]:
     before = {name: value.clone() for name, value in state().items()}
 
     @torch.no_grad()
-    def is_unchanged() -> bool:
+    def changed() -> str:
         now = state()
         if now.keys() != before.keys():
-            return False
+            return ", ".join(sorted(now.keys() ^ before.keys()))
         pairs = [(now[name], value) for name, value in before.items()]
         same = [((a == b) | (a.isnan() & b.isnan())).all() for a, b in pairs]
-        return bool(torch.stack(same).all()) if same else True
+        kept = torch.stack(same).tolist() if same else []  # waits for the device once
+        return next((name for name, is_kept in zip(before, kept, strict=True) if not is_kept), "")
 
-    return is_unchanged
+    return changed
 
 
 def _own_batches(count: int, size: int) -> Iterator[BatchIndices]:

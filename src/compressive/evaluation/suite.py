@@ -133,11 +133,11 @@ def _run_suite(
         if not is_first:
             return
     earlier, has_result = len(results.skipped), False
-    is_unchanged, before = remember_weights(network), results.seconds
+    changed, before = remember_weights(network), results.seconds
     for name in chosen:
         has_result |= _run_task(name, more.get(name) or TASKS[name].load(), context)
         results.about["seconds"] = {**before, **context.clock.rounded()}
-        if not is_unchanged():
+        if changed():
             raise RuntimeError(f"weights or statistics of the network changed in {name}")
         if has_result:
             results.write(out)

@@ -180,6 +180,7 @@ def _is_sampled(method: Method) -> bool:
 @contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     """Assert that no weight and no batch-norm statistic changes."""
-    is_unchanged = remember_weights(module)
+    changed = remember_weights(module)
     yield
-    assert is_unchanged(), "weights or statistics changed during an evaluation"
+    name = changed()
+    assert not name, f"{name} changed during an evaluation"
