@@ -75,7 +75,7 @@ def test_tables_match_the_solver_for_all_kappa(n: int) -> None:
     n includes both sides of each change of the number of cells.
     """
     grid = vmf_sampler.table_grid(n)
-    cells = torch.linspace(0, 1, 5 * grid.count + 1, dtype=torch.float64)[1:]
+    cells = torch.linspace(0, 1, 5 * grid.size + 1, dtype=torch.float64)[1:]
     kappas = (grid.scale * (1 - cells) / cells).tolist()
     r = torch.linspace(max(grid.low, 1e-3), grid.high, 331, dtype=torch.float64)
     for kappa in kappas + KAPPAS:

@@ -41,13 +41,13 @@ _ROWS_PER_BLOCK = 4096  # samples whose coefficients fit into the cache of a pro
 
 
 class TableGrid(NamedTuple):
-    """The cells of a table: `count` intervals of r from `low` to `high`, and of t from 0 to 1."""
+    """The cells of a table: `size` intervals of r from `low` to `high`, and of t from 0 to 1."""
 
     # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = scale / (scale + kappa). It is
     # smooth for all r and kappa, including kappa = 0 (t = 1) and infinity (t = 0), and the tangent
     # of the half angle keeps its digits near both poles.
 
-    count: int
+    size: int
     low: float
     high: float
     scale: float
@@ -98,8 +98,8 @@ def _turn_block(
     r, kappa = to_float64(r), to_float64(kappa)
     t = grid.scale / (grid.scale + kappa)
     i, x = _locate_radius(r, grid)
-    j, y = _locate(grid.count * t, grid.count)
-    cell = F.embedding(torch.add(j, i, alpha=grid.count).squeeze(-1), cells)
+    j, y = _locate(grid.size * t, grid.size)
+    cell = F.embedding(torch.add(j, i, alpha=grid.size).squeeze(-1), cells)
     in_y = cell.unflatten(-1, (_POWERS, _POWERS)) @ _powers(x).mT
     powers = _powers(y)
     half_tangent = torch.exp((powers @ in_y).squeeze(-1)) * torch.sqrt(t)
@@ -107,7 +107,7 @@ def _turn_block(
     if differentiate:
         order = torch.arange(1, _POWERS, dtype=y.dtype, device=y.device)
         along_y = ((powers[..., :-1] * order) @ in_y[..., 1:, :]).squeeze(-1)
-        slope = t / -grid.scale * (0.5 + grid.count * t * along_y)
+        slope = t / -grid.scale * (0.5 + grid.size * t * along_y)
     return *_from_half_tangent(r, half_tangent), slope
 
 
@@ -153,8 +153,8 @@ def _from_half_tangent(r: Tensor, per_r: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _locate_radius(r: Tensor, grid: TableGrid) -> tuple[Tensor, Tensor]:
-    per_cell = grid.count / (grid.high - grid.low)
-    return _locate(((r - grid.low) * per_cell).clamp(0, grid.count), grid.count)
+    per_cell = grid.size / (grid.high - grid.low)
+    return _locate(((r - grid.low) * per_cell).clamp(0, grid.size), grid.size)
 
 
 def _locate(position: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -174,10 +174,10 @@ def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficien
     grid = table_grid(n)
     with plain_tensors():
         nodes, fit = _interpolation()
-        t = (_centers(grid).unsqueeze(-1) + nodes).flatten() / grid.count
+        t = (_centers(grid).unsqueeze(-1) + nodes).flatten() / grid.size
         g = _fitted_in_r(n, grid.scale * (1 - t) / t, 0.5 * torch.log(t))
-        found = torch.einsum("ipjb,qb->ijqp", g.unflatten(-1, (grid.count, _POWERS)), fit)
-        return found.reshape(grid.count**2, _POWERS**2).to(device)
+        found = torch.einsum("ipjb,qb->ijqp", g.unflatten(-1, (grid.size, _POWERS)), fit)
+        return found.reshape(grid.size**2, _POWERS**2).to(device)
 
 
 @cache
@@ -193,18 +193,18 @@ def _fitted_in_r(n: int, kappa: Tensor, offset: Tensor) -> Tensor:
     grid = table_grid(n)
     nodes, fit = _interpolation()
     position = (_centers(grid).unsqueeze(-1) + nodes).view(-1, 1)
-    r = grid.low + (grid.high - grid.low) / grid.count * position
+    r = grid.low + (grid.high - grid.low) / grid.size * position
     log_height = special.log_mode_density(kappa, n) + special.log_area(n - 1)
     g = [  # in pieces that fit into the processor's cache
         Tail.of(r, n, k, height).log_half_tangent(r)
         for k, height in zip(kappa.split(8), log_height.split(8), strict=True)
     ]
     values = torch.cat(g, -1) - torch.log(r) - offset
-    return fit @ values.unflatten(0, (grid.count, _POWERS))
+    return fit @ values.unflatten(0, (grid.size, _POWERS))
 
 
 def _centers(grid: TableGrid) -> Tensor:
-    return torch.arange(grid.count, dtype=torch.float64, device="cpu") + 0.5
+    return torch.arange(grid.size, dtype=torch.float64, device="cpu") + 0.5
 
 
 def _interpolation() -> tuple[Tensor, Tensor]:
