@@ -4,7 +4,6 @@ import importlib
 import sys
 
 import pytest
-
 from compressive.platforms.imports import hidden_package
 
 
