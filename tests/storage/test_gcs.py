@@ -81,7 +81,7 @@ def test_a_folder_is_mirrored_and_downloaded(gcs: Gcs, tmp_path: Path) -> None:
         (f"gs://{GCS_BUCKET}/none", 0, "does not exist"),
         (f"gs://{GCS_BUCKET}/a", 403, "GOOGLE_APPLICATION_CREDENTIALS"),
         (f"gs://{GCS_BUCKET}/a", 401, "GOOGLE_APPLICATION_CREDENTIALS"),
-        (f"gs://{GCS_BUCKET}/a", 503, "cannot be reached"),
+        pytest.param(f"gs://{GCS_BUCKET}/a", 503, "cannot be reached", marks=pytest.mark.slow),
     ],
 )
 def test_problems_are_one_line(gcs: Gcs, place: str, status: int, expected: str) -> None:
