@@ -385,7 +385,7 @@ def test_third_party_weights_are_rejected(tmp_path: Path) -> None:
     one_line(caught.value)
 
 
-@pytest.mark.parametrize("version", [None, "1", "5"])
+@pytest.mark.parametrize("version", [None, "1", "6"])
 def test_other_formats_are_rejected_by_number(version: str | None, tmp_path: Path) -> None:
     saved(tmp_path, SETTINGS)
     with safe_open(tmp_path / ENCODER, "pt") as file:

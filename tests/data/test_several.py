@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tiny import CHANGES, Written, differences, last, noise, photos, silent, tin
 import compressive
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.several import CombinedSource, count_table, take
-from compressive.data.source import NoSplit, require_source
+from compressive.data.source import NoSplit, fetch_ahead, require_source
 from compressive.data.sources import open_source
 from compressive.progress import Display
 from compressive.rundir.folder import read_config
@@ -49,6 +50,34 @@ def test_images_come_in_the_order_of_the_sources(tmp_path: Path) -> None:
     for i in (-1, 35):
         with pytest.raises(IndexError):
             whole.image(i)
+
+
+class Remote:
+    """A source that remembers which images were announced."""
+
+    labels = classes = None
+
+    def __init__(self, count: int) -> None:
+        self.count, self.name, self.announced = count, "remote", list[int]()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, i: int) -> torch.Tensor:
+        return torch.full((3, 4, 4), i, dtype=torch.uint8)
+
+    def origin(self, i: int) -> str:
+        return f"remote {i}"
+
+    def ahead(self, indices: Sequence[int]) -> None:
+        self.announced += indices
+
+
+def test_parts_learn_which_images_come_soon() -> None:
+    first, second = Remote(3), Remote(2)
+    fetch_ahead(CombinedSource([first, second]), [4, 0, 2, 3])
+    assert first.announced == [0, 2]
+    assert second.announced == [1, 0]
 
 
 def test_classes_are_merged_by_name(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from torch import Tensor
 from compressive.data.decode import MAX_PIXELS
 from compressive.data.location import PYTHON, ImageData, check_distinct
 from compressive.data.python_datasets import as_source, choose_part, source_name
-from compressive.data.source import CALLED, NoSplit, Source, pixels, subset, without_labels
+from compressive.data.source import (
+    CALLED,
+    NoSplit,
+    Source,
+    fetch_ahead,
+    pixels,
+    subset,
+    without_labels,
+)
 from compressive.rundir.places import join_places, split_places
 
 
@@ -54,8 +62,14 @@ class CombinedSource:
 
     def stored(self, i: int) -> Any:
         """Return image i as its part stores it: encoded bytes, or pixels."""
-        part, inside = self._find(i)
+        part, inside = self.find(i)
         return getattr(part, "stored", part.image)(inside)
+
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Tell the parts which images will be read soon."""
+        for part, start, stop in zip(self.parts, self.starts[:-1], self.starts[1:], strict=True):
+            if inside := [i - start for i in indices if start <= i < stop]:
+                fetch_ahead(part, inside)
 
     def origin(self, i: int) -> str:
         """Return the location of image i in its part."""
