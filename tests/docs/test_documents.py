@@ -35,6 +35,7 @@ from compressive.cli.app import app
 from compressive.config import Config, override
 from compressive.networks import backbone
 from compressive.recipes.options import option_of
+from compressive.rundir.places import join_places
 from compressive.sweep.plan import PlannedRun, plan_runs
 
 DOCS = ROOT / "docs"
@@ -226,6 +227,7 @@ def planned(words: list[str]) -> tuple[dict[str, Any], list[PlannedRun]]:
     """Return a sweep's options and its runs."""
     given = PROGRAM.commands["sweep"].make_context("sweep", list(words)).params
     of = {name: given[name] for name in ("recipe", "vary", "preset", "seeds", "changes")}
+    given["data"] = join_places(given["data"])
     return given, plan_runs(given["data"], **{name: value for name, value in of.items() if value})
 
 

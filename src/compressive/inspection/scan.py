@@ -69,8 +69,8 @@ class Scan:
     height: NDArray[np.int64]
     size: NDArray[np.int64]  # bytes of the file; 0 if unknown
     kind: list[str]  # format of the file; "" if unknown
-    file_hash: NDArray[np.bytes_]  # b"" if unknown
-    pixel_hash: NDArray[np.bytes_]  # b"" if unreadable
+    file_hash: NDArray[np.character]  # bytes; b"" if unknown
+    pixel_hash: NDArray[np.character]  # bytes; b"" if unreadable
     thumb: UInt8[Tensor, "count side side"]  # brightness of a small copy
     features: Float[Tensor, "count feat"] | None = None  # zeros if unreadable; None: no encoder
     reasons: dict[int, str] = field(default_factory=dict)  # of unreadable images
