@@ -309,7 +309,7 @@ def test_run_that_failed_for_lack_of_memory_is_repeated_alone(tmp_path: Path) ->
     assert len(found.failed) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_packed_runs_equal_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real runs on the CPU: weights are bitwise equal, and the tables are the same."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

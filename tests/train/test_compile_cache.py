@@ -226,7 +226,7 @@ def compiled_losses(cache: Path, *kappas: int) -> tuple[list[dict[str, Any]], st
     return [json.loads(line.removeprefix("FOUND")) for line in lines], run.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 def test_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
     """Another kappa, a constant in our autograd functions, must not hit."""
     cache = tmp_path / "cache"
