@@ -2,7 +2,6 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import error_line
 from huggingface_hub import constants
+from loopback import served
 
 from compressive.exporting.push import push_folder, require_token
 
@@ -78,15 +78,11 @@ class FakeHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     server = FakeHub()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", server.address)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(server):
+        yield server
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 from huggingface_hub import constants
+from loopback import served
 from s3_server import write_parquet, write_tar
 
 from compressive.data.sources import open_source
@@ -130,8 +130,6 @@ class ReadableHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ReadableHub]:
     server = ReadableHub()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", "hf_planted")
@@ -139,11 +137,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ReadableHub
     for name in ("quick", "patient"):
         monkeypatch.setitem(backend_module.WAITS, name, (0.01,) * 2)
     backend_module._backend.cache_clear()
-    yield server
+    with served(server):
+        yield server
     backend_module._backend.cache_clear()
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
