@@ -7,7 +7,7 @@
 
 Prints one JSON line. `speed` times C-SimCLR with ResNet-50 at 224 pixels and 256 images: the bare
 compiled network, steps from device memory, and steps from files with each decoder, in turn in one
-process. The number of cores is that of all threads (sched_setaffinity) and of reading threads.
+process. The number of cores is that of all threads (sched_setaffinity).
 Each block first makes some steps that are not timed, until images that were read ahead are used
 up. `loader` is the rate of the loaders alone. Memory is the peak of tensors during a block, which
 contains all contestants, and what nvJPEG itself allocates. lightly runs in processes of its own.
@@ -107,9 +107,13 @@ def outside_torch() -> int:
 
 
 def steps_of(run: Run, workers: int) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return a function that makes a training step, and one that ends the threads."""
+    """Return a function that makes a training step, and one that ends the threads.
+
+    There are as many threads as a run with these cores has, if `workers` is 0.
+    """
     if isinstance(run.loader, Streaming):
-        run.loader.workers = workers
+        decoder = run.loader.decoder
+        run.loader.workers = workers or loaders.default_threads(on_device=decoder is not None)
     batches = run.batches()
 
     def step() -> None:
@@ -157,7 +161,7 @@ def speed(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }.items():
         runs[name] = begun(override(base, *changes), folder / name)
     network = bare(base, device, "default")
-    for step in (network, *(steps_of(run, counts[0])[0] for run in runs.values())):
+    for step in (network, *(steps_of(run, 0)[0] for run in runs.values())):
         for _ in range(12):  # compile
             step()
     answer["seconds_until_ready"] = time.monotonic() - began
@@ -166,7 +170,7 @@ def speed(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for count, results in zip(counts, found, strict=True):
         part = answer[f"{count} cores"] = summary(results, base.train.batch_size)
         set_cores(every[:count])
-        part["loader_images_per_second"] = loader_rates(photos, device, count, asked.small)
+        part["loader_images_per_second"] = loader_rates(photos, device, asked.small)
     for run in runs.values():
         run.close()
     if asked.lightly and find_spec("lightly"):
@@ -186,15 +190,17 @@ def race(
     began: float,
 ) -> list[dict[str, list[dict[str, float]]]]:
     """Return the blocks of each contestant for each set of cores, timed in turn."""
+    contestants = [(name, run, 0) for name, run in runs.items()]
+    contestants += [(f"files_gpu, {n} threads", runs["files_gpu"], n) for n in asked.threads]
     found: list[dict[str, list[dict[str, float]]]] = [
-        {name: [] for name in ("network", *runs)} for _ in core_sets
+        {name: [] for name in ("network", *(name for name, _, _ in contestants))} for _ in core_sets
     ]
     for _ in range(asked.rounds):
         for cores, results in zip(core_sets, found, strict=True):
             set_cores(cores)
             results["network"].append(block(None, network))
-            for name, run in runs.items():
-                step, close = steps_of(run, len(cores))
+            for name, run, threads in contestants:
+                step, close = steps_of(run, threads)
                 results[name].append(block(run, step))
                 close()
         print(json.dumps({"so_far": found}), file=sys.stderr, flush=True)
@@ -247,12 +253,11 @@ def summary(results: dict[str, list[dict[str, float]]], batch: int) -> dict[str,
     }
 
 
-def loader_rates(photos: Path, device: torch.device, workers: int, small: bool) -> dict[str, float]:
+def loader_rates(photos: Path, device: torch.device, small: bool) -> dict[str, float]:
     """Return images per second of the loaders alone."""
     source, found = open_source(photos), {}
     for name, decoder in (("cpu", None), ("gpu", device_decoder(device))):
-        options = {"side": 512, "device": device, "workers": workers, "decoder": decoder}
-        with Streaming(source, **options) as loader:
+        with Streaming(source, side=512, device=device, decoder=decoder) as loader:
 
             def one_pass(times: int, loader: Streaming = loader) -> None:
                 exhaust(loader.batches(plan(len(source), 16 if small else 256, times)))
@@ -372,6 +377,7 @@ def main() -> None:
     parser.add_argument("what", choices=("speed", "training", "pixels"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=170, help="start no round after this")
+    parser.add_argument("--threads", type=int, nargs="*", default=[], help="also time nvJPEG with")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--lightly", action="store_true", help="also time lightly if installed")

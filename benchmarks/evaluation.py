@@ -4,10 +4,11 @@
     python benchmarks/evaluation.py /cifar --run /tmp/run --before ../old/src --rounds 2
     python benchmarks/evaluation.py builtin --run /tmp/run --max-images 200 --device cpu
 
-Trains `--run` for a few steps if it does not exist. Prints one JSON line: the seconds of each
-evaluation and of its tasks, and the largest difference of any value between the two versions,
-relative to the larger one. `--before` names the `src` folder of another version; versions run in
-turn, each evaluation in its own folder, so that no features are cached.
+`--run` is a run or an encoder's file; a run that does not exist is trained for a few steps. Prints
+one JSON line: the seconds of each evaluation and of its tasks, and the largest difference of any
+value between the two versions, relative to the larger one. `--before` names the `src` folder of
+another version; versions run in turn, each evaluation in its own folder, so that no features are
+cached.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     versions = {"before": given.before} if given.before else {}
     versions["now"] = SOURCE
-    if not (given.run / "encoder.safetensors").exists():
+    if not given.run.is_file() and not (given.run / "encoder.safetensors").exists():
         words = ["pretrain", given.data, "--recipe", given.recipe, "--steps", str(given.steps)]
         changes = [f"train.device={given.device}", "train.tensorboard=false", *given.set]
         words += [word for change in changes for word in ("--set", change)]

@@ -133,6 +133,18 @@ def test_image_ends_at_its_first_end() -> None:
         assert header.end == len(whole)
 
 
+def test_known_end_is_used_and_a_wrong_one_is_not() -> None:
+    data = encoded("JPEG")
+    found = read_jpeg_header(data)
+    assert found is not None
+    damaged = data[: found.end - 4] + b"\xff\xd8" + data[found.end - 2 :]  # a marker in the scan
+    assert read_jpeg_header(damaged) is None
+    assert read_jpeg_header(damaged, found.end) == found  # the scan is not searched again
+    for wrong in (1, found.end - 1, found.end + 1, 10**6):
+        assert read_jpeg_header(data, wrong) == found
+        assert read_jpeg_header(damaged, wrong) is None
+
+
 @pytest.mark.parametrize(
     "changes",
     [

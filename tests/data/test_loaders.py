@@ -26,6 +26,7 @@ from compressive.data.loaders import (
     free_memory,
     open_loader,
 )
+from compressive.data.prefetch import read_tasks
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource, require_source
 from compressive.platforms import memory
@@ -513,3 +514,22 @@ def test_free_memory_respects_the_container_limit(
     (tmp_path / "memory.stat").write_text("anon 450000\ninactive_file 150000\n")
     monkeypatch.setattr(memory, "Path", lambda path: tmp_path / Path(path).name)
     assert free_memory(torch.device("cpu")) == free
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 256, 1024])
+@pytest.mark.parametrize("workers", [1, 4, 16])
+def test_tasks_are_the_whole_batch_and_enough_for_all_threads(count: int, workers: int) -> None:
+    indices = list(range(100, 100 + count))
+    tasks = list(read_tasks(indices, workers))
+    assert [index for _, found in tasks for index in found] == indices
+    assert all(found == indices[first : first + len(found)] for first, found in tasks)
+    assert len(tasks) >= min(count, 2 * workers)
+    assert max(len(found) for _, found in tasks) <= 32
+
+
+def test_threads_for_the_decoder_of_a_device_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "usable_cores", lambda: 16)
+    assert loaders.default_threads(on_device=False) == 16
+    assert loaders.default_threads(on_device=True) == 4
+    monkeypatch.setattr(loaders, "usable_cores", lambda: 2)
+    assert loaders.default_threads(on_device=True) == 2

@@ -30,9 +30,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning"),
 ]
 CUDA = torch.device("cuda", 0)
-# Largest and mean difference to libjpeg, of 255. Without subsampling only rounding differs. With
-# it, nvJPEG repeats chroma samples and libjpeg interpolates them, which matters at edges.
-TOLERANCE = {"gray": (4, 0.75), "444": (8, 1.0), "422": (120, 4.0), "420": (120, 4.0)}
+# Largest and mean difference to libjpeg, of 255. Without subsampling an H200 returns the same
+# pixels. With it, nvJPEG and libjpeg interpolate chroma samples in different ways, which matters at
+# edges: measured 18 and 1.9, and 54 and 12.6 if the picture is so small that it is all edges.
+TOLERANCE = {"gray": (0, 0.0), "444": (0, 0.0), "422": (30, 3.0), "420": (30, 3.0)}
+SMALL_TOLERANCE = TOLERANCE | {"422": (80, 18.0), "420": (80, 18.0)}  # sides below 300
 RATIOS = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}
 
 
@@ -92,8 +94,9 @@ def test_pixels_are_close_to_libjpeg(
         difference = (found.cpu().int() - decode(each).int()).abs().float()
         largest, mean = difference.max().item(), difference.mean().item()
         print(f"{subsampling} {size}: largest {largest:.0f}, mean {mean:.3f}")
-        assert largest <= TOLERANCE[subsampling][0]
-        assert mean <= TOLERANCE[subsampling][1]
+        most = (TOLERANCE if min(size) >= 300 else SMALL_TOLERANCE)[subsampling]
+        assert largest <= most[0]
+        assert mean <= most[1]
 
 
 @pytest.mark.parametrize("options", [{"restart_marker_blocks": 3}, {"optimize": True}])

@@ -15,7 +15,7 @@ from compressive.data.nvjpeg import DeviceDecoder
 from compressive.data.prefetch import EPOCH, LABEL
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 
-_DECODED_CHUNK = 2**26  # decoded bytes at once, if a batch takes less
+_DECODED_CHUNK = 2**24  # decoded bytes at once, if half a batch takes less
 _FLOAT_BLOCK = 2**22  # pixel values converted to float at once
 # Axes that are mirrored by each EXIF orientation; from 5 on after a transposition.
 _MIRRORED = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}
@@ -40,7 +40,7 @@ class BatchDecoder:
         canvas = torch.empty(shape, dtype=torch.uint8, device=self._device)
         numbers = torch.empty(5, len(images), dtype=torch.int64, pin_memory=self._is_cuda)
         numbers[EPOCH] = epoch
-        waiting, most = deque(enumerate(images)), max(_DECODED_CHUNK, canvas.numel())
+        waiting, most = deque(enumerate(images)), max(_DECODED_CHUNK, canvas.numel() // 2)
         while waiting:
             rejected = self._place_chunk(_next_chunk(waiting, most), canvas, numbers.numpy())
             self._reader.host_only.update(image.index for _, image in rejected)
@@ -57,10 +57,14 @@ class BatchDecoder:
         placed += self._copied([(p, i) for p, i in chunk if isinstance(i, DecodedImage)])
         side = self._reader.side
         fitting = [shrink(found, side, resize=resize_on_device) for _, _, found in placed]
-        self._decoder.place(canvas, fitting, [place for place, _, _ in placed])
-        for (place, image, _), found in zip(placed, fitting, strict=True):
-            table[:EPOCH, place] = *found.shape[1:], image.index
-            table[LABEL, place] = image.label
+        places = [place for place, _, _ in placed]
+        self._decoder.place(canvas, fitting, places)
+        # One assignment per chunk: this thread must not keep the GIL from the training loop.
+        pairs = zip(placed, fitting, strict=True)
+        rows = [(*found.shape[1:], image.index) for (_, image, _), found in pairs]
+        if rows:
+            table[:EPOCH, places] = np.array(rows).T
+            table[LABEL, places] = [image.label for _, image, _ in placed]
         return rejected
 
     def _decoded(self, files: Files) -> tuple[Placed, Files]:

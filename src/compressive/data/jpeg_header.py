@@ -29,17 +29,20 @@ class JpegHeader(NamedTuple):
     end: int  # bytes up to the end of the image; files may have a tail
 
 
-def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Return the header of an ordinary JPEG file, or None for every other file."""
+def read_jpeg_header(data: bytes, end: int = 0) -> JpegHeader | None:
+    """Return the header of an ordinary JPEG file, or None for every other file.
+
+    `end` is that of an earlier call for the same file: the scan is then not searched again.
+    """
     # Ordinary: one baseline scan, 8 bits, gray or YCbCr, intact tables, an end. libjpeg rejects
     # damaged tables and files without an end, so that such files must not reach other decoders.
     try:
-        return _ordinary(data)
+        return _ordinary(data, end)
     except (IndexError, struct.error):
         return None
 
 
-def _ordinary(data: bytes) -> JpegHeader | None:
+def _ordinary(data: bytes, end: int) -> JpegHeader | None:
     segments = _segments(data)
     if not segments:
         return None
@@ -59,7 +62,8 @@ def _ordinary(data: bytes) -> JpegHeader | None:
     if not _fits(scan, components, tables) or not _is_luma_chroma(by_marker, components):
         return None
     exif, orientation = _orientation(data, segments)
-    end = _end_of_scan(data, segments[-1][2])
+    if data[max(0, end - 2) : end] != b"\xff\xd9":
+        end = _end_of_scan(data, segments[-1][2])
     if not orientation or not end:
         return None
     return JpegHeader(height, width, subsampling, orientation, exif, end)

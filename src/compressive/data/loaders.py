@@ -21,6 +21,7 @@ from compressive.platforms.memory import free_host_memory
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
+_MOST_READERS = 4  # threads that read files for the decoder of a device
 _AHEAD = 32  # of them are fetched ahead if the source is remote
 # Of the free memory; assumption: training needs the rest. The memory of MPS is the machine's.
 _SHARE = {"cuda": 0.4, "xpu": 0.4, "mps": 0.2, "cpu": 0.5}
@@ -117,7 +118,7 @@ class Streaming(AbstractContextManager["Streaming"]):
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
         self.device: torch.device = torch.device(device)
         self._clock = Clock()
-        self.workers: int = workers or usable_cores()
+        self.workers: int = workers or default_threads(on_device=decoder is not None)
         self.prefetch: int = prefetch
         self.decoder: DeviceDecoder | None = decoder
         self._reader = ImageReader(source, side, decoder.subsamplings if decoder else ())
@@ -232,6 +233,13 @@ def free_memory(device: torch.device) -> int:
     if memory is None:
         return free_host_memory()
     return min(memory.free, free_host_memory()) if device.type == "mps" else memory.free
+
+
+def default_threads(*, on_device: bool) -> int:
+    """Return the number of threads that decode images, or read them for the device to decode."""
+    # Reading needs little time without the GIL, and more threads would keep the GIL from the
+    # training loop, which then launches kernels too late.
+    return min(usable_cores(), _MOST_READERS) if on_device else usable_cores()
 
 
 def usable_cores() -> int:

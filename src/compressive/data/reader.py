@@ -15,6 +15,7 @@ from compressive.data.source import Source, pixels
 # A device decodes up to this many pixels, and shrinks by up to this factor; the CPU takes the rest.
 _MOST_DEVICE_PIXELS = 2**25
 _MOST_SHRINKING = 16
+_LARGEST_END = 2**32 - 1
 _Image = TypeVar("_Image")
 
 
@@ -46,6 +47,8 @@ class ImageReader:
         self.host_only: set[int] = set()  # images that the decoder of the device has rejected
         labels = source.labels
         self.labels: list[int] = [-1] * len(source) if labels is None else labels.tolist()
+        # Positions of the ends of JPEG files that were searched once; 0: not yet.
+        self._ends = np.zeros(len(source) if subsamplings else 0, np.uint32)
         self._most = min(_MOST_DEVICE_PIXELS, getattr(source, "max_pixels", MAX_PIXELS))
 
     def decoded(self, wanted: int) -> DecodedImage:
@@ -80,9 +83,11 @@ class ImageReader:
         if stored is None or index in self.host_only:
             return self._decode(index)
         data = stored(index)
-        header = read_jpeg_header(data) if isinstance(data, bytes) else None
+        end = int(self._ends[index])
+        header = read_jpeg_header(data, end) if isinstance(data, bytes) else None
         if header is None or not self._is_for_device(header):
             return self._decode(index)  # reads again: the path of all other loaders
+        self._ends[index] = min(header.end, _LARGEST_END)
         buffer = bytearray(data)
         if header.exif:  # hide it: some decoders apply the orientation, others do not
             buffer[header.exif : header.exif + 10] = bytes(10)

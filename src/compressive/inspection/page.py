@@ -4,7 +4,6 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from compressive.progress import printable
 from compressive.reporting.gallery import class_color, scatter
 from compressive.reporting.page import page_template
 from compressive.reporting.shareable import without_paths
+from compressive.rundir.folder import package_version
 
 _SHOWN_GROUPS, _GROUP_TILES = 12, 6  # groups of duplicates that are shown, and images of each
 _SHOWN_TILES = 24  # outliers and label errors that are shown
@@ -231,7 +231,7 @@ def _origins(data: str, model: FrozenModel | None) -> list[tuple[str, str]]:
     found = {
         "data": without_paths(data),
         "encoder": "none" if model is None else without_paths(model.name),
-        "compressive": version("compressive"),
+        "compressive": package_version("compressive"),
         "torch": torch.__version__,
         "Python": platform.python_version(),
     }

@@ -181,14 +181,14 @@ def _common_labels(splits: list[DataSplit]) -> tuple[tuple[str, ...], NDArray[np
 def _watched(split: DataSplit, found: Scan) -> Source:
     """Return a source that notes facts of each image that is read from it."""
     source, start = split.source, split.start
-    inner = _noting_files(source, start, found)
+    inner, thumbs = _noting_files(source, start, found), found.thumb.numpy()
 
     def read(i: int) -> Tensor:
         image = pixels(inner, i)
         digest = hashlib.blake2b(image.contiguous().numpy().data, digest_size=15)
         digest.update(f"{tuple(image.shape)}".encode())
         found.pixel_hash[start + i] = b"p" + digest.digest()  # never empty, unlike no hash
-        found.thumb[start + i] = gray_thumb(image)
+        thumbs[start + i] = gray_thumb(image).numpy()
         found.height[start + i], found.width[start + i] = image.shape[1:]
         return image
 
