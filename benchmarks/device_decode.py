@@ -112,8 +112,7 @@ def steps_of(run: Run, workers: int) -> tuple[Callable[[], None], Callable[[], N
     There are as many threads as a run with these cores has, if `workers` is 0.
     """
     if isinstance(run.loader, Streaming):
-        decoder = run.loader.decoder
-        run.loader.workers = workers or loaders.default_threads(on_device=decoder is not None)
+        run.loader.workers = workers
     batches = run.batches()
 
     def step() -> None:

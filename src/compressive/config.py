@@ -152,7 +152,9 @@ class Data(_Section):
         "decode JPEG files on an NVIDIA GPU; auto: if it has a JPEG engine and 1,000 or more "
         "images, most of them JPEG, are not cached",
     )
-    workers: int = setting(0, "threads that decode images that are not cached; 0: one per core")
+    workers: int = setting(
+        0, "threads that decode images that are not cached; 0: chosen by the time an image takes"
+    )
     limit: int = setting(0, "use a random subset of this many images; 0: all")
     max_pixels: int = setting(
         178_956_970, "skip images with more pixels, which take three bytes each per thread", low=1

@@ -26,9 +26,9 @@ from compressive.data.loaders import (
     free_memory,
     open_loader,
 )
-from compressive.data.prefetch import read_tasks
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource, require_source
+from compressive.data.worker_threads import useful_threads
 from compressive.platforms import memory
 
 SIDE = 16
@@ -516,20 +516,26 @@ def test_free_memory_respects_the_container_limit(
     assert free_memory(torch.device("cpu")) == free
 
 
-@pytest.mark.parametrize("count", [1, 7, 64, 256, 1024])
-@pytest.mark.parametrize("workers", [1, 4, 16])
-def test_tasks_are_the_whole_batch_and_enough_for_all_threads(count: int, workers: int) -> None:
-    indices = list(range(100, 100 + count))
-    tasks = list(read_tasks(indices, workers))
-    assert [index for _, found in tasks for index in found] == indices
-    assert all(found == indices[first : first + len(found)] for first, found in tasks)
-    assert len(tasks) >= min(count, 2 * workers)
-    assert max(len(found) for _, found in tasks) <= 32
+@pytest.mark.parametrize(
+    ("seconds", "cores", "threads"),
+    [(20e-6, 16, 2), (110e-6, 16, 3), (2e-3, 16, 16), (2e-3, 4, 4), (20e-6, 1, 1)],
+)
+def test_number_of_threads_follows_the_time_of_a_read(
+    seconds: float, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    steps = [0.0, seconds] * 8 + [0.0, 1.0]  # the last read is slow, as on a cold disk
+    times = list(itertools.accumulate(steps))
+    monkeypatch.setattr(time, "perf_counter", lambda: times[next(clock)])
+    read: list[int] = []
+    assert useful_threads(read.append, list(range(9)), cores) == threads
+    assert read == list(range(9))
 
 
-def test_threads_for_the_decoder_of_a_device_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "usable_cores", lambda: 16)
-    assert loaders.default_threads(on_device=False) == 16
-    assert loaders.default_threads(on_device=True) == 4
-    monkeypatch.setattr(loaders, "usable_cores", lambda: 2)
-    assert loaders.default_threads(on_device=True) == 2
+def test_threads_are_chosen_with_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "useful_threads", lambda _read, some, _cores: len(some))
+    source = Memory(RAGGED)
+    with Streaming(source, side=SIDE, device="cpu") as loader:
+        assert_equal(list(loader.batches(PLAN)), [expected(source, p) for p in PLAN])
+        assert loader.workers == len(PLAN[0].index[:9])
+        assert list(loader.batches([])) == []

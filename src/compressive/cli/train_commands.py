@@ -162,7 +162,7 @@ def pretrain_command(
     device: Annotated[str | None, panel_option(_MACHINE, f"{DEVICE_NAMES}.")] = None,
     precision: Annotated[str | None, panel_option(_MACHINE, "auto, bf16 or float32.")] = None,
     workers: Annotated[
-        int | None, panel_option(_MACHINE, "Threads that decode images; 0: one per core.")
+        int | None, panel_option(_MACHINE, "Threads that decode images; 0: automatic.")
     ] = None,
     out: Annotated[str | None, path_option(help=_RUN_HELP, rich_help_panel=_OUTPUT)] = None,
     resume: Annotated[bool, panel_option(_OUTPUT, _RESUME_HELP)] = True,

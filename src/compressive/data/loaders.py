@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,12 +17,13 @@ from compressive.data.prefetch import Clock, Prefetcher
 from compressive.data.reader import ImageReader
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, fetch_ahead, pixels
+from compressive.data.worker_threads import useful_threads
 from compressive.platforms.accelerators import device_memory
 from compressive.platforms.memory import free_host_memory
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
-_MOST_READERS = 4  # threads that read files for the decoder of a device
+_TIMED_READS = 9  # images that are read to choose the number of threads
 _AHEAD = 32  # of them are fetched ahead if the source is remote
 # Of the free memory; assumption: training needs the rest. The memory of MPS is the machine's.
 _SHARE = {"cuda": 0.4, "xpu": 0.4, "mps": 0.2, "cpu": 0.5}
@@ -118,7 +120,7 @@ class Streaming(AbstractContextManager["Streaming"]):
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
         self.device: torch.device = torch.device(device)
         self._clock = Clock()
-        self.workers: int = workers or default_threads(on_device=decoder is not None)
+        self.workers: int = workers  # 0: chosen with the first batch
         self.prefetch: int = prefetch
         self.decoder: DeviceDecoder | None = decoder
         self._reader = ImageReader(source, side, decoder.subsamplings if decoder else ())
@@ -144,10 +146,15 @@ class Streaming(AbstractContextManager["Streaming"]):
         """Yield the batches of `plan` in order; the worker threads end with the generator."""
         reader, decoder = self._reader, self.decoder
         checked = _announced(_check_indices(plan, len(reader.labels)), reader.source)
+        read = reader.decoded if decoder is None else reader.fetched
+        if not self.workers and (first := next(checked, None)) is not None:
+            some = first.index[:_TIMED_READS].tolist()
+            self.workers = useful_threads(read, some, usable_cores())
+            checked = chain([first], checked)
         options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
         options["clock"] = self._clock
         if decoder is None:
-            flow = Prefetcher(checked, reader.decoded, side=reader.side, **options)
+            flow = Prefetcher(checked, read, side=reader.side, **options)
         else:
             flow = DevicePrefetcher(checked, reader, decoder, **options)
         self._flows.add(flow)
@@ -233,13 +240,6 @@ def free_memory(device: torch.device) -> int:
     if memory is None:
         return free_host_memory()
     return min(memory.free, free_host_memory()) if device.type == "mps" else memory.free
-
-
-def default_threads(*, on_device: bool) -> int:
-    """Return the number of threads that decode images, or read them for the device to decode."""
-    # Reading needs little time without the GIL, and more threads would keep the GIL from the
-    # training loop, which then launches kernels too late.
-    return min(usable_cores(), _MOST_READERS) if on_device else usable_cores()
 
 
 def usable_cores() -> int:
