@@ -26,6 +26,7 @@ from compressive.data.loaders import (
     free_memory,
     open_loader,
 )
+from compressive.data.prefetch import read_tasks
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource, require_source
 from compressive.data.worker_threads import useful_threads
@@ -539,3 +540,14 @@ def test_threads_are_chosen_with_the_first_batch(monkeypatch: pytest.MonkeyPatch
         assert_equal(list(loader.batches(PLAN)), [expected(source, p) for p in PLAN])
         assert loader.workers == len(PLAN[0].index[:9])
         assert list(loader.batches([])) == []
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 256, 1024])
+@pytest.mark.parametrize("workers", [1, 4, 16])
+def test_tasks_are_the_whole_batch_and_enough_for_all_threads(count: int, workers: int) -> None:
+    indices = list(range(100, 100 + count))
+    tasks = list(read_tasks(indices, workers))
+    assert [index for _, found in tasks for index in found] == indices
+    assert all(found == indices[first : first + len(found)] for first, found in tasks)
+    assert len(tasks) >= min(count, 2 * workers)
+    assert max(len(found) for _, found in tasks) <= 32

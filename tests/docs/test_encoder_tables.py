@@ -58,3 +58,25 @@ def test_features() -> None:
         assert float(row["mean relative error"]) == pytest.approx(
             found["relative_error"]["mean"], abs=6e-5
         )
+
+
+def test_all_images_of_cifar10() -> None:
+    found = json.loads((PAGE.with_suffix("") / "all-images.json").read_text())
+    text = " ".join(PAGE.read_text().split())
+    knn, logistic = found["kNN"], found["logistic"]
+    change = knn["8 bits"] - knn["before"]
+    error = knn["standard error of the difference"]
+    assert f"kNN {knn['before']} before and {knn['8 bits']} with 8 bits ({change:.2f} ± " in text
+    assert f"± {error:.2f}, {knn['equal predictions']:.1f} % equal" in text
+    assert logistic["before"] == logistic["8 bits"]
+    assert f"logistic {logistic['before']} before and after" in text
+
+
+def test_accuracies_on_tiny_imagenet_100() -> None:
+    (row,) = table_rows(PAGE, "## How they were trained", "logistic")
+    records = json.loads((PAGE.with_suffix("") / "tiny-imagenet-100.json").read_text())["records"]
+    tasks = ("linear", "logistic", "kNN 20", "few labels 1%", "few labels 10%", "corruptions")
+    for shown, task in zip(row.values(), tasks, strict=True):
+        (found,) = (r for r in records if r["task"] == task and r["metric"] == "top-1")
+        value, low, high = (100 * found[key] for key in ("value", "low", "high"))
+        assert shown == f"{value:.1f} ({low:.1f} to {high:.1f})"

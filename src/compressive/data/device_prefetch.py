@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compressive.data.device_decode import BatchDecoder
 from compressive.data.nvjpeg import DeviceDecoder
-from compressive.data.prefetch import BatchSlots, Clock, DeviceBatch, received
+from compressive.data.prefetch import BatchSlots, Clock, DeviceBatch, read_tasks, received
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 from compressive.data.worker_threads import WorkerThreads
 
@@ -50,6 +50,7 @@ class DevicePrefetcher:
     ) -> None:
         self._plan, self._reader, self._device = plan, reader, device
         self._prefetch, self._clock, self._ahead = prefetch, clock, 0
+        self._threads = workers
         self._decoder = BatchDecoder(decoder, reader, device)
         # High priority: small kernels must not wait for the large ones of a training step.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
@@ -61,9 +62,9 @@ class DevicePrefetcher:
         self._readers = WorkerThreads(self._read, [f"decode-{i}" for i in range(workers)])
         self._decoding = WorkerThreads(self._decode, ["decode-device"], self._wake)
 
-    def _read(self, task: tuple[_EncodedBatch, int, int]) -> None:
-        batch, place, index = task
-        batch.draw(place, index, self._reader.fetched)
+    def _read(self, task: tuple[_EncodedBatch, int, list[int]]) -> None:
+        batch, first, indices = task
+        batch.draw(first, indices, self._reader.fetched, self._readers)
 
     def has_next(self) -> bool:
         """Return whether there is another batch; wait until it is launched on the device."""
@@ -97,8 +98,8 @@ class DevicePrefetcher:
             batch = _EncodedBatch(epoch)
             self._ahead += 1
             self._pending.add(batch)
-            for place, number in enumerate(index.tolist()):
-                self._readers.put((batch, place, number))
+            for first, indices in read_tasks(index.tolist(), self._threads):
+                self._readers.put((batch, first, indices))
             self._decoding.put(batch)
 
     def _wait(self) -> DeviceBatch:

@@ -14,6 +14,7 @@ from torch import Tensor
 from compressive.data.reader import DecodedImage
 from compressive.data.worker_threads import WorkerThreads
 
+_LARGEST_TASK = 32  # images that a thread reads before it looks for another task
 INDEX, EPOCH, LABEL = 2, 3, 4  # rows of `DeviceBatch.numbers`; rows 0 and 1 are height and width
 
 
@@ -66,17 +67,38 @@ class BatchSlots:
         self.done: threading.Event = threading.Event()
         self.error: BaseException | None = None
 
-    def draw(self, place: int, index: int, read: Callable[[int], Any]) -> None:
-        """Read an image into this slot; store an exception for the consumer."""
+    def draw(
+        self,
+        first: int,
+        indices: list[int],
+        read: Callable[[int], Any],
+        threads: WorkerThreads[Any],
+    ) -> None:
+        """Read images into the slots from `first` on, until the threads are closed.
+
+        Store an exception for the consumer.
+        """
         try:
-            if self.error is None:
+            for place, index in enumerate(indices, start=first):
+                if threads.closed:
+                    return  # the batch stays incomplete
+                if self.error is not None:
+                    break
                 self._put(place, read(index))
         except BaseException as error:
             self.error = error
         with self._lock:
-            self._missing -= 1
+            self._missing -= len(indices)
             if self._missing == 0:
                 self.done.set()
+
+
+def read_tasks(indices: list[int], workers: int) -> Iterator[tuple[int, list[int]]]:
+    """Split a batch into tasks for threads: the place of the first image, and all indices."""
+    # A task per image would wake a thread for each. Two or more per thread balance the load.
+    size = max(1, min(_LARGEST_TASK, len(indices) // (2 * workers)))
+    for first in range(0, len(indices), size):
+        yield first, indices[first : first + size]
 
 
 class PinnedBuffer(BatchSlots):
@@ -133,16 +155,16 @@ class Prefetcher:
         clock: Clock,
     ) -> None:
         self._plan, self._read, self._side, self._device = plan, read, side, device
-        self._prefetch, self._clock = prefetch, clock
+        self._prefetch, self._clock, self._threads = prefetch, clock, workers
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decoding: deque[PinnedBuffer] = deque()
         self._resting: deque[PinnedBuffer] = deque()  # free when the copy is complete
         self._arriving: deque[DeviceBatch] = deque()
         self._workers = WorkerThreads(self._work, [f"decode-{i}" for i in range(workers)])
 
-    def _work(self, task: tuple[PinnedBuffer, int, int]) -> None:
-        canvas, place, index = task
-        canvas.draw(place, index, self._read)
+    def _work(self, task: tuple[PinnedBuffer, int, list[int]]) -> None:
+        canvas, first, indices = task
+        canvas.draw(first, indices, self._read, self._workers)
 
     def has_next(self) -> bool:
         """Return whether there is another batch; if so, start its copy to the device."""
@@ -172,8 +194,8 @@ class Prefetcher:
             canvas = self._canvas(len(index))
             canvas.begin_epochs(epoch)
             self._decoding.append(canvas)
-            for place, number in enumerate(index.tolist()):
-                self._workers.put((canvas, place, number))
+            for first, indices in read_tasks(index.tolist(), self._threads):
+                self._workers.put((canvas, first, indices))
 
     def _has_canvas(self) -> bool:
         if len(self._decoding) + len(self._resting) < self._prefetch:

@@ -1,0 +1,78 @@
+"""Tables of docs/results/2026-11-18-performance.md match the result files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from result_tables import table_rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "2026-11-18-performance.md"
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((PAGE.with_suffix("") / f"{name}.json").read_text())
+
+
+def test_decoding() -> None:
+    rows = {row[""]: row for row in table_rows(PAGE, "## JPEG files", "16 cores, first")}
+    names = {
+        "network": ("network", "network"),
+        "images in GPU memory": ("memory", "memory"),
+        "files, decoded on the CPU": ("files_cpu", "files_cpu"),
+        "files, decoded with nvJPEG": ("files_gpu", "files_gpu, 2 threads"),
+    }
+    speed = {"first": result("decode-first")["speed"], "second": result("decode-second")["speed"]}
+    for label, (first, second) in names.items():
+        for cores in (16, 4):
+            for version, name in (("first", first), ("second", second)):
+                found = speed[version][f"{cores} cores"]
+                shown = rows[label][f"{cores} cores, {version}"]
+                ratio = found["ratios"][f"{name} / network"]
+                expected = f"{found['ms'][name]:.1f}"
+                assert shown == expected + ("" if label == "network" else f" ({ratio:.2f})")
+    for cores in (16, 4):
+        found = speed["first"][f"{cores} cores"]
+        best = max(found["lightly_ratios"].values())
+        assert rows["fastest of ours / lightly"][f"{cores} cores, first"] == f"{best:.2f}"
+
+
+def test_threads() -> None:
+    rows = table_rows(PAGE, "## Threads that read", "threads")
+    for row, found in zip(rows, result("threads").values(), strict=True):
+        for threads, pairs in found.items():
+            assert row[threads] == ", ".join(f"{rate:,}" for rate, _ in pairs)
+
+
+def test_start() -> None:
+    rows = table_rows(PAGE, "## Time to the first step", "first step")
+    starts = [
+        result(name)["starts"][f"now, {kind}"][0]["seconds"]
+        for name in ("startup-resnet18", "startup-resnet18-ahead")
+        for kind in ("cold", "second")
+    ]
+    keys = {"imports": "import compressive", "run built": "build", "first step": "first step"}
+    for row, found in zip(rows, starts, strict=True):
+        for column, key in keys.items():
+            assert float(row[column]) == pytest.approx(found[key], abs=0.06)
+
+
+def test_evaluation() -> None:
+    rows = {row[""]: row for row in table_rows(PAGE, "## Evaluation", "now")}
+    found = result("evaluation")["evaluation"]
+    assert float(rows["all, seconds"]["now"]) == pytest.approx(found["seconds"]["now"], abs=0.06)
+    assert max(found["differences"].values()) == 0
+    tasks = found["evaluations"]["now"][0]["tasks"]
+    names = {"linear": "linear", "decoding": "decode", "logistic": "logistic"}
+    names |= {"corruptions": "corruptions", "few labels": "few-label"}
+    for label, task in names.items():
+        assert float(rows[label]["now"]) == pytest.approx(tasks[task], abs=0.06)
+
+
+def test_network() -> None:
+    rows = table_rows(PAGE, "## The compiled network", "milliseconds")
+    for row, name in zip(rows[1:], ("cudnn", "stem"), strict=True):
+        found = result("network")[name]
+        assert float(row["milliseconds"]) == pytest.approx(found["ms"], abs=0.06)
+        shown = row["relative to today's network"].split(",")[0]
+        assert float(shown) == pytest.approx(found["speed relative to the network"], abs=6e-4)
