@@ -59,7 +59,7 @@ class WorkerThreads(Generic[_Task]):
 def useful_threads(read: Callable[[int], object], indices: list[int], cores: int) -> int:
     """Return how many threads to start, by the time that it takes to read these images."""
     # Small images are read almost entirely under the GIL. 16 threads that compete for it decoded
-    # images of 32 pixels at a third of the rate of 2 threads (docs/results/2026-11-18-performance.md).
+    # images of 32 pixels at a third of the rate of 2 (docs/results/2026-11-18-performance.md).
     took: list[float] = []
     for index in indices:
         begin = time.perf_counter()
