@@ -401,6 +401,12 @@ class Train(_Section):
     grad_accum_steps: int = setting(
         1, "split a batch into this many parts to save memory; bootstrap methods only", low=1
     )
+    gather_chunk: int | None = setting(
+        None,
+        "images per process that are gathered and compared at a time, to save memory; 0: all; "
+        "none: all up to 2^26 pairs per process",
+        unused=_unless_method_has("temperature", "candidates"),
+    )
     device: str = setting("auto", f"{DEVICE_NAMES}; auto: cuda, xpu or mps if there is one")
     precision: Literal["auto", "bf16", "float32"] = setting(
         "auto", "auto: bf16 on cuda; losses are always float32"

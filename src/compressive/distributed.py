@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -88,15 +89,54 @@ def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]
     """
     if world_size() == 1:
         return rows
-    if rows.device.type == "cpu":  # on a GPU this check would wait for the device
+    check_equal_rows(rows)
+    gathered = _Gather.apply(rows.contiguous())
+    assert isinstance(gathered, Tensor)
+    return gathered
+
+
+def check_equal_rows(rows: Float[Tensor, "batch dim"]) -> None:
+    """Raise ValueError on the CPU unless every process has the same number of rows."""
+    # On a GPU this would wait for the device.
+    if world_size() > 1 and rows.device.type == "cpu":
         counts = rows.new_empty(world_size())
         dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
         if (counts != len(rows)).any():
             got = ", ".join(f"{count:.0f}" for count in counts.tolist())
             raise ValueError(f"every process must have the same number of rows, got {got}")
-    gathered = _Gather.apply(rows.contiguous())
-    assert isinstance(gathered, Tensor)
-    return gathered
+
+
+class Pending(NamedTuple):
+    """The result of a collective that may still run; call `wait` before it is read."""
+
+    result: Tensor
+    sent: Tensor  # must stay in memory until then
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """Return the result; on a GPU only later kernels wait for it, not the host."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
+
+
+def start_gather(rows: Float[Tensor, "batch dim"]) -> Pending:
+    """Start to gather the rows of all processes in the order of their ranks, without gradient."""
+    rows = rows.detach().contiguous()
+    if world_size() == 1:
+        return Pending(rows, rows, None)
+    gathered = rows.new_empty((world_size() * len(rows), *rows.shape[1:]))
+    work = dist.all_gather_into_tensor(gathered, rows, async_op=True)
+    return Pending(gathered, rows, work)
+
+
+def start_sum_to_owners(rows: Float[Tensor, "world_batch dim"]) -> Pending:
+    """Start to sum rows over processes; each gets its own, in the order of `start_gather`."""
+    if world_size() == 1:
+        return Pending(rows, rows, None)
+    own = rows.new_empty((len(rows) // world_size(), *rows.shape[1:]))
+    work = dist.reduce_scatter_tensor(own, rows, async_op=True)
+    return Pending(own, rows, work)
 
 
 def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
