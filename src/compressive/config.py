@@ -401,6 +401,13 @@ class Train(_Section):
     grad_accum_steps: int = setting(
         1, "split a batch into this many parts to save memory; bootstrap methods only", low=1
     )
+    parallel: Literal["ddp", "fsdp"] = setting(
+        "ddp",
+        "several processes: ddp: each has all weights; fsdp: each has a part of them",
+    )
+    batch_norm_ranks: int = setting(
+        0, "consecutive processes that share the statistics of batch norms; 0: all, 1: each its own"
+    )
     gather_chunk: int | None = setting(
         None,
         "images per process that are gathered and compared at a time, to save memory; 0: all; "

@@ -1,6 +1,7 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 TIMEOUT = timedelta(minutes=30)  # a process that does not respond for so long ends the others
@@ -55,10 +57,76 @@ def wait_for_all() -> None:
 
 
 def parallel(module: nn.Module) -> nn.Module:
-    """Wrap a module so that its gradients are averaged over processes."""
-    if world_size() == 1:
+    """Wrap a module so that its gradients are averaged over processes; a sharded one does this."""
+    if world_size() == 1 or is_sharded(module):
         return module
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+def shard(modules: Sequence[nn.Module]) -> None:
+    """Split the weights of modules between all processes (FSDP2), inner modules first.
+
+    Each module gathers its weights for its forward and backward pass, and averages gradients.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # import here: they take a second
+    from torch.distributed.fsdp import fully_shard
+
+    device = next(modules[-1].parameters()).device.type
+    mesh = init_device_mesh(device, (world_size(),))
+    for module in modules:
+        fully_shard(module, mesh=mesh)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether the weights of a module are split between processes."""
+    return any(hasattr(weight, "device_mesh") for weight in module.parameters())
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this process's part of a sharded tensor; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "device_mesh") else tensor  # pyright: ignore
+
+
+def shard_like(local: Tensor, like: Tensor) -> Tensor:
+    """Return the sharded tensor whose part in this process is `local`, split as `like`."""
+    if not hasattr(like, "device_mesh"):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    size = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, **size)
+
+
+def empty_shard(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an empty tensor that is split between all processes by its first axis."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, empty
+
+    mesh = init_device_mesh(device.type, (world_size(),))
+    return empty(*shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return all of a sharded tensor; every process must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "device_mesh") else tensor  # pyright: ignore
+
+
+def rank_group(size: int, setting: str) -> ProcessGroup | None:
+    """Return this process's group of `size` consecutive ranks; None: all processes (also for 0).
+
+    Every process must call this.
+    """
+    world = world_size()
+    if size in (0, world):
+        return None
+    if world % size:
+        raise ValueError(
+            f"{setting} must be 0 or divide the number of processes, {world}, got {size}"
+        )
+    starts = range(0, world, size)
+    groups = [dist.new_group([*range(s, s + size)], timeout=TIMEOUT) for s in starts]
+    return groups[rank() // size]
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -146,11 +214,11 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return value + (_summed(value.detach()) / world_size() - value).detach()
 
 
-def all_sum(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def all_sum(value: Float[Tensor, "..."], group: ProcessGroup | None = None) -> Float[Tensor, "..."]:
     """Return the sum over processes; the gradient is summed over processes too, as in `gather`."""
     if world_size() == 1:
         return value
-    total = _AllSum.apply(value)
+    total = _AllSum.apply(value, group)
     assert isinstance(total, Tensor)
     return total
 
@@ -171,15 +239,16 @@ class _Gather(Function):
 
 class _AllSum(Function):
     @staticmethod
-    def forward(ctx, value: Tensor) -> Tensor:
-        return _summed(value)
+    def forward(ctx, value: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return _summed(value, group)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _summed(grad)
+        return _summed(grad, ctx.group), None
 
 
-def _summed(value: Tensor) -> Tensor:
+def _summed(value: Tensor, group: ProcessGroup | None = None) -> Tensor:
     total = value.contiguous().clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     return total
