@@ -19,7 +19,7 @@ from compressive.methods.dcl import dcl_loss
 from compressive.objectives import csimclr_loss, simclr_loss
 
 PER_RANK, DIM = 7, 8
-EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums in another order
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums in another order
 CONTRASTIVE = ("simclr", "c-simclr", "moco-v3", "c-moco-v3", "dcl")
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -228,6 +228,16 @@ def test_next_chunk_is_gathered_while_this_one_is_compared(monkeypatch: pytest.M
     events.clear()
     nll.sum().backward()
     assert "".join(events) == "ggwcsgwceswcese"
+
+
+@pytest.mark.gpu
+def test_chunks_do_not_wait_for_the_device() -> None:
+    r_x, r_y = torch.randn(2, 64, 32, device="cuda", requires_grad=True).unbind()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        simclr_loss(r_x, r_y, gather_chunk=7).loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 # The "fake" backend has the shapes of 64 ranks but copies nothing. The profiler sees every

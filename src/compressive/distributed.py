@@ -1,16 +1,17 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 TIMEOUT = timedelta(minutes=30)  # a process that does not respond for so long ends the others
@@ -71,6 +72,8 @@ def shard(modules: Sequence[nn.Module]) -> None:
     from torch.distributed.device_mesh import init_device_mesh  # import here: they take a second
     from torch.distributed.fsdp import fully_shard
 
+    # torch warns that in-place changes of the output of a network would be wrong; there are none.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     device = next(modules[-1].parameters()).device.type
     mesh = init_device_mesh(device, (world_size(),))
     for module in modules:
@@ -107,13 +110,31 @@ def empty_shard(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
     return empty(*shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
 
 
+def write_shards(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write sharded tensors, a safetensors file for each process; every process must call this."""
+    import torch.distributed.checkpoint as dcp  # import here: it takes a second
+
+    dcp.save(
+        tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    )
+
+
+def read_shards(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
+    """Read what `write_shards` wrote into tensors, which may be split between other processes."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():  # torch warns if one process loads, which is intended
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=alone)
+
+
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Return all of a sharded tensor; every process must call this."""
     return tensor.full_tensor() if hasattr(tensor, "device_mesh") else tensor  # pyright: ignore
 
 
-def rank_group(size: int, setting: str) -> ProcessGroup | None:
-    """Return this process's group of `size` consecutive ranks; None: all processes (also for 0).
+def rank_group(size: int, setting: str) -> "dist.ProcessGroup | None":
+    """Return this process's group of `size` consecutive ranks; None for all, as 0 says.
 
     Every process must call this.
     """
@@ -126,7 +147,9 @@ def rank_group(size: int, setting: str) -> ProcessGroup | None:
         )
     starts = range(0, world, size)
     groups = [dist.new_group([*range(s, s + size)], timeout=TIMEOUT) for s in starts]
-    return groups[rank() // size]
+    found = groups[rank() // size]
+    assert not isinstance(found, int)
+    return found
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -179,7 +202,7 @@ class Pending(NamedTuple):
 
     result: Tensor
     sent: Tensor  # must stay in memory until then
-    work: dist.Work | None
+    work: Any  # dist.Work, or None if there is nothing to wait for
 
     def wait(self) -> Tensor:
         """Return the result; on a GPU only later kernels wait for it, not the host."""
@@ -214,7 +237,9 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return value + (_summed(value.detach()) / world_size() - value).detach()
 
 
-def all_sum(value: Float[Tensor, "..."], group: ProcessGroup | None = None) -> Float[Tensor, "..."]:
+def all_sum(
+    value: Float[Tensor, "..."], group: "dist.ProcessGroup | None" = None
+) -> Float[Tensor, "..."]:
     """Return the sum over processes; the gradient is summed over processes too, as in `gather`."""
     if world_size() == 1:
         return value
@@ -239,7 +264,7 @@ class _Gather(Function):
 
 class _AllSum(Function):
     @staticmethod
-    def forward(ctx, value: Tensor, group: ProcessGroup | None) -> Tensor:
+    def forward(ctx, value: Tensor, group: "dist.ProcessGroup | None") -> Tensor:
         ctx.group = group
         return _summed(value, group)
 
@@ -248,7 +273,7 @@ class _AllSum(Function):
         return _summed(grad, ctx.group), None
 
 
-def _summed(value: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def _summed(value: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:
     total = value.contiguous().clone()
     dist.all_reduce(total, group=group)
     return total

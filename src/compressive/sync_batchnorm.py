@@ -1,13 +1,13 @@
 """Batch norms with the statistics of all processes or groups of them, on any device."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from compressive.distributed import ProcessGroup, all_sum, rank_group, world_size
+from compressive.distributed import all_sum, rank_group, world_size
 
 __all__ = ["synchronize"]
 
@@ -33,7 +33,7 @@ def synchronize(module: nn.Module, *, biased_variance: bool = False, ranks: int 
 
 class _Sharing(NamedTuple):
     biased_variance: bool
-    group: ProcessGroup | None
+    group: Any  # dist.ProcessGroup, or None for all processes
     ranks: int
 
 

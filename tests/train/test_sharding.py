@@ -1,6 +1,7 @@
 """Runs with sharded weights (FSDP2) match DistributedDataParallel; sharded checkpoints resume."""
 
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,11 @@ def join(rank: int, ranks: int, folder: str) -> None:
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=ranks)
 
 
-def both_worker(rank: int, ranks: int, folder: str) -> None:
+def both_worker(rank: int, ranks: int, folder: str, configs: list[Config]) -> None:
     join(rank, ranks, folder)
-    for method in METHODS:
-        for parallel in ("ddp", "fsdp"):
-            out = Path(folder) / f"{method}-{parallel}"
-            pretrain(config_of(method, parallel), out, display=silent())
+    for config in configs:
+        out = Path(folder) / f"{config.method}-{config.train.parallel}"
+        pretrain(config, out, display=silent())
     dist.destroy_process_group()
 
 
@@ -72,7 +72,8 @@ def test_five_steps_match_ddp(ranks: int, tmp_path: Path) -> None:
     Convolutions get weights in another memory format, and gradients of the two views are summed
     after the average over processes, not before: 1e-4 of the largest value of a tensor.
     """
-    together(both_worker, (ranks, str(tmp_path)), ranks)
+    configs = [config_of(method, kind) for method in METHODS for kind in ("ddp", "fsdp")]
+    together(both_worker, (ranks, str(tmp_path), configs), ranks)
     for method in METHODS:
         ddp, fsdp = (tmp_path / f"{method}-{kind}" for kind in ("ddp", "fsdp"))
         old, new = whole_state(ddp), whole_state(fsdp)
@@ -128,27 +129,28 @@ def test_lars_uses_norms_of_whole_tensors(ranks: int, tmp_path: Path) -> None:
     together(lars_worker, (ranks, str(tmp_path)), ranks)
 
 
-def run_worker(rank: int, ranks: int, folder: str, out: str, steps: int, total: int) -> None:
-    """Train `steps` of `total` steps; a callback stops the run."""
+def run_worker(rank: int, ranks: int, folder: str, out: str, steps: int, config: Config) -> None:
+    """Train until a step, at which a callback stops the run."""
     join(rank, ranks, folder)
 
-    def stop(step: int, metrics: dict[str, float]) -> None:
+    def stop(step: int, metrics: Mapping[str, float | str]) -> None:
         if step >= steps:
             raise RuntimeError("stop")
 
-    changes = ("optim.name=adamw", f"train.steps={total}")
-    config = config_of("c-byol", "fsdp", *changes)
     with suppress(RuntimeError):
-        pretrain(config, out, display=silent(), callbacks=[stop] if steps < total else [])
+        callbacks = [stop] if steps < config.train.steps else []
+        pretrain(config, out, display=silent(), callbacks=callbacks)
     dist.destroy_process_group()
 
 
-def trained(folder: Path, name: str, *parts: tuple[int, int], total: int = 6) -> dict[str, Any]:
+def trained(folder: Path, name: str, *parts: tuple[int, int]) -> dict[str, Any]:
     """Train in parts, each with a number of ranks and the step at which it ends."""
+    config = config_of("c-byol", "fsdp", "optim.name=adamw", "train.steps=6")
     for number, (ranks, steps) in enumerate(parts):
         meeting = folder / f"{name}-{number}"
         meeting.mkdir()
-        together(run_worker, (ranks, str(meeting), str(folder / name), steps, total), ranks)
+        arguments = ranks, str(meeting), str(folder / name), steps, config
+        together(run_worker, arguments, ranks)
     return whole_state(folder / name)
 
 

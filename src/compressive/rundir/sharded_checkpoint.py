@@ -9,7 +9,6 @@ torch writes by default.
 import re
 import shutil
 import time
-import warnings
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -24,31 +23,30 @@ from compressive.distributed import (
     gather,
     local_shard,
     rank,
+    read_shards,
     shard_like,
     wait_for_all,
     world_size,
+    write_shards,
 )
 from compressive.platforms.files import sync_folder
 from compressive.rundir import checkpoint
 from compressive.rundir.checkpoint import DTYPES, SHARDS, Damaged
 
 _FOLDER = re.compile(r"step_\d{8,}\.\d+\.shards")
-_SHARD = "sharded_tensor"  # the key of an entry that stands for a tensor
+_ENTRY = "sharded_tensor"  # the key of an entry that stands for a tensor
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def save_sharded_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write the checkpoint of a step with sharded tensors; every process must call this."""
-    import torch.distributed.checkpoint as dcp  # import here: it takes a second
-
     tensors: dict[str, Tensor] = {}
     described = _described(state, "", tensors)
     device = next(iter(tensors.values())).device
     # The number keeps a second save of a step apart from the first, which stays valid meanwhile.
     now = torch.tensor([[time.time() * 1000 // 1]], dtype=torch.float64, device=device)
     place = folder / f"step_{step:08d}.{gather(now)[0].item():.0f}.shards"
-    writer = dcp.HuggingFaceStorageWriter(str(place), save_distributed=True)
-    dcp.save(_unshared(tensors), storage_writer=writer)
+    write_shards(_unshared(tensors), place)
     facts = torch.tensor([_own_facts(place)], dtype=torch.float64, device=device)
     files = [
         (f"{_prefix(number)}{_ENDING}", int(size), int(crc))
@@ -61,7 +59,7 @@ def save_sharded_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
         path = checkpoint.save_step(
             folder, step, {**described, SHARDS: {"folder": place.name, "files": files}}
         )
-        _delete_unused(folder, place)
+        _delete_orphans(folder, place)
     wait_for_all()
     return path
 
@@ -76,8 +74,6 @@ def load_shards(
     """
     if SHARDS not in state:
         return state
-    import torch.distributed.checkpoint as dcp
-
     device = torch.device(device)
     place = shard_folder(path, state)
     files = state[SHARDS]["files"]
@@ -89,10 +85,7 @@ def load_shards(
     tensors: dict[str, Tensor] = {}
     described = {name: value for name, value in state.items() if name != SHARDS}
     restored = _restored(described, device, sharded, tensors)
-    reader = dcp.HuggingFaceStorageReader(str(place))
-    with warnings.catch_warnings():  # torch warns if one process loads, which is intended
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.load(tensors, storage_reader=reader, no_dist=not sharded)
+    read_shards(tensors, place, alone=not sharded)
     return restored
 
 
@@ -121,7 +114,7 @@ def _described(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if hasattr(value, "device_mesh"):
         tensors[place] = value.detach()
         kind = str(value.dtype).removeprefix("torch.")
-        return {_SHARD: place, "shape": list(value.shape), "dtype": kind}
+        return {_ENTRY: place, "shape": list(value.shape), "dtype": kind}
     if isinstance(value, dict):
         return {key: _described(v, f"{place}.{key}", tensors) for key, v in value.items()}
     if isinstance(value, list):
@@ -131,14 +124,14 @@ def _described(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
 
 def _restored(value: Any, device: torch.device, sharded: bool, tensors: dict[str, Tensor]) -> Any:
     """Return the state with an empty tensor for each description; collect the tensors."""
-    if isinstance(value, dict) and _SHARD in value:
+    if isinstance(value, dict) and _ENTRY in value:
         shape, dtype = value["shape"], _NAMES[value["dtype"]]
         made = (
             empty_shard(shape, dtype, device)
             if sharded
             else torch.empty(shape, dtype=dtype, device=device)
         )
-        tensors[value[_SHARD]] = made
+        tensors[value[_ENTRY]] = made
         return made
     if isinstance(value, dict):
         return {key: _restored(v, device, sharded, tensors) for key, v in value.items()}
@@ -163,7 +156,7 @@ def _own_facts(place: Path) -> list[float]:
     return [float(len(content)), float(zlib.crc32(content))]
 
 
-def _delete_unused(folder: Path, newest: Path) -> None:
+def _delete_orphans(folder: Path, newest: Path) -> None:
     """Delete the parts of checkpoints that were deleted or never completed."""
     kept = {newest.name}
     for path in checkpoint.steps(folder):
