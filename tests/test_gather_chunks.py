@@ -231,6 +231,8 @@ def test_next_chunk_is_gathered_while_this_one_is_compared(monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_chunks_do_not_wait_for_the_device() -> None:
     r_x, r_y = torch.randn(2, 64, 32, device="cuda", requires_grad=True).unbind()
     torch.cuda.set_sync_debug_mode("error")

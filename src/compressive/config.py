@@ -433,6 +433,9 @@ class Train(_Section):
         super().__post_init__()
         check_device_name(self.device, "train.device")
         tracker_names(self.track)
+        if self.parallel == "fsdp" and self.compile == "yes":
+            rule = "train.compile must be auto or no with train.parallel=fsdp"
+            raise ValueError(f"{rule}, which does not compile the network, got yes")
         if self.batch_size % self.grad_accum_steps:
             rule = f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}"
             raise ValueError(f"{rule}, got {self.grad_accum_steps}")

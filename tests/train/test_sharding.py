@@ -16,10 +16,14 @@ from torch import Tensor, nn
 
 from compressive.config import Config
 from compressive.distributed import is_sharded, shard, whole_tensor
+from compressive.methods import build
 from compressive.optim import LARS, parameter_groups
 from compressive.rundir import checkpoint
 from compressive.rundir.sharded_checkpoint import load_shards
+from compressive.train import sharding
 from compressive.train.loop import pretrain
+from compressive.train.sharding import shard_learner
+from compressive.train.step import Learner
 
 needs_fsdp = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15), reason="FSDP2 on CPUs"
@@ -217,3 +221,16 @@ def test_foreign_folder_of_parts_is_rejected(tmp_path: Path) -> None:
     state = {"shards": {"folder": "../elsewhere", "files": []}}
     with pytest.raises(checkpoint.Damaged, match="elsewhere"):
         load_shards(tmp_path / "step_00000001.safetensors", state, "cpu", sharded=False)
+
+
+def test_sharding_is_rejected_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"train\.compile.*train\.parallel=fsdp"):
+        config_of("c-simclr", "fsdp", "train.compile=yes")
+    config = config_of("c-simclr", "fsdp")
+    learner = Learner(build(config), 0)
+    shard_learner(learner, config)  # one process: nothing to split
+    assert not is_sharded(learner)
+    monkeypatch.setattr(sharding, "world_size", lambda: 2)
+    monkeypatch.setattr(torch, "__version__", "2.6.0+cpu")
+    with pytest.raises(ValueError, match=r"train\.parallel=fsdp.*torch 2\.15.*2\.6\.0"):
+        shard_learner(learner, config)

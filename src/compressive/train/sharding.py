@@ -20,10 +20,6 @@ def shard_learner(learner: Learner, config: Config) -> None:
     """
     if config.train.parallel == "ddp" or world_size() == 1:
         return
-    if config.train.compile == "yes":
-        raise ValueError(
-            "train.parallel=fsdp cannot be combined with train.compile=yes; use train.compile=no"
-        )
     version = torch.__version__.split("+")[0].split(".")
     if tuple(map(int, version[:2])) < _LEAST_TORCH:
         least = ".".join(map(str, _LEAST_TORCH))
