@@ -1,6 +1,5 @@
 """InfoNCE with candidates gathered in chunks: equal to all at once, with the stated memory."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,10 +190,11 @@ def test_chunks_start_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.func.vmap(lambda x: x * info_nce.chunk_rows(8, True, 4))(torch.ones(2)).sum() == 0
 
 
-@pytest.mark.parametrize("value", [-1, math.nan])
-def test_invalid_chunk_is_rejected(value: float) -> None:
-    with pytest.raises(ValueError, match="gather_chunk"):
-        simclr_loss(*unit_vectors(2, 4, DIM), gather_chunk=value)  # pyright: ignore
+def test_invalid_chunk_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"gather_chunk.*-1"):
+        simclr_loss(*unit_vectors(2, 4, DIM), gather_chunk=-1)
+    with pytest.raises(ValueError, match=r"gather_chunk.*2\.5"):
+        info_nce.chunk_rows(4, True, 2.5)  # pyright: ignore[reportArgumentType]
 
 
 def test_next_chunk_is_gathered_while_this_one_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

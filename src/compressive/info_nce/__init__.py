@@ -71,14 +71,16 @@ def candidate_nll(
     return F.cross_entropy(logits, positives, reduction="none")
 
 
+@validates_inputs
 def chunk_rows(batch: int, own: bool, gather_chunk: int | None) -> int:
     """Return how many rows of each process are gathered at a time; 0: all at once.
 
     `gather_chunk` is that number, or None to choose it: 0 in one process and for up to 2^26 logits
     per process and direction, else as many as give blocks of 2^24 logits.
     """
-    if gather_chunk is not None:
-        check_nonnegative(gather_chunk=gather_chunk)
+    if gather_chunk is not None and (not isinstance(gather_chunk, int) or gather_chunk < 0):
+        rule = "gather_chunk must be a whole number of 0 or more, or None"
+        raise ValueError(f"{rule}, got {gather_chunk!r}")
     # torch.func and torch.compile cannot see into an asynchronous collective.
     if gather_chunk == 0 or in_func_transform() or torch.compiler.is_compiling():
         return 0
