@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compressive.distributed import all_sum
 from compressive.networks import _BiasedBatchNorm2d, mlp
-from compressive.sync_batchnorm import TorchSyncBatchNorm, synchronize
+from compressive.sync_batchnorm import TorchSyncBatchNorm, _Sharing, synchronize
 
 RANKS = 2
 PER_RANK = 3
@@ -110,6 +110,51 @@ def test_processes_match_one_on_the_joined_batch(tmp_path: Path) -> None:
             torch.testing.assert_close(averaged, grad, rtol=1e-10, atol=1e-11)
 
 
+GROUP_RANKS = 4
+
+
+def group_worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=GROUP_RANKS)
+    x = torch.cat([images(), -2 * images()])[rank * PER_RANK :][:PER_RANK]
+    found = {}
+    for name, network in networks().items():
+        made = synchronize(network, biased_variance="biased" in name, ranks=2)
+        found[name] = outcome(made, x, 2)
+    alone = networks()["images"]
+    assert synchronize(alone, ranks=1) is alone
+    assert type(alone[1]) is nn.BatchNorm2d  # pyright: ignore
+    with pytest.raises(ValueError, match=r"train\.batch_norm_ranks.* 4, got 3"):
+        synchronize(networks()["images"], ranks=3)
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_groups_of_ranks_match_their_joined_batches(tmp_path: Path) -> None:
+    """Of 4 processes, each pair normalizes as one process on its images does."""
+    together(group_worker, (str(tmp_path),), GROUP_RANKS)
+    each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(GROUP_RANKS)]
+    for name in networks():
+        for number, x in enumerate((images(), -2 * images())):
+            joined = outcome(networks()[name], x, 1)
+            pair = [found[name] for found in each[2 * number : 2 * number + 2]]
+            for key in ("out", "x", "evaluated"):
+                both = torch.cat([found[key] for found in pair])
+                torch.testing.assert_close(both, joined[key], rtol=1e-11, atol=1e-12)
+            for found in pair:
+                torch.testing.assert_close(found["state"], joined["state"], rtol=1e-12, atol=1e-12)
+            for weight, grad in joined["grads"].items():
+                averaged = torch.stack([found["grads"][weight] for found in pair]).mean(0)
+                torch.testing.assert_close(averaged, grad, rtol=1e-10, atol=1e-11)
+
+
+def test_groups_need_several_processes() -> None:
+    with pytest.raises(ValueError, match=r"train\.batch_norm_ranks.* 1, got 2"):
+        synchronize(networks()["images"], ranks=2)
+
+
 def test_single_process_changes_nothing() -> None:
     network = networks()["images"]
     assert synchronize(network) is network
@@ -123,6 +168,6 @@ def test_gpu_path_matches_torchs_norm(name: str) -> None:
     """Run the GPU path, torch's forward with our variance, without processes."""
     before, after = networks()[name], networks()[name]
     place: Any = after[1] if name == "biased" else after  # pyright: ignore
-    place[1] = TorchSyncBatchNorm(place[1], biased_variance=name == "biased")
+    place[1] = TorchSyncBatchNorm(place[1], _Sharing(name == "biased", None, 1))
     ours, theirs = outcome(after, images(), 1), outcome(before, images(), 1)
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)

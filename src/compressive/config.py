@@ -403,6 +403,19 @@ class Train(_Section):
     grad_accum_steps: int = setting(
         1, "split a batch into this many parts to save memory; bootstrap methods only", low=1
     )
+    parallel: Literal["ddp", "fsdp"] = setting(
+        "ddp",
+        "several processes: ddp: each has all weights; fsdp: each has a part of them",
+    )
+    batch_norm_ranks: int = setting(
+        0, "consecutive processes that share the statistics of batch norms; 0: all, 1: each its own"
+    )
+    gather_chunk: int | None = setting(
+        None,
+        "images per process that are gathered and compared at a time, to save memory; 0: all; "
+        "none: all up to 2^26 pairs per process",
+        unused=_unless_method_has("temperature", "candidates"),
+    )
     device: str = setting("auto", f"{DEVICE_NAMES}; auto: cuda, xpu or mps if there is one")
     precision: Literal["auto", "bf16", "float32"] = setting(
         "auto", "auto: bf16 on cuda; losses are always float32"
@@ -422,6 +435,9 @@ class Train(_Section):
         super().__post_init__()
         check_device_name(self.device, "train.device")
         tracker_names(self.track)
+        if self.parallel == "fsdp" and self.compile == "yes":
+            rule = "train.compile must be auto or no with train.parallel=fsdp"
+            raise ValueError(f"{rule}, which does not compile the network, got yes")
         if self.batch_size % self.grad_accum_steps:
             rule = f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}"
             raise ValueError(f"{rule}, got {self.grad_accum_steps}")

@@ -1,7 +1,11 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+import warnings
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,10 +58,98 @@ def wait_for_all() -> None:
 
 
 def parallel(module: nn.Module) -> nn.Module:
-    """Wrap a module so that its gradients are averaged over processes."""
-    if world_size() == 1:
+    """Wrap a module so that its gradients are averaged over processes; a sharded one does this."""
+    if world_size() == 1 or is_sharded(module):
         return module
     return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+
+def shard(modules: Sequence[nn.Module]) -> None:
+    """Split the weights of modules between all processes (FSDP2), inner modules first.
+
+    Each module gathers its weights for its forward and backward pass, and averages gradients.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # import here: they take a second
+    from torch.distributed.fsdp import fully_shard
+
+    # torch warns that in-place changes of the output of a network would be wrong; there are none.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+    device = next(modules[-1].parameters()).device.type
+    mesh = init_device_mesh(device, (world_size(),))
+    for module in modules:
+        fully_shard(module, mesh=mesh)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether the weights of a module are split between processes."""
+    return any(hasattr(weight, "device_mesh") for weight in module.parameters())
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this process's part of a sharded tensor; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "device_mesh") else tensor  # pyright: ignore
+
+
+def shard_like(local: Tensor, like: Tensor) -> Tensor:
+    """Return the sharded tensor whose part in this process is `local`, split as `like`."""
+    if not hasattr(like, "device_mesh"):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    size = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, **size)
+
+
+def empty_shard(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an empty tensor that is split between all processes by its first axis."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, empty
+
+    mesh = init_device_mesh(device.type, (world_size(),))
+    return empty(*shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+
+
+def write_shards(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write sharded tensors, a safetensors file for each process; every process must call this."""
+    import torch.distributed.checkpoint as dcp  # import here: it takes a second
+
+    dcp.save(
+        tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    )
+
+
+def read_shards(tensors: dict[str, Tensor], folder: Path, *, alone: bool) -> None:
+    """Read what `write_shards` wrote into tensors, which may be split between other processes."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():  # torch warns if one process loads, which is intended
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=alone)
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return all of a sharded tensor; every process must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "device_mesh") else tensor  # pyright: ignore
+
+
+def rank_group(size: int, setting: str) -> "dist.ProcessGroup | None":
+    """Return this process's group of `size` consecutive ranks; None for all, as 0 says.
+
+    Every process must call this.
+    """
+    world = world_size()
+    if size in (0, world):
+        return None
+    if world % size:
+        raise ValueError(
+            f"{setting} must be 0 or divide the number of processes, {world}, got {size}"
+        )
+    starts = range(0, world, size)
+    groups = [dist.new_group([*range(s, s + size)], timeout=TIMEOUT) for s in starts]
+    found = groups[rank() // size]
+    assert not isinstance(found, int)
+    return found
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -88,15 +180,54 @@ def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]
     """
     if world_size() == 1:
         return rows
-    if rows.device.type == "cpu":  # on a GPU this check would wait for the device
+    check_equal_rows(rows)
+    gathered = _Gather.apply(rows.contiguous())
+    assert isinstance(gathered, Tensor)
+    return gathered
+
+
+def check_equal_rows(rows: Float[Tensor, "batch dim"]) -> None:
+    """Raise ValueError on the CPU unless every process has the same number of rows."""
+    # On a GPU this would wait for the device.
+    if world_size() > 1 and rows.device.type == "cpu":
         counts = rows.new_empty(world_size())
         dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
         if (counts != len(rows)).any():
             got = ", ".join(f"{count:.0f}" for count in counts.tolist())
             raise ValueError(f"every process must have the same number of rows, got {got}")
-    gathered = _Gather.apply(rows.contiguous())
-    assert isinstance(gathered, Tensor)
-    return gathered
+
+
+class Pending(NamedTuple):
+    """The result of a collective that may still run; call `wait` before it is read."""
+
+    result: Tensor
+    sent: Tensor  # must stay in memory until then
+    work: Any  # dist.Work, or None if there is nothing to wait for
+
+    def wait(self) -> Tensor:
+        """Return the result; on a GPU only later kernels wait for it, not the host."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
+
+
+def start_gather(rows: Float[Tensor, "batch dim"]) -> Pending:
+    """Start to gather the rows of all processes in the order of their ranks, without gradient."""
+    rows = rows.detach().contiguous()
+    if world_size() == 1:
+        return Pending(rows, rows, None)
+    gathered = rows.new_empty((world_size() * len(rows), *rows.shape[1:]))
+    work = dist.all_gather_into_tensor(gathered, rows, async_op=True)
+    return Pending(gathered, rows, work)
+
+
+def start_sum_to_owners(rows: Float[Tensor, "world_batch dim"]) -> Pending:
+    """Start to sum rows over processes; each gets its own, in the order of `start_gather`."""
+    if world_size() == 1:
+        return Pending(rows, rows, None)
+    own = rows.new_empty((len(rows) // world_size(), *rows.shape[1:]))
+    work = dist.reduce_scatter_tensor(own, rows, async_op=True)
+    return Pending(own, rows, work)
 
 
 def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -106,11 +237,13 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return value + (_summed(value.detach()) / world_size() - value).detach()
 
 
-def all_sum(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def all_sum(
+    value: Float[Tensor, "..."], group: "dist.ProcessGroup | None" = None
+) -> Float[Tensor, "..."]:
     """Return the sum over processes; the gradient is summed over processes too, as in `gather`."""
     if world_size() == 1:
         return value
-    total = _AllSum.apply(value)
+    total = _AllSum.apply(value, group)
     assert isinstance(total, Tensor)
     return total
 
@@ -131,15 +264,16 @@ class _Gather(Function):
 
 class _AllSum(Function):
     @staticmethod
-    def forward(ctx, value: Tensor) -> Tensor:
-        return _summed(value)
+    def forward(ctx, value: Tensor, group: "dist.ProcessGroup | None") -> Tensor:
+        ctx.group = group
+        return _summed(value, group)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _summed(grad)
+        return _summed(grad, ctx.group), None
 
 
-def _summed(value: Tensor) -> Tensor:
+def _summed(value: Tensor, group: "dist.ProcessGroup | None" = None) -> Tensor:
     total = value.contiguous().clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     return total

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from compressive.checks import check_one_of, validates_inputs
 from compressive.config import RESNETS, Network, ResNetVariant, Stem
+from compressive.distributed import local_shard
 from compressive.platforms.timm_import import import_timm
 
 __all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
@@ -190,7 +191,9 @@ class Ema(nn.Module):
                 "online must have weights of the same shapes as the target; it has "
                 f"{len(theirs)} tensors of {other:,} numbers, the target {len(ours)} of {own:,}"
             )
-        torch._foreach_lerp_(ours, theirs, 1 - decay)
+        # Sharded weights are split alike, so each process updates its own part.
+        own, other = ([local_shard(p) for p in weights] for weights in (ours, theirs))
+        torch._foreach_lerp_(own, other, 1 - decay)
 
 
 class SamePool(nn.Module):

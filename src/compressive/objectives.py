@@ -32,7 +32,14 @@ from compressive.checks import (
 )
 from compressive.distributed import gather, mean_value, rank, world_size
 from compressive.distributions.vmf import VonMisesFisher
-from compressive.info_nce import candidate_nll, info_nce, log_candidates
+from compressive.info_nce import (
+    both_directions,
+    candidate_nll,
+    chunk_rows,
+    chunked_nll,
+    info_nce,
+    log_candidates,
+)
 
 __all__ = [
     "ADAPTIVE_WEIGHTS",
@@ -124,18 +131,19 @@ def simclr_loss(
     *,
     temperature: float = 0.1,
     own_view_negatives: bool = True,
+    gather_chunk: int | None = None,
 ) -> SimCLRLoss:
     """Return SimCLR's loss (NT-Xent): find the other view among the views of other images.
 
     `own_view_negatives` adds the other images of the same view to the candidates, so that
-    K = 2B - 1 instead of B, as in SimCLR.
+    K = 2B - 1 instead of B, as in SimCLR. `gather_chunk` limits memory: see docs/large-batches.md.
     """
     r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
     check_positive(temperature=temperature)
     with full_precision(r_x):
         mu_x, mu_y = F.normalize(r_x, dim=-1), F.normalize(r_y, dim=-1)
         nll_x, nll_y, bound = _both_ways(
-            mu_x, mu_y, mu_x, mu_y, 1 / temperature, own_view_negatives
+            mu_x, mu_y, mu_x, mu_y, 1 / temperature, own_view_negatives, gather_chunk
         )
         loss = mean_value((nll_x + nll_y).mean())
         return SimCLRLoss(loss, nll_x, nll_y, bound - nll_x, bound - nll_y, bound)
@@ -154,6 +162,7 @@ def csimclr_loss(
     own_view_negatives: bool = True,
     residual_estimator: ResidualEstimator = "sampled",
     adaptive_weight: AdaptiveWeight | None = None,
+    gather_chunk: int | None = None,
 ) -> CSimCLRLoss:
     """Return beta [I(X;Z|Y) + I(Y;Z|X)] - [I(Y;Z) + I(X;Z)], each as a variational bound.
 
@@ -162,7 +171,7 @@ def csimclr_loss(
     `residual_estimator="analytic"` replaces the sampled log ratio by its expectation over z, a KL
     divergence: the same loss on average with about a third of the gradient noise (0.36 at
     kappa_e = 1024). `adaptive_weight` gives each image and direction its own beta: see
-    `image_beta`.
+    `image_beta`. `gather_chunk` limits memory: see docs/large-batches.md.
     """
     r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
     check_nonnegative(kappa_e=kappa_e, kappa_b=kappa_b)
@@ -175,7 +184,9 @@ def csimclr_loss(
         drawn_x, drawn_y = z_x is None, z_y is None
         z_x = distributed_rsample(e_x) if z_x is None else check_unit_rows("r_x", r_x, "z_x", z_x)
         z_y = distributed_rsample(e_y) if z_y is None else check_unit_rows("r_y", r_y, "z_y", z_y)
-        nll_x, nll_y, bound = _both_ways(z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives)
+        nll_x, nll_y, bound = _both_ways(
+            z_x, z_y, mu_x, mu_y, kappa_b, own_view_negatives, gather_chunk
+        )
         x = residual_terms(z_x, e_x, b_y, residual_estimator, drawn_x)
         y = residual_terms(z_y, e_y, b_x, residual_estimator, drawn_y)
         beta_x = image_beta(beta, nll_x, adaptive_weight)
@@ -355,10 +366,20 @@ def distributed_rsample(e: VonMisesFisher) -> Float[Tensor, "batch dim"]:
 
 
 def _both_ways(
-    z_x: Tensor, z_y: Tensor, mu_x: Tensor, mu_y: Tensor, kappa: float, own: bool
+    z_x: Tensor,
+    z_y: Tensor,
+    mu_x: Tensor,
+    mu_y: Tensor,
+    kappa: float,
+    own: bool,
+    gather_chunk: int | None,
 ) -> tuple[Tensor, Tensor, float]:
     """Return -log d(y|z_x) and -log d(x|z_y) among the candidates of all processes, and log K."""
     bound = log_candidates(len(mu_x), own)
+    if chunk := chunk_rows(len(mu_x), own, gather_chunk):
+        pairs = both_directions(own)
+        nll_x, nll_y = chunked_nll([z_x, z_y], [mu_x, mu_y], kappa, pairs, chunk)
+        return nll_x, nll_y, bound
     if world_size() > 1:  # one collective for both views
         both = gather(torch.cat([mu_x, mu_y], dim=-1))
         mu_x, mu_y = both.chunk(2, dim=-1)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from compressive.distributed import all_sum, local_shard, shard_like
+
 __all__ = ["LARS", "cosine_beta", "ema_decay", "layer_groups", "linear_beta"]
 __all__ += ["parameter_groups", "scaled_lr"]
 __all__ += ["warmup_cosine", "warmup_steps"]
@@ -35,7 +37,8 @@ class LARS(torch.optim.Optimizer):
     A step never waits for the device. It launches 30 kernels for ResNet-50 with heads, where a loop
     over its tensors launches 1,241 (H200). It needs memory for one more copy of the weights than
     SGD, and its momenta are views into one block. A parameter without a gradient keeps its value
-    and momentum. When the set of such parameters changes, the momenta are copied once.
+    and momentum. When the set of such parameters changes, the momenta are copied once. Norms of
+    sharded parameters (FSDP2) are those of whole tensors: one sum over processes for each group.
     """
 
     def __init__(
@@ -93,9 +96,9 @@ class LARS(torch.optim.Optimizer):
         held = [self.state[p].get("momentum_buffer") for p in params]
         block = self._blocks.get(key)
         # Compare identities: loading a state or another set of gradients gives other tensors.
-        if block is None or list(map(id, held)) != list(map(id, block.momenta)):
+        if block is None or list(map(id, held)) != list(map(id, block.held)):
             block = self._blocks[key] = _Block(params, held)
-            for p, momentum in zip(params, block.momenta, strict=True):
+            for p, momentum in zip(params, block.held, strict=True):
                 self.state[p]["momentum_buffer"] = momentum
         return block
 
@@ -107,7 +110,8 @@ class _Block:
     # simpler `torch._foreach_mul_(updates, scales)` launches one kernel per tensor if the scales
     # are tensors, and waits for the device if they are numbers.
 
-    def __init__(self, params: list[Tensor], momenta: list[Tensor | None]) -> None:
+    def __init__(self, whole: list[Tensor], momenta: list[Tensor | None]) -> None:
+        params = [local_shard(p) for p in whole]
         chunks = [-(-p.numel() // CHUNK) for p in params]
         owner = torch.arange(len(params)).repeat_interleave(torch.tensor(chunks))
         self.owner = owner.unsqueeze(1).to(params[0].device)  # chunk -> parameter
@@ -124,16 +128,22 @@ class _Block:
         self.momenta, self.updates = views(self.momentum), views(self.update)
         for new, old in zip(self.momenta, momenta, strict=True):
             if old is not None:
-                new.copy_(old)
+                new.copy_(local_shard(old))
+        self.held = [shard_like(m, p) for m, p in zip(self.momenta, whole, strict=True)]
+        self.is_sharded: bool = whole[0] is not params[0]
 
 
 def _update(params: list[Tensor], block: _Block, group: dict[str, Any]) -> None:
     """Make one step of one group; torch documents the `_foreach` functions it uses."""
-    torch._foreach_copy_(block.updates, [p.grad for p in params if p.grad is not None])
+    torch._foreach_copy_(block.updates, [local_shard(p.grad) for p in params if p.grad is not None])
+    params = [local_shard(p) for p in params]
     scale = group["lr"]
     if group["adapt"]:
         torch._foreach_add_(block.updates, params, alpha=group["weight_decay"])
-        w, g = torch.stack(torch._foreach_norm([*params, *block.updates])).view(2, -1)
+        norms = torch.stack(torch._foreach_norm([*params, *block.updates]))
+        if block.is_sharded:
+            norms = all_sum(norms.square()).sqrt()
+        w, g = norms.view(2, -1)
         ratio = torch.where((w > 0) & (g > 0), group["trust_coefficient"] * w / g, 1.0)
         scale = (scale * ratio)[block.owner]
     block.update.mul_(scale)

@@ -22,6 +22,7 @@ from compressive.evaluation.features import Crop, network_fingerprint
 from compressive.methods import Method, build
 from compressive.pretrained.source import ResolvedWeights, is_third_party, resolve
 from compressive.rundir import checkpoint, files, folder
+from compressive.rundir.sharded_checkpoint import load_shards
 
 _OTHER_WEIGHTS = (
     f"as the last checkpoint has other weights than {files.ENCODER}; run the training command "
@@ -150,11 +151,15 @@ def _load_method(path: Path, config: Config, device: torch.device) -> tuple[Meth
         return None, "all checkpoints of the run are damaged or of other runs"
     if found is None:
         return None, ""
-    _, state = found
+    saved, state = found
     if config.method == FINETUNE_METHOD:
         return None, "a fine-tuned network has no projection"
     if state.get("custom_method"):
         return None, "the run used a method from Python code, which cannot be rebuilt"
+    try:
+        state = load_shards(saved, state, "cpu", sharded=False)
+    except checkpoint.Damaged as error:
+        return None, str(error)
     learner: dict[str, Any] = state.get("learner", {})
     method, start = build(config).to(device), "method."
     own = {name.removeprefix(start): w for name, w in learner.items() if name.startswith(start)}

@@ -1,6 +1,7 @@
 """SimCLR and MoCo v3, plain and compressed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -35,7 +36,8 @@ class Contrastive(Method):
 
     `kappa_e` turns on compression. z is drawn from vMF(direction, kappa_e), and beta weights the
     nats of z that vMF(direction of the other view, kappa_b) cannot predict. `sample` draws z.
-    `adaptive_weight` gives each image its own beta.
+    `adaptive_weight` gives each image its own beta. `gather_chunk` limits the memory of several
+    processes: see docs/large-batches.md.
     """
 
     projection: nn.Module
@@ -43,6 +45,7 @@ class Contrastive(Method):
     target: Ema | None
     kappa_b: float
     own_view_negatives: bool
+    gather_chunk: int | None
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Contrastive(Method):
         residual_estimator: ResidualEstimator = "sampled",
         sample: Sample = VonMisesFisher.rsample,
         adaptive_weight: AdaptiveWeight | None = None,
+        gather_chunk: int | None = None,
     ) -> None:
         super().__init__()
         if (predictor is None) != (target is None):
@@ -65,6 +69,7 @@ class Contrastive(Method):
         self.encoder, self.projection = encoder, projection
         self.predictor, self.target = predictor, target
         self.kappa_b, self.own_view_negatives = kappa_b, own_view_negatives
+        self.gather_chunk = gather_chunk
         self.channel = Channel.of(kappa_e, kappa_b, residual_estimator, sample, adaptive_weight)
 
     def forward(
@@ -85,9 +90,13 @@ class Contrastive(Method):
         feats = self.encoder(torch.cat([x, y]))
         r = r_x, r_y = self.projection(feats).chunk(2)
         feats = feats.chunk(2)
-        own, channel = self.own_view_negatives, self.channel
+        channel = self.channel
+        candidates: dict[str, Any] = {
+            "own_view_negatives": self.own_view_negatives,
+            "gather_chunk": self.gather_chunk,
+        }
         if channel is None:
-            found = simclr_loss(r_x, r_y, temperature=1 / self.kappa_b, own_view_negatives=own)
+            found = simclr_loss(r_x, r_y, temperature=1 / self.kappa_b, **candidates)
             return make_step(found.loss, feats, r, (found.nll_x, found.nll_y), bound=found.bound)
         z_x = z_y = None  # the objective draws them, which leaves log e(z|x) without gradient
         if not channel.is_reparameterized:
@@ -100,9 +109,9 @@ class Contrastive(Method):
             beta=beta,
             z_x=z_x,
             z_y=z_y,
-            own_view_negatives=own,
             residual_estimator=channel.residual_estimator,
             adaptive_weight=channel.adaptive_weight,
+            **candidates,
         )
         # The reducible residual is the same in both directions, because cos(x, y) is.
         residuals = [
@@ -139,8 +148,11 @@ class Contrastive(Method):
         if self.channel is not None:
             z, e = self.channel.draw(mu)
             residual = self.channel.residual(z, e, other)
+        return self._nll(z, other, own), residual
+
+    def _nll(self, z: Tensor, other: Tensor, own: Tensor) -> Tensor:
         negatives = own if self.own_view_negatives else None
-        return info_nce(z, other, self.kappa_b, own=negatives), residual
+        return info_nce(z, other, self.kappa_b, own=negatives, gather_chunk=self.gather_chunk)
 
     def embeddings(self, images: Float[Tensor, "twice channels h w"]) -> Embeddings:
         """Return projections, their means and the candidates of views X, then Y."""
@@ -158,9 +170,7 @@ class Contrastive(Method):
     ) -> Float[Tensor, " batch"]:
         """Return log K - nll, averaged over both directions."""
         (z_x, z_y), (t_x, t_y) = z.chunk(2), target.chunk(2)
-        own = self.own_view_negatives
-        nll_x = info_nce(z_x, t_y, self.kappa_b, own=t_x if own else None)
-        nll_y = info_nce(z_y, t_x, self.kappa_b, own=t_y if own else None)
+        nll_x, nll_y = self._nll(z_x, t_y, t_x), self._nll(z_y, t_x, t_y)
         return self.bound(len(z_x)) - 0.5 * (nll_x + nll_y)
 
 
@@ -177,5 +187,6 @@ def build(config: Config, *, biased_variance: bool = False) -> Contrastive:
         # MoCo v3 compares with the targets of the other view only.
         own_view_negatives=config.decoder.same_view_negatives and not is_moco,
         kappa_b=config.bottleneck.kappa_b,
+        gather_chunk=config.train.gather_chunk,
         **channel_settings(config),
     )

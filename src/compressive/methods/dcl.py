@@ -21,7 +21,7 @@ from compressive.checks import (
 )
 from compressive.config import Config
 from compressive.distributed import gather, mean_value
-from compressive.info_nce import candidate_logits
+from compressive.info_nce import both_directions, candidate_logits, chunk_rows, chunked_nll
 from compressive.methods.parts import build_online
 from compressive.methods.step import Embeddings, Method, Step, direction, make_step
 
@@ -41,16 +41,22 @@ def dcl_loss(
     *,
     temperature: float = 0.1,
     own_view_negatives: bool = True,
+    gather_chunk: int | None = None,
 ) -> DCLLoss:
     """Return -log(exp(positive) / sum of exp(negatives)), summed over both directions.
 
     The candidates are those of `simclr_loss`, without the positive in the sum. The loss can be
-    negative. Under torch.distributed the candidates of all processes are gathered.
+    negative. Under torch.distributed the candidates of all processes are gathered; `gather_chunk`
+    limits the memory that this takes: see docs/large-batches.md.
     """
     r_x, r_y = check_same_shape_2d(r_x=r_x, r_y=r_y)
     check_positive(temperature=temperature)
     with full_precision(r_x):
-        mu_x, mu_y = direction(r_x), direction(r_y)
+        mu = mu_x, mu_y = direction(r_x), direction(r_y)
+        if chunk := chunk_rows(len(r_x), own_view_negatives, gather_chunk):
+            pairs, kappa = both_directions(own_view_negatives), 1 / temperature
+            nll_x, nll_y = chunked_nll(mu, mu, kappa, pairs, chunk, decoupled=True)
+            return DCLLoss(mean_value((nll_x + nll_y).mean()), nll_x, nll_y)
         all_x, all_y = gather(torch.cat([mu_x, mu_y], dim=-1)).chunk(2, dim=-1)
         own = own_view_negatives
         nll_x = _decoupled_nll(mu_x, torch.cat([all_y, all_x]) if own else all_y, temperature, own)
@@ -71,6 +77,7 @@ class DCL(Method):
     projection: nn.Module
     temperature: float
     own_view_negatives: bool
+    gather_chunk: int | None
 
     def __init__(
         self,
@@ -79,11 +86,13 @@ class DCL(Method):
         *,
         temperature: float = 0.1,
         own_view_negatives: bool = True,
+        gather_chunk: int | None = None,
     ) -> None:
         super().__init__()
         check_positive(temperature=temperature)
         self.encoder, self.projection = encoder, projection
         self.temperature, self.own_view_negatives = temperature, own_view_negatives
+        self.gather_chunk = gather_chunk
 
     def forward(
         self,
@@ -94,8 +103,12 @@ class DCL(Method):
         x, y = views
         feats = self.encoder(torch.cat([x, y]))
         r = self.projection(feats).chunk(2)
-        own = self.own_view_negatives
-        found = dcl_loss(*r, temperature=self.temperature, own_view_negatives=own)
+        found = dcl_loss(
+            *r,
+            temperature=self.temperature,
+            own_view_negatives=self.own_view_negatives,
+            gather_chunk=self.gather_chunk,
+        )
         return make_step(found.loss, feats.chunk(2), r, (found.nll_x, found.nll_y))
 
     def embeddings(self, images: Float[Tensor, "twice channels h w"]) -> Embeddings:
@@ -112,4 +125,5 @@ def build(config: Config, *, biased_variance: bool = False) -> DCL:
         projection,
         temperature=1 / config.bottleneck.kappa_b,
         own_view_negatives=config.decoder.same_view_negatives,
+        gather_chunk=config.train.gather_chunk,
     )

@@ -19,6 +19,7 @@ DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
+SHARDS = "shards"  # the key of the parts of a sharded checkpoint: see sharded_checkpoint
 _MAX_TEXT = 50_000_000  # characters; safetensors reads headers up to 100 MB and escapes quotes
 
 _log = logging.getLogger(__name__)
@@ -72,11 +73,23 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
             raise Damaged(_damaged(path, "its checksum does not fit"))
         # Copy: tensors of safetensors refer to the memory-mapped file.
         tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
-        return _unpacked(json.loads(header["state"]), tensors)
+        state = _unpacked(json.loads(header["state"]), tensors)
+        _check_parts(path, state)
+        return state
     except SafetensorError as error:
         raise Damaged(_damaged(path, str(error).removeprefix("Error while "))) from None
     except (KeyError, TypeError, RecursionError, json.JSONDecodeError):
         raise Damaged(_damaged(path, "its header is invalid")) from None
+
+
+def _check_parts(path: Path, state: dict[str, Any]) -> None:
+    """Raise Damaged if a part of a sharded checkpoint is missing or has another size."""
+    if SHARDS in state:
+        folder = path.parent / state[SHARDS]["folder"]
+        for name, size, _ in state[SHARDS]["files"]:
+            part = folder / name
+            if not part.is_file() or part.stat().st_size != size:
+                raise Damaged(_damaged(path, f"its part {part} is missing or truncated"))
 
 
 def save_step(folder: Path, step: int, state: dict[str, Any]) -> Path:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compressive.checks import full_precision, promote_to_float32
 from compressive.config import Config, is_compressed
-from compressive.distributed import gather, world_size
+from compressive.distributed import any_process, gather, is_sharded, local_shard, world_size
 
 # All values are assumptions.
 _WINDOW = 20  # log points in the moving mean of the loss: about two epochs
@@ -135,7 +135,10 @@ def embedding_stats(r: Float[Tensor, "batch dim"]) -> EmbeddingStats:
 
 
 def are_finite(learner: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Return whether weights, statistics and moments are finite; waits for the device."""
+    """Return whether weights, statistics and moments are finite; waits for the device.
+
+    If weights are sharded, every process must call this.
+    """
     tensors = list(learner.state_dict().values())
     # A moment may overflow while weights stay finite, because AdamW divides by it. Skip AdamW's
     # step counts, which are on the host.
@@ -143,8 +146,12 @@ def are_finite(learner: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) 
         for weight, state in optimizer.state.items():
             found = [value for value in state.values() if isinstance(value, Tensor)]
             tensors += [value for value in found if value.device == weight.device]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return bool(torch.stack(torch._foreach_norm(floats)).isfinite().all())
+    # Of a sharded tensor, each process checks its part.
+    floats = [local_shard(tensor) for tensor in tensors if tensor.is_floating_point()]
+    finite = bool(torch.stack(torch._foreach_norm(floats)).isfinite().all())
+    if is_sharded(learner):
+        return not any_process(not finite, floats[0].device)
+    return finite
 
 
 class HealthStatus(NamedTuple):

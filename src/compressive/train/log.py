@@ -7,7 +7,7 @@ from torch import Tensor
 
 from compressive.augment.ops import colors
 from compressive.config import is_compressed
-from compressive.distributed import rank, world_size
+from compressive.distributed import any_process, is_sharded, rank, world_size
 from compressive.methods import Step
 from compressive.train import images
 from compressive.train.health import HealthStatus, Reading, embedding_stats
@@ -44,6 +44,8 @@ def log(run: Run, step: Step) -> HealthStatus:
     is_due = run.schedule.is_time_to_evaluate(run.step)
     has_probe = run.learner.probe is not None
     is_saving = time.monotonic() - run.saved_at > 60 * run.config.train.save_every
+    if is_sharded(run.learner):  # all processes save together, and their clocks differ
+        is_saving = any_process(is_saving, run.device)
     run.throughput.update(run.step, run.loader.waited)
     must_wait = is_end or (has_probe and is_due) or is_saving or world_size() > 1
     status = write_arrived_metrics(run, wait=must_wait)
@@ -83,8 +85,12 @@ def write_arrived_metrics(run: Run, *, wait: bool) -> HealthStatus:
 
 
 def evaluate_online(run: Run) -> None:
-    """Measure probe and kNN accuracy on held-out labels; only the first process does."""
-    if rank() > 0 or run.learner.probe is None or run.labels is None:
+    """Measure probe and kNN accuracy on held-out labels, in the first process.
+
+    If weights are sharded, all processes do: every forward pass gathers weights.
+    """
+    needs_all = is_sharded(run.learner)
+    if (rank() > 0 and not needs_all) or run.learner.probe is None or run.labels is None:
         return
     config = run.config
     with run.throughput.exclude(lambda: run.loader.waited):
@@ -103,6 +109,8 @@ def evaluate_online(run: Run) -> None:
         )
     if found is not None:  # with few images, none may be held out and readable
         run.accuracy = found
+        if rank() > 0:
+            return
         measured = {"probe_accuracy": found.probe, "knn_accuracy": found.neighbors}
         run.logger.write(run.step, measured)
         run.observers.callbacks.on_evaluation(run.step, measured)

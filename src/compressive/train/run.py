@@ -11,18 +11,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from compressive import encoder
 from compressive.config import Config, is_compressed
 from compressive.data.loaders import Batch, canvas_side
 from compressive.data.sampler import batch_index_stream
 from compressive.data.source import Source
 from compressive.device import is_compiled, pick_device, precision
-from compressive.distributed import parallel, rank, wait_for_all, world_size
+from compressive.distributed import is_sharded, parallel, rank, wait_for_all, world_size
 from compressive.methods import Builder, Method, build
 from compressive.progress import Display
 from compressive.rundir import checkpoint, files, folder
 from compressive.rundir.lock import acquire_lock
 from compressive.rundir.metrics_log import MetricsLogger
+from compressive.rundir.sharded_checkpoint import load_shards
 from compressive.tracking import tracked_run
 from compressive.train import images
 from compressive.train.health import AsyncMetrics, Health, are_finite
@@ -41,13 +41,14 @@ from compressive.train.resume import (
     reading,
     shared_run_id,
 )
+from compressive.train.saving import save_run
 from compressive.train.schedule import Schedule
+from compressive.train.sharding import shard_learner
 from compressive.train.step import (
     build_learner,
     build_optimizer,
     compile_learner,
     match_strides,
-    view_channels,
     view_maker,
 )
 from compressive.train.throughput import Throughput
@@ -59,6 +60,7 @@ class Run:
     step: int
     attempt: int
     saved_step: int
+    unreadable: int  # images that were reported
     logger: MetricsLogger  # set by `restore`
 
     def __init__(
@@ -105,7 +107,7 @@ class Run:
         self.total: int = self.schedule.total
         if continue_from is not None and not checkpoint.steps(out / files.CHECKPOINTS):
             check_is_longer(continue_from, self.total)
-        self.step = self.attempt = self.saved_step = self._unreadable = 0
+        self.step = self.attempt = self.saved_step = self.unreadable = 0
         self.saved_at: float = time.monotonic()
         self.metrics: AsyncMetrics = AsyncMetrics()
         self.throughput: Throughput = Throughput()
@@ -139,6 +141,7 @@ class Run:
         self.has_custom_method: bool = method is not build  # only its own program can build it
         if self.continue_from is None and not checkpoint.steps(self.out / files.CHECKPOINTS):
             self.notes.append(start_from_weights(self.method, config))
+        shard_learner(learner, config)
         self.optimizer = build_optimizer(config.optim, self.method, frozen=self.schedule.frozen > 0)
         self.probe_optimizer: torch.optim.Optimizer | None = None
         if learner.probe is not None:
@@ -197,23 +200,12 @@ class Run:
         return are_finite(self.learner, self.optimizers)
 
     def save(self) -> None:
-        """Write a checkpoint and the current encoder, in the first process only."""
-        # Check the weights: the loss was computed before the step and may still be finite.
-        if rank() == 0 and not self.is_finite():
-            self.display.say(f"step {self.step}: weights or moments not finite; not saved")
-        elif rank() == 0:
-            saved = checkpoint.save_step(self.out / files.CHECKPOINTS, self.step, self._state())
-            self.saved_step = self.step
-            weights, network, views = self.method.encoder, self.config.network, self.config.views
-            more = {"antialias": views.antialias, "run_id": self.run_id}
-            more |= view_channels(views)._asdict()
-            encoder.save(self.out, weights, network, views.size, self.side, **more)
-            path = self.out / files.UNREADABLE
-            unreadable = images.list_unreadable(self.loader.unreadable, path)
-            if unreadable > self._unreadable:
-                self._unreadable = unreadable
-                self.display.say(f"skipped {unreadable:,} unreadable images, listed in {path}")
-            self.observers.callbacks.on_checkpoint(self.step, saved)
+        """Write a checkpoint and the current encoder, in the first process.
+
+        If weights are sharded, each process writes its part of the checkpoint.
+        """
+        if rank() == 0 or is_sharded(self.learner):
+            save_run(self, self._state())
         self.saved_at = time.monotonic()
 
     def restore(self) -> None:
@@ -245,6 +237,9 @@ class Run:
 
     def _read_state(self, path: Path, state: dict[str, Any], run: Path) -> None:
         """Check that a checkpoint of a run fits this one, and load it."""
+        with reading(path):
+            device, sharded = self.device, is_sharded(self.learner)
+            state = load_shards(path, state, device, sharded=sharded)
         check_same_method(path, state, self.learner, self.has_custom_method)
         with reading(path):
             place, count = self.config.data.source, self.count

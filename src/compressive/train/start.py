@@ -32,6 +32,7 @@ _UNCHANGEABLE = {
     "data.labels",
     "optim.name",
     "train.batch_size",
+    "train.parallel",
 }
 
 

@@ -19,7 +19,7 @@ from compressive.augment.ops import Channels, augment, augment_pair
 from compressive.augment.params import View, crop_views, paper_views, simclr_views
 from compressive.config import Config, Optim, Views, channels
 from compressive.data.loaders import Batch
-from compressive.distributed import world_size
+from compressive.distributed import is_sharded, world_size
 from compressive.methods import Builder, Method, Step
 from compressive.networks import feature_dim
 from compressive.rng import image_keys
@@ -68,7 +68,7 @@ def build_learner(
     learner = Learner(method(config), classes)
     learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     check_view_size(learner.method.encoder, config.network.name, config.views.size)
-    synchronize(learner)
+    synchronize(learner, ranks=config.train.batch_norm_ranks)
     return learner
 
 
@@ -79,7 +79,8 @@ def compile_learner(learner: Learner, config: Config, device: torch.device) -> N
     if config.train.activation_checkpointing:
         checkpoint_activations(learner.method.encoder)
     if world_size() > 1:
-        learner.method.encoder.compile(dynamic=False)
+        if not is_sharded(learner):  # FSDP2 with compiled blocks has not been tested
+            learner.method.encoder.compile(dynamic=False)
         return
     # Use CUDA graphs: launching BYOL's kernels takes longer than running them (ResNet-18, H200:
     # 28 and 19 ms). Graphs overwrite gradients, so they exclude gradient accumulation.

@@ -1,4 +1,4 @@
-"""InfoNCE, with all logits in memory or computed in blocks."""
+"""InfoNCE, with all logits in memory, computed in blocks, or with candidates gathered in chunks."""
 
 import math
 
@@ -17,8 +17,10 @@ from compressive.checks import (
     validates_inputs,
 )
 from compressive.distributed import gather, rank, world_size
+from compressive.info_nce.chunks import CandidateViews, both_directions, chunked_nll
 
-__all__ = ["candidate_logits", "candidate_nll", "info_nce", "log_candidates"]
+__all__ = ["CandidateViews", "both_directions", "candidate_logits", "candidate_nll", "chunk_rows"]
+__all__ += ["chunked_nll", "info_nce", "log_candidates"]
 
 # Number of logits above which they are computed in blocks, and logits per block: 256 MiB and 64 MiB
 # of float32. Below the first it is faster to keep them; above it they dominate memory use.
@@ -33,17 +35,22 @@ def info_nce(
     kappa: float,
     *,
     own: Float[Tensor, "batch dim"] | None = None,
+    gather_chunk: int | None = None,
 ) -> Float[Tensor, " batch"]:
     """Return -log of b(z|y) over its sum over all candidates y: a bound on H(Y|Z) up to log K.
 
     `z` and `mu` hold unit vectors. Row i of `mu` is the positive of row i of `z`, and the other
     rows are negatives. `own`, the directions of z's own view, adds its other rows as negatives. The
     result is exact at any size: more than 2^26 logits are computed in blocks, and again in the
-    backward pass.
+    backward pass. With several processes the blocks are chunks of the candidates: see `chunk_rows`.
     """
     z, *candidates = check_same_shape_2d(z=z, mu=mu, **({} if own is None else {"own": own}))
     check_nonnegative(kappa=kappa)
     with full_precision(z):
+        if chunk := chunk_rows(len(z), own is not None, gather_chunk):
+            compared = CandidateViews(0, 0, None if own is None else 1)
+            (nll,) = chunked_nll([z], candidates, kappa, [compared], chunk)
+            return nll
         everyone = torch.cat([gather(each) for each in candidates])
         return candidate_nll(z, everyone, kappa, own is not None)
 
@@ -62,6 +69,27 @@ def candidate_nll(
         return nll
     logits, positives = candidate_logits(z, candidates, kappa, own, 0, len(z))
     return F.cross_entropy(logits, positives, reduction="none")
+
+
+@validates_inputs
+def chunk_rows(batch: int, own: bool, gather_chunk: int | None) -> int:
+    """Return how many rows of each process are gathered at a time; 0: all at once.
+
+    `gather_chunk` is that number, or None to choose it: 0 in one process and for up to 2^26 logits
+    per process and direction, else as many as give blocks of 2^24 logits.
+    """
+    if gather_chunk is not None and (not isinstance(gather_chunk, int) or gather_chunk < 0):
+        rule = "gather_chunk must be a whole number of 0 or more, or None"
+        raise ValueError(f"{rule}, got {gather_chunk!r}")
+    # torch.func and torch.compile cannot see into an asynchronous collective.
+    if gather_chunk == 0 or in_func_transform() or torch.compiler.is_compiling():
+        return 0
+    if gather_chunk is not None:
+        return min(gather_chunk, batch)
+    everyone = batch * world_size()
+    if world_size() == 1 or batch * everyone * (2 if own else 1) <= _KEEP:
+        return 0
+    return min(batch, max(1, _LOGITS_PER_BLOCK // everyone))
 
 
 def log_candidates(batch: int, own: bool) -> float:
