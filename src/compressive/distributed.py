@@ -1,6 +1,7 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -10,7 +11,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parallel import DistributedDataParallel
 
-TIMEOUT = timedelta(minutes=30)  # a process that does not respond for so long ends the others
+from compressive.watchdog.activity import Collective
+from compressive.watchdog.heartbeat import Watchdog, end_process, print_late
+from compressive.watchdog.limits import collective_timeout, silence_timeout
+
+_watchdog: Watchdog | None = None
 
 
 def start() -> int:
@@ -18,18 +23,56 @@ def start() -> int:
     # Use NCCL with one GPU per process, or gloo on CPUs.
     local = launched("LOCAL_RANK", 0)
     if launched("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
+        timeout, silence = timedelta(seconds=collective_timeout()), silence_timeout()
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(local)
-        store, rank, world = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
         # On one machine torchrun keeps its store when it restarts processes. Use a prefix per
         # restart, else they would find the addresses of their predecessors. Several machines may
         # count restarts differently: see pretrain.slurm.
+        prefix = ""
         if launched("GROUP_WORLD_SIZE", 1) == 1:
-            store = dist.PrefixStore(f"start{launched('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            prefix = f"start{launched('TORCHELASTIC_RESTART_COUNT', 0)}"
+            store = dist.PrefixStore(prefix, store)
         joined = {"store": store, "rank": rank, "world_size": world}
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT, **joined)
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout, **joined)
+        _start_watchdog(prefix, silence, timeout.total_seconds() if on_gpu else float("inf"))
     return local
+
+
+def _start_watchdog(prefix: str, silence: float, late: float) -> None:
+    """Watch the other processes through a connection of its own: a store serves one call a time."""
+    global _watchdog
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=silence)
+    store = dist.TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False)
+    is_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    _watchdog = Watchdog(
+        dist.PrefixStore(f"watchdog{prefix}", store),
+        rank(),
+        world_size(),
+        silence=silence,
+        end=end_process,
+        # gloo raises an error itself; NCCL ends the process, so print who is late before that.
+        late=0.95 * late,
+        announce=print_late,
+        store_host=f"{'torchrun' if is_agent else 'rank 0'} on {host}",
+    )
+    _watchdog.start()
+
+
+def failed_ranks() -> str:
+    """Name the processes that a failed collective waited for; "" if unknown. Takes seconds."""
+    return "" if _watchdog is None else _watchdog.explain()
+
+
+def watchdog_notes() -> list[str]:
+    """Return notes on slow processes that were not returned before, in the first process."""
+    if _watchdog is None:
+        return []
+    notes, _watchdog.notes = _watchdog.notes, []
+    return notes
 
 
 def launched(name: str, default: int) -> int:
@@ -43,6 +86,10 @@ def launched(name: str, default: int) -> int:
 
 def stop() -> None:
     """Destroy the process group, if there is one."""
+    global _watchdog
+    if _watchdog is not None:
+        _watchdog.stop()
+        _watchdog = None
     if world_size() > 1:
         dist.destroy_process_group()
 
@@ -50,14 +97,24 @@ def stop() -> None:
 def wait_for_all() -> None:
     """Wait until every process has called this."""
     if world_size() > 1:
-        dist.barrier()
+        with _named("a barrier"):
+            dist.barrier()
 
 
 def parallel(module: nn.Module) -> nn.Module:
     """Wrap a module so that its gradients are averaged over processes."""
     if world_size() == 1:
         return module
-    return DistributedDataParallel(module, gradient_as_bucket_view=True)
+    with _named("the comparison of weights"):
+        return NamedParallel(module, gradient_as_bucket_view=True)
+
+
+class NamedParallel(DistributedDataParallel):
+    """DistributedDataParallel that names its broadcast for the watchdog."""
+
+    def _sync_buffers(self) -> None:
+        with _named("the broadcast of buffers"):
+            super()._sync_buffers()
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -65,8 +122,9 @@ def any_process(flag: bool, device: torch.device) -> bool:
     if world_size() == 1:
         return flag
     held = torch.tensor([float(flag)], device=device)
-    dist.all_reduce(held, dist.ReduceOp.MAX)
-    return bool(held.item())
+    with _named("the agreement of all processes"):
+        dist.all_reduce(held, dist.ReduceOp.MAX)
+        return bool(held.item())
 
 
 def world_size() -> int:
@@ -79,15 +137,23 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]:
+def gather(
+    rows: Float[Tensor, "batch dim"], what: str = "candidates"
+) -> Float[Tensor, "world_batch dim"]:
     """Return the rows of all processes in the order of their ranks, with gradient for own rows.
 
     Every process must have the same number of rows. The gradient of a row is summed over the losses
     of all processes. If each process averages its loss over its rows and gradients are averaged, as
-    in DistributedDataParallel, training equals one process on the joined batch.
+    in DistributedDataParallel, training equals one process on the joined batch. `what` names the
+    rows in messages.
     """
     if world_size() == 1:
         return rows
+    with _named(f"the gather of {what}"):
+        return _gathered(rows)
+
+
+def _gathered(rows: Tensor) -> Tensor:
     if rows.device.type == "cpu":  # on a GPU this check would wait for the device
         counts = rows.new_empty(world_size())
         dist.all_gather_into_tensor(counts, rows.new_full((1,), len(rows)))
@@ -103,11 +169,13 @@ def mean_value(value: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """Return the mean over processes, with this process's own gradient, which DDP averages."""
     if world_size() == 1:
         return value
-    return value + (_summed(value.detach()) / world_size() - value).detach()
+    total = _summed(value.detach(), "the mean of a loss")
+    return value + (total / world_size() - value).detach()
 
 
 def all_sum(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return the sum over processes; the gradient is summed over processes too, as in `gather`."""
+    # Batch norms are its only users.
     if world_size() == 1:
         return value
     total = _AllSum.apply(value)
@@ -126,20 +194,26 @@ class _Gather(Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         first = rank() * ctx.count
-        return _summed(grad)[first : first + ctx.count]
+        return _summed(grad, "the gradient of gathered rows")[first : first + ctx.count]
 
 
 class _AllSum(Function):
     @staticmethod
     def forward(ctx, value: Tensor) -> Tensor:
-        return _summed(value)
+        return _summed(value, "batch norm statistics")
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _summed(grad)
+        return _summed(grad, "the gradient of batch norm statistics")
 
 
-def _summed(value: Tensor) -> Tensor:
+def _summed(value: Tensor, name: str) -> Tensor:
     total = value.contiguous().clone()
-    dist.all_reduce(total)
+    with _named(name):
+        dist.all_reduce(total)
     return total
+
+
+def _named(name: str) -> AbstractContextManager[object]:
+    """Name a collective for the watchdog, except in compiled code, which must not change state."""
+    return nullcontext() if torch.compiler.is_compiling() else Collective(name)

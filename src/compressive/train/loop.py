@@ -34,6 +34,7 @@ from compressive.train.observers import Observers
 from compressive.train.online_eval import Accuracy
 from compressive.train.run import Run
 from compressive.train.signals import handle_stop_signals
+from compressive.watchdog.activity import Backward, Task, begin_step
 
 
 class Outcome(NamedTuple):
@@ -115,6 +116,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> Step:
         group["lr"] = run.schedule.group_lr(run.step, group)
     if run.controller is None:
         run.scheduled_beta.fill_(run.schedule.beta(run.step))
+    begin_step(run.step + 1)
     seed_step(run.config.seed, run.attempt, run.step)
     step, residual = compute_gradients(run, batches)
     apply_gradients(run, residual)
@@ -130,7 +132,8 @@ def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor 
         synchronize = _average_gradients(run.parallel_learner, is_last=len(steps) == count - 1)
         with autocast(run.device, run.dtype), synchronize, skip_value_checks():
             step, probe_loss = run.parallel_learner(views, run.beta, labels)
-            ((step.loss + probe_loss) / count).backward()
+            with Backward("the backward pass with its all-reduce"):
+                ((step.loss + probe_loss) / count).backward()
         add_metrics(run, step, probe_loss)
         steps.append(step._replace(loss=step.loss.detach()))
     residuals = [s.reducible_residual for s in steps if s.reducible_residual is not None]
@@ -169,7 +172,8 @@ def finish(run: Run) -> Outcome:
     """Save and return the outcome; do not save a stopped run that may be failing."""
     write_arrived_metrics(run, wait=True)
     if run.health.is_well or run.step == run.total:
-        run.save()
+        with Task("saving"):
+            run.save()
     run.observers.status = "finished" if run.step == run.total else "stopped"
     if run.step < run.total:
         run.logger.write(run.step, {STOPPED: _stop_reason(run)})
