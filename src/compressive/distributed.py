@@ -1,6 +1,7 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
@@ -13,32 +14,82 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compressive.watchdog.activity import Collective
 from compressive.watchdog.heartbeat import Watchdog, end_process, print_late
-from compressive.watchdog.limits import collective_timeout, silence_timeout
+from compressive.watchdog.limits import active_processes, collective_timeout, silence_timeout
 
+_FINISHED, _RELEASED = "training has finished", "spare processes that exit"
 _watchdog: Watchdog | None = None
+_store: dist.Store | None = None
+_spares = 0  # processes that wait
 
 
-def start() -> int:
-    """Join the process group if torchrun started one; return the local rank."""
+def start(batch_size: int | None = None, grad_accum_steps: int = 1) -> int:
+    """Join the process group if torchrun started one; return the local rank.
+
+    If COMPRESSIVE_SPARE_PROCESSES is "wait", only as many processes join as divide the batch. The
+    others must call `wait_as_spare`.
+    """
     # Use NCCL with one GPU per process, or gloo on CPUs.
-    local = launched("LOCAL_RANK", 0)
-    if launched("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
+    global _store, _spares
+    local, world = launched("LOCAL_RANK", 0), launched("WORLD_SIZE", 1)
+    if world > 1 and not dist.is_initialized():
         timeout, silence = timedelta(seconds=collective_timeout()), silence_timeout()
+        active = active_processes(world, batch_size, grad_accum_steps)
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(local)
-        store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, _ = next(dist.rendezvous("env://", timeout=timeout))
         # On one machine torchrun keeps its store when it restarts processes. Use a prefix per
         # restart, else they would find the addresses of their predecessors. Several machines may
-        # count restarts differently: see pretrain.slurm.
+        # count restarts differently, and not at all if one joins: see pretrain.slurm.
         prefix = ""
         if launched("GROUP_WORLD_SIZE", 1) == 1:
             prefix = f"start{launched('TORCHELASTIC_RESTART_COUNT', 0)}"
             store = dist.PrefixStore(prefix, store)
-        joined = {"store": store, "rank": rank, "world_size": world}
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout, **joined)
-        _start_watchdog(prefix, silence, timeout.total_seconds() if on_gpu else float("inf"))
+        elif store.add(f"starts of rank {rank}", 1) > 1:
+            raise ValueError(
+                "torchrun uses the store of killed processes again; set "
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every machine and start torchrun again"
+            )
+        _store, _spares = store, world - active
+        if rank < active > 1:
+            joined = {"store": store, "rank": rank, "world_size": active}
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout, **joined)
+            _start_watchdog(prefix, silence, timeout.total_seconds() if on_gpu else float("inf"))
     return local
+
+
+def is_spare() -> bool:
+    """Return whether this process only waits, because the batch does not divide by all."""
+    return _spares > 0 and launched("RANK", 0) >= launched("WORLD_SIZE", 1) - _spares
+
+
+def wait_as_spare() -> None:
+    """Wait until the processes that train have finished."""
+    assert _store is not None
+    while not _store.check([_FINISHED]):
+        time.sleep(1)
+    _store.add(_RELEASED, 1)
+
+
+def spare_note() -> str:
+    """Return a note if processes wait because the batch does not divide by all of them."""
+    if not _spares:
+        return ""
+    world = launched("WORLD_SIZE", 1)
+    return (
+        f"note: {world - _spares} of {world} processes train and {_spares} wait: train.batch_size "
+        "must be divisible by the number of those that train, with 2 images each"
+    )
+
+
+def _release_spares() -> None:
+    """Let spare processes exit; wait until they have seen it: this process may hold the store."""
+    if _store is None or not _spares or launched("RANK", 0):
+        return
+    _store.set(_FINISHED, "")
+    until = time.monotonic() + 5
+    while _store.add(_RELEASED, 0) < _spares and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _start_watchdog(prefix: str, silence: float, late: float) -> None:
@@ -90,6 +141,7 @@ def stop() -> None:
     if _watchdog is not None:
         _watchdog.stop()
         _watchdog = None
+    _release_spares()
     if world_size() > 1:
         dist.destroy_process_group()
 

@@ -233,8 +233,9 @@ def _summary(run: Run) -> str:
         words += f" ({held_out:,} labels held out)" if held_out else ""
     words += f", without {len(bad):,} unreadable ones" if bad else ""
     precision = str(run.dtype).removeprefix("torch.")
+    processes = f", {world_size()} processes" if world_size() > 1 else ""
     return (
         f"{config.method} on {run.count - len(bad):,} images{words}: {config.network.name}, "
         f"{config.views.size}-pixel views, batch {config.train.batch_size}, {run.total:,} steps, "
-        f"{run.device}, {precision}"
+        f"{run.device}, {precision}{processes}"
     )

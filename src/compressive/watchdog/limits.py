@@ -1,9 +1,10 @@
-"""Time limits of processes that wait for each other, from the environment."""
+"""Limits of the processes of a run, from the environment: how long they wait, how many train."""
 
 import os
 
 COLLECTIVE_TIMEOUT = "COMPRESSIVE_COLLECTIVE_TIMEOUT"
 SILENCE_TIMEOUT = "COMPRESSIVE_SILENCE_TIMEOUT"
+SPARE_PROCESSES = "COMPRESSIVE_SPARE_PROCESSES"
 
 
 def collective_timeout() -> int:
@@ -23,3 +24,30 @@ def _seconds(name: str, default: int) -> int:
         rule = "a whole number of seconds from 3 to 1000000"
         raise ValueError(f"{name} must be {rule}, got {text!r} in the environment")
     return int(text)
+
+
+def active_processes(world: int, batch_size: int | None, grad_accum_steps: int) -> int:
+    """Return how many of `world` processes train: all, or as many as divide the batch.
+
+    `batch_size` is None if it is chosen later, from the images.
+    """
+    choice = os.environ.get(SPARE_PROCESSES) or "refuse"
+    if choice not in ("refuse", "wait"):
+        raise ValueError(f"{SPARE_PROCESSES} must be refuse or wait, got {choice!r}")
+    if choice == "refuse":
+        return world  # the schedule rejects a batch that does not divide
+    if batch_size is None:
+        raise ValueError(
+            f"{SPARE_PROCESSES}=wait needs a fixed batch size; give --batch-size or --recipe"
+        )
+    return max(process_counts(world, batch_size, grad_accum_steps), default=world)
+
+
+def process_counts(world: int, batch_size: int, grad_accum_steps: int) -> list[int]:
+    """Return the numbers of processes up to `world` that share a batch equally, 2 images each."""
+    return [
+        count
+        for count in range(1, world + 1)
+        if batch_size % (count * grad_accum_steps) == 0
+        and batch_size >= 2 * count * grad_accum_steps
+    ]
