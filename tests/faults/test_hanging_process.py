@@ -70,7 +70,7 @@ def test_other_runtime_errors_keep_their_traceback() -> None:
 def waiting_process(
     tmp_path: Path, hanging: int, number: signal.Signals, limits: dict[str, str]
 ) -> tuple[float, str]:
-    """Send a signal to one of two processes; return the other's seconds to its end and its error."""
+    """Signal one of two processes; return the seconds until the other exits and its error."""
     words = [sys.executable, "-m", "compressive"]
     words += pretrain_words(tmp_path / "run", "train.steps=100000")
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
