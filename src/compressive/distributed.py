@@ -1,6 +1,7 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+import signal
 import time
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -115,7 +116,14 @@ def _start_watchdog(prefix: str, silence: float, late: float) -> None:
 
 def failed_ranks() -> str:
     """Name the processes that a failed collective waited for; "" if unknown. Takes seconds."""
-    return "" if _watchdog is None else _watchdog.explain()
+    if _watchdog is None:
+        return ""
+    # torchrun stops this process when it notices the failure; it waits 30 s before it kills it.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return _watchdog.explain()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def watchdog_notes() -> list[str]:
