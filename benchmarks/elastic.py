@@ -78,9 +78,12 @@ def compare(run: Path, base: Path, parts: dict[int, int]) -> dict[str, Any]:
         rows.append({"processes": processes, "steps": [first, last], "max_relative": max(off)})
         first = last + 1
     a, b = weights(run), weights(base)
+    start = next((step for step in ours if ours[step] != theirs[step]), None)
+    after = [] if start is None else [start + i for i in (0, 1, 4, 9, 19, 39)]
     return {
         "parts": rows,
-        "first_step_that_differs": next((s for s in ours if ours[s] != theirs[s]), None),
+        "first_step_that_differs": start,
+        "relative_by_step": {step: abs(ours[step] / theirs[step] - 1) for step in after},
         "weights_relative": float((a - b).norm() / b.norm()),
         "weights_are_bitwise_equal": torch.equal(a, b),
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launched import free_port, last_step, pretrain_words, ranks, stop_all, wait_for_step
-from tiny import journal
+from tiny import differences, journal, last
 
 STEPS = 300
 ELASTIC = {
@@ -94,3 +94,32 @@ def test_machine_joins_and_leaves(tmp_path: Path) -> None:
     assert last_step(nodes.out) == STEPS
     lines = [line["step"] for line in journal(nodes.out) if "loss" in line]
     assert lines == list(range(1, STEPS + 1))
+
+
+@pytest.mark.stress
+@pytest.mark.distributed
+def test_processes_that_do_not_divide_the_batch_wait(tmp_path: Path) -> None:
+    """With three processes and 8 images two train, and end with the weights of two processes."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+    def train(out: Path, processes: int, spare: str) -> subprocess.CompletedProcess[str]:
+        own = {"OMP_NUM_THREADS": "1", "COMPRESSIVE_SPARE_PROCESSES": spare}
+        command = [*words, str(processes), "-m", "compressive"]
+        command += pretrain_words(out, "train.steps=6")
+        settings = {"env": os.environ | own, "capture_output": True, "text": True, "timeout": 200}
+        return subprocess.run(command, **settings)
+
+    refused = train(tmp_path / "refused", 3, "refuse")
+    assert refused.returncode == 1
+    lines = [line for line in refused.stderr.splitlines() if "train.batch_size must be" in line]
+    assert len(lines) == 3
+    assert all("start 2 processes" in line for line in lines)
+    assert 'Traceback (most recent call last):\n  File "/' not in refused.stderr.split("error:")[0]
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
+
+    done = train(tmp_path / "three", 3, "wait")
+    assert done.returncode == 0, done.stderr
+    assert "note: 2 of 3 processes train and 1 wait" in done.stdout
+    assert train(tmp_path / "two", 2, "wait").returncode == 0
+    assert differences(last(tmp_path / "two"), last(tmp_path / "three")) == []
+    assert journal(tmp_path / "two") == journal(tmp_path / "three")
