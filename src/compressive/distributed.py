@@ -157,7 +157,7 @@ def stop() -> None:
 def wait_for_all() -> None:
     """Wait until every process has called this."""
     if world_size() > 1:
-        with _named("a barrier"):
+        with _collective("a barrier"):
             dist.barrier()
 
 
@@ -165,7 +165,7 @@ def parallel(module: nn.Module) -> nn.Module:
     """Wrap a module so that its gradients are averaged over processes."""
     if world_size() == 1:
         return module
-    with _named("the comparison of weights"):
+    with _collective("the comparison of weights"):
         return NamedParallel(module, gradient_as_bucket_view=True)
 
 
@@ -173,7 +173,7 @@ class NamedParallel(DistributedDataParallel):
     """DistributedDataParallel that names its broadcast for the watchdog."""
 
     def _sync_buffers(self) -> None:
-        with _named("the broadcast of buffers"):
+        with _collective("the broadcast of buffers"):
             super()._sync_buffers()
 
 
@@ -182,7 +182,7 @@ def any_process(flag: bool, device: torch.device) -> bool:
     if world_size() == 1:
         return flag
     held = torch.tensor([float(flag)], device=device)
-    with _named("the agreement of all processes"):
+    with _collective("the agreement of all processes"):
         dist.all_reduce(held, dist.ReduceOp.MAX)
         return bool(held.item())
 
@@ -209,7 +209,7 @@ def gather(
     """
     if world_size() == 1:
         return rows
-    with _named(f"the gather of {what}"):
+    with _collective(f"the gather of {what}"):
         return _gathered(rows)
 
 
@@ -269,11 +269,11 @@ class _AllSum(Function):
 
 def _summed(value: Tensor, name: str) -> Tensor:
     total = value.contiguous().clone()
-    with _named(name):
+    with _collective(name):
         dist.all_reduce(total)
     return total
 
 
-def _named(name: str) -> AbstractContextManager[object]:
+def _collective(name: str) -> AbstractContextManager[object]:
     """Name a collective for the watchdog, except in compiled code, which must not change state."""
     return nullcontext() if torch.compiler.is_compiling() else Collective(name)

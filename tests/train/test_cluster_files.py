@@ -239,7 +239,7 @@ CONTAINER = f"{WORKER}.template.spec.containers.0"
 def test_wrong_fields_are_found(place: str, value: Any, manifest: dict[str, Any]) -> None:
     document = copy.deepcopy(manifest)
     *path, last = place.split(".")
-    target = document
+    target: Any = document
     for name in path:
         target = target[int(name) if isinstance(target, list) else name]
     target[last] = value

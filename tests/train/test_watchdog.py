@@ -2,12 +2,13 @@
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 from compressive.watchdog import activity, heartbeat
-from compressive.watchdog.activity import Activity, Backward, Collective, Task, begin_step
+from compressive.watchdog.activity import Activity, Backward, Collective, Operation, begin_step
 from compressive.watchdog.heartbeat import Watchdog
 from compressive.watchdog.limits import SPARE_PROCESSES, active_processes, process_counts
 from compressive.watchdog.pace import SlowRanks
@@ -53,8 +54,8 @@ class Processes:
                 rank,
                 world,
                 silence=10,
-                end=lambda text, rank=rank: self.ended.setdefault(rank, text) and None,
-                announce=lambda text, rank=rank: self.late.setdefault(rank, text) and None,
+                end=partial(self.ended.__setitem__, rank),
+                announce=partial(self.late.__setitem__, rank),
                 activity=self.activities[rank],
                 store_host="rank 0 on node0",
                 **options,
@@ -167,7 +168,7 @@ def test_operations_are_named_and_timed(monkeypatch: pytest.MonkeyPatch) -> None
             now[0] += 1
         assert current.operation == "backward"
     assert (current.step, current.calls, current.excluded) == (4, 2, 1.0)
-    with Task("saving"):
+    with Operation("saving"):
         now[0] += 5
     assert (current.calls, current.excluded) == (2, 6.0)
 

@@ -14,7 +14,7 @@ from compressive.train.health import HealthStatus, Reading, embedding_stats
 from compressive.train.online_eval import evenly_spaced_indices, online_accuracy
 from compressive.train.run import Run
 from compressive.train.step import view_channels, view_maker
-from compressive.watchdog.activity import Collective, Task
+from compressive.watchdog.activity import Collective, Operation
 
 _STEP_METRICS = (
     *("loss", "accuracy", "positive_cosine", "nll", "residual", "reducible_residual", "predictive"),
@@ -57,12 +57,12 @@ def log(run: Run, step: Step) -> HealthStatus:
     if status.is_failed:
         return status
     if has_probe and (is_due or is_end):
-        with Task("online evaluation"):
+        with Operation("online evaluation"):
             evaluate_online(run)
     if is_due or is_end or run.step == run.schedule.log_every:
         _draw_views(run, step)
     if is_saving and run.health.is_well:
-        with Task("saving"):
+        with Operation("saving"):
             run.save()
     return status
 

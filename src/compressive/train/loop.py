@@ -34,7 +34,7 @@ from compressive.train.observers import Observers
 from compressive.train.online_eval import Accuracy
 from compressive.train.run import Run
 from compressive.train.signals import handle_stop_signals
-from compressive.watchdog.activity import Backward, Task, begin_step
+from compressive.watchdog.activity import Backward, Operation, begin_step
 
 
 class Outcome(NamedTuple):
@@ -172,7 +172,7 @@ def finish(run: Run) -> Outcome:
     """Save and return the outcome; do not save a stopped run that may be failing."""
     write_arrived_metrics(run, wait=True)
     if run.health.is_well or run.step == run.total:
-        with Task("saving"):
+        with Operation("saving"):
             run.save()
     run.observers.status = "finished" if run.step == run.total else "stopped"
     if run.step < run.total:

@@ -20,7 +20,7 @@ class Activity:
 CURRENT = Activity()
 
 
-class Task:
+class Operation:
     """Name what this process does inside; exclude it from the time of its steps."""
 
     __slots__ = ("before", "begin", "name")
@@ -50,7 +50,7 @@ class Task:
             CURRENT.excluded += time.monotonic() - self.begin
 
 
-class Collective(Task):
+class Collective(Operation):
     """Name an operation that every process must call, and that waits for the others."""
 
     __slots__ = ()

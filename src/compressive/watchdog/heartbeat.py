@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from compressive.watchdog.activity import CURRENT, Activity
 from compressive.watchdog.pace import SlowRanks
 
-_KEY = "heartbeat"
+_BEAT_KEY = "heartbeat"
 
 
 class Store(Protocol):
@@ -117,10 +117,10 @@ class Watchdog:
         state = (step, operation, calls, self._stuck, own, self._host, self._is_leaving)
         beat = Beat(self._beats[self.rank].count + 1, *state)
         self._beats[self.rank] = beat
-        self._store.set(f"{_KEY}{self.rank}", json.dumps(beat))
+        self._store.set(f"{_BEAT_KEY}{self.rank}", json.dumps(beat))
         if self._is_reading():
             for other in range(self.world):
-                key = f"{_KEY}{other}"
+                key = f"{_BEAT_KEY}{other}"
                 if other != self.rank and (self._beats[other].count or self._store.check([key])):
                     self._beats[other] = Beat(*json.loads(self._store.get(key)))
         self._rounds += 1
