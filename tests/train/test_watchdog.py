@@ -13,6 +13,8 @@ from compressive.watchdog.heartbeat import Watchdog
 from compressive.watchdog.limits import SPARE_PROCESSES, active_processes, process_counts
 from compressive.watchdog.pace import SlowRanks
 
+OWN_WORK = ("online evaluation", "saving", "its own computation")
+
 
 class DictStore:
     """Values in memory; raises torch's kind of error while it is `down`."""
@@ -76,6 +78,7 @@ class Processes:
     def at(self, rank: int, step: int, operation: str, calls: int) -> None:
         found = self.activities[rank]
         found.step, found.operation, found.calls = step, operation, calls
+        found.waiting = int(operation not in OWN_WORK)
 
 
 def test_frozen_process_is_named_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +124,36 @@ def test_busy_process_is_late_but_not_silent(monkeypatch: pytest.MonkeyPatch) ->
     assert run.late[0] == ""  # nobody is behind it
     run.advance(30, 0, 1)
     assert run.ended == {}
+
+
+def test_process_that_does_not_wait_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It saves for minutes while another one is dead; the next collective will fail."""
+    run = Processes(2, monkeypatch)
+    run.at(0, 5, "saving", 12)
+    run.advance(3, 0, 1)
+    run.advance(100, 0)
+    assert run.ended == {}
+    run.at(0, 6, "batch norm statistics", 13)
+    run.advance(9, 0)
+    assert run.ended == {}
+    run.advance(3, 0)
+    assert run.ended[0].startswith("rank 1 on ")
+
+
+def test_process_that_has_finished_is_not_missed() -> None:
+    """The other one uploads its files for longer than the limit, and waits at the end."""
+    store, ended = DictStore(), []
+    options = {"silence": 0.2, "end": ended.append, "interval": 0.02}
+    first, last = (Watchdog(store, r, 2, activity=Activity(), **options) for r in (0, 1))
+    first._activity.waiting = 1
+    first.start()
+    last.start()
+    time.sleep(0.2)
+    last.stop()
+    time.sleep(0.6)
+    first.stop()
+    assert json.loads(store.values["heartbeat1"])[-1] is True
+    assert ended == []
 
 
 def test_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +260,8 @@ def test_as_many_processes_train_as_divide_the_batch(
 def test_spare_processes_need_a_known_choice_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SPARE_PROCESSES, "wait")
     with pytest.raises(ValueError, match="--batch-size"):
-        active_processes(4, None, 1)
+        active_processes(4, 0, 1)
+    assert active_processes(3, None, 1) == 3  # such as evaluation
     monkeypatch.setenv(SPARE_PROCESSES, "yes")
     with pytest.raises(ValueError, match=f"{SPARE_PROCESSES} must be .* 'yes'"):
         active_processes(4, 8, 1)

@@ -201,7 +201,7 @@ def pretrain_command(
 
         options |= {"resume": resume, "continue_from": continue_from}
         is_fixed = recipe or continue_from or any(c.startswith("train.batch_size=") for c in given)
-        batch_size = config.train.batch_size if is_fixed else None
+        batch_size = config.train.batch_size if is_fixed else 0
         distributed.start(batch_size, config.train.grad_accum_steps)
         if distributed.is_spare():
             distributed.wait_as_spare()

@@ -8,12 +8,13 @@ from typing import Self
 class Activity:
     """The current step and operation of a process; written by training, read by the watchdog."""
 
-    __slots__ = ("calls", "excluded", "operation", "step")
+    __slots__ = ("calls", "excluded", "operation", "step", "waiting")
 
     def __init__(self) -> None:
         self.step: int = 0
         self.operation: str = "start"
         self.calls: int = 0  # collectives entered; equal in all processes at the same place
+        self.waiting: int = 0  # collectives that it is in, nested ones included
         self.excluded: float = 0.0  # seconds of waiting for others, evaluation and saving
 
 
@@ -35,6 +36,7 @@ class Operation:
         self.begin: float = time.monotonic()
         CURRENT.operation = self.name
         CURRENT.calls += self.calls
+        CURRENT.waiting += self.calls
         return self
 
     def __exit__(
@@ -43,6 +45,7 @@ class Operation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        CURRENT.waiting -= self.calls
         if error is not None:
             return  # keep the name of what failed, for the report
         CURRENT.operation = self.before

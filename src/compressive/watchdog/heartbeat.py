@@ -48,7 +48,7 @@ class Watchdog:
     """Publish this process's beat every `interval` seconds; end the process if another is silent.
 
     A process that has not published for `silence` seconds is dead, frozen or cut off. If this
-    process has not advanced for as long, `end` is called with one line that names the other one.
+    process has waited in a collective for as long, `end` is called with one line that names it.
     `announce` prints such a line after `late` seconds without ending the process.
     """
 
@@ -94,17 +94,18 @@ class Watchdog:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads; one that is blocked by the store ends with the process."""
+        """Tell the others that this process ends, and end the threads."""
+        self._is_leaving = True
         self._done.set()
-        for thread in self._threads:
-            thread.join(self._interval)
+        for thread in self._threads:  # one that is blocked by the store ends with the process
+            thread.join(2 * self._interval)
 
     def _exchange_forever(self) -> None:
-        while True:
+        is_last = False
+        while not is_last:
+            is_last = self._done.wait(self._interval / 4 if self._is_leaving else self._interval)
             with contextlib.suppress(RuntimeError):  # of torch's store
                 self.exchange()
-            if self._done.wait(self._interval / 4 if self._is_leaving else self._interval):
-                return
 
     def _watch_forever(self) -> None:
         while not self._done.wait(self._interval):
@@ -135,7 +136,8 @@ class Watchdog:
             paces = [(beat.step, beat.own, beat.host) for beat in self._beats]
             self.notes += self._slow.update(time.monotonic(), paces)
         is_lost = self._unreachable >= self._silence or self._silent_ranks(self._silence)
-        if self._stuck >= self._silence and is_lost and not self._is_leaving:
+        is_waiting = self._activity.waiting > 0 and not self._is_leaving
+        if self._stuck >= self._silence and is_lost and is_waiting:
             self._end(self.describe(self._silence))
         elif self._stuck >= self._late and self._announce is not None:
             self._late = float("inf")

@@ -29,14 +29,14 @@ def _seconds(name: str, default: int) -> int:
 def active_processes(world: int, batch_size: int | None, grad_accum_steps: int) -> int:
     """Return how many of `world` processes train: all, or as many as divide the batch.
 
-    `batch_size` is None if it is chosen later, from the images.
+    `batch_size` is None if the command has none, and 0 if it is chosen later, from the images.
     """
     choice = os.environ.get(SPARE_PROCESSES) or "refuse"
     if choice not in ("refuse", "wait"):
         raise ValueError(f"{SPARE_PROCESSES} must be refuse or wait, got {choice!r}")
-    if choice == "refuse":
+    if choice == "refuse" or batch_size is None:
         return world  # the schedule rejects a batch that does not divide
-    if batch_size is None:
+    if not batch_size:
         raise ValueError(
             f"{SPARE_PROCESSES}=wait needs a fixed batch size; give --batch-size or --recipe"
         )
