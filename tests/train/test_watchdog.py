@@ -169,6 +169,8 @@ def test_store_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_suspended_job_is_not_silent_when_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Processes(2, monkeypatch)
+    for rank in (0, 1):
+        run.at(rank, 7, "batch norm statistics", 40)
     run.advance(3, 0, 1)
     run.now += 3600
     run.advance(3, 0, 1)
