@@ -125,7 +125,9 @@ def _peer_advice(text: str) -> str:
     """Return what to do if the error of gloo or NCCL is a process that no longer answers."""
     if not re.search(_PEER_ERRORS, text, re.IGNORECASE):
         return ""
-    why = re.sub(r"\[[^]]*\] ?", "", text.split("\n")[0])[:200]
+    from compressive.distributed import failed_ranks
+
+    why = failed_ranks() or re.sub(r"\[[^]]*\] ?", "", text.split("\n")[0])[:200]
     hint = "its own output says why; run the same command to resume"
     return f"another process of this run ended or does not answer ({why}); {hint}"
 

@@ -200,7 +200,14 @@ def pretrain_command(
         from compressive.train.start import pretrain
 
         options |= {"resume": resume, "continue_from": continue_from}
-        distributed.start()
+        is_fixed = recipe or continue_from or any(c.startswith("train.batch_size=") for c in given)
+        batch_size = config.train.batch_size if is_fixed else 0
+        distributed.start(batch_size, config.train.grad_accum_steps)
+        if distributed.is_spare():
+            distributed.wait_as_spare()
+            raise typer.Exit
+        if distributed.rank() == 0 and (note := distributed.spare_note()):
+            print_line(note)
     try:
         with one_line_errors():
             outcome = pretrain(place, out, recipe=recipe, settings=changes or (), **options)

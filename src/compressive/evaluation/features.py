@@ -105,8 +105,8 @@ def extract(
             progress(min(count, len(index) * batch_size * world_size()), count)
     found = Features(torch.cat(feats), torch.cat(labels), torch.cat(index))
     if world_size() > 1:
-        numbers = gather(torch.stack(found[1:], 1).double()).long()
-        found = Features(gather(found.feats), *numbers.unbind(1))
+        numbers = gather(torch.stack(found[1:], 1).double(), "labels").long()
+        found = Features(gather(found.feats, "features"), *numbers.unbind(1))
     if changed():
         raise RuntimeError("weights or statistics of the network changed while it was evaluated")
     # Sort by index and drop repetitions: a loader replaces unreadable images with other ones.

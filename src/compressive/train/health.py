@@ -63,7 +63,7 @@ class AsyncMetrics:
             return
         names = [name for group in self._sums for name in group]
         means = torch.cat([total / self._counts[group] for group, total in self._sums.items()])
-        means = gather(means.unsqueeze(0)).mean(0)
+        means = gather(means.unsqueeze(0), "metrics").mean(0)
         event, host = None, means
         if means.is_cuda:
             host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from compressive.augment.ops import colors
 from compressive.config import is_compressed
-from compressive.distributed import any_process, is_sharded, rank, world_size
+from compressive.distributed import any_process, is_sharded, rank, watchdog_notes, world_size
 from compressive.methods import Step
 from compressive.train import images
 from compressive.train.health import HealthStatus, Reading, embedding_stats
 from compressive.train.online_eval import evenly_spaced_indices, online_accuracy
 from compressive.train.run import Run
 from compressive.train.step import view_channels, view_maker
+from compressive.watchdog.activity import Collective, Operation
 
 _STEP_METRICS = (
     *("loss", "accuracy", "positive_cosine", "nll", "residual", "reducible_residual", "predictive"),
@@ -47,19 +48,24 @@ def log(run: Run, step: Step) -> HealthStatus:
     if is_sharded(run.learner):  # all processes save together, and their clocks differ
         is_saving = any_process(is_saving, run.device)
     run.throughput.update(run.step, run.loader.waited)
+    for note in watchdog_notes():
+        run.display.say(f"step {run.step}: {note}")
     must_wait = is_end or (has_probe and is_due) or is_saving or world_size() > 1
-    status = write_arrived_metrics(run, wait=must_wait)
+    with Collective("metrics of the step"):  # on a GPU the host waits here for collectives
+        status = write_arrived_metrics(run, wait=must_wait)
     if is_end and not status.is_failed and not run.is_finite():
         text = "nan: weights or moments not finite after the last step; lower optim.lr"
         status = HealthStatus("nan", text)
     if status.is_failed:
         return status
     if has_probe and (is_due or is_end):
-        evaluate_online(run)
+        with Operation("online evaluation"):
+            evaluate_online(run)
     if is_due or is_end or run.step == run.schedule.log_every:
         _draw_views(run, step)
     if is_saving and run.health.is_well:
-        run.save()
+        with Operation("saving"):
+            run.save()
     return status
 
 

@@ -34,6 +34,7 @@ from compressive.train.observers import Observers
 from compressive.train.online_eval import Accuracy
 from compressive.train.run import Run
 from compressive.train.signals import handle_stop_signals
+from compressive.watchdog.activity import Backward, Operation, begin_step
 
 
 class Outcome(NamedTuple):
@@ -115,6 +116,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> Step:
         group["lr"] = run.schedule.group_lr(run.step, group)
     if run.controller is None:
         run.scheduled_beta.fill_(run.schedule.beta(run.step))
+    begin_step(run.step + 1)
     seed_step(run.config.seed, run.attempt, run.step)
     step, residual = compute_gradients(run, batches)
     apply_gradients(run, residual)
@@ -130,7 +132,8 @@ def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor 
         synchronize = _average_gradients(run.parallel_learner, is_last=len(steps) == count - 1)
         with autocast(run.device, run.dtype), synchronize, skip_value_checks():
             step, probe_loss = run.parallel_learner(views, run.beta, labels)
-            ((step.loss + probe_loss) / count).backward()
+            with Backward("the backward pass with its all-reduce"):
+                ((step.loss + probe_loss) / count).backward()
         add_metrics(run, step, probe_loss)
         steps.append(step._replace(loss=step.loss.detach()))
     residuals = [s.reducible_residual for s in steps if s.reducible_residual is not None]
@@ -169,7 +172,8 @@ def finish(run: Run) -> Outcome:
     """Save and return the outcome; do not save a stopped run that may be failing."""
     write_arrived_metrics(run, wait=True)
     if run.health.is_well or run.step == run.total:
-        run.save()
+        with Operation("saving"):
+            run.save()
     run.observers.status = "finished" if run.step == run.total else "stopped"
     if run.step < run.total:
         run.logger.write(run.step, {STOPPED: _stop_reason(run)})
@@ -229,8 +233,9 @@ def _summary(run: Run) -> str:
         words += f" ({held_out:,} labels held out)" if held_out else ""
     words += f", without {len(bad):,} unreadable ones" if bad else ""
     precision = str(run.dtype).removeprefix("torch.")
+    processes = f", {world_size()} processes" if world_size() > 1 else ""
     return (
         f"{config.method} on {run.count - len(bad):,} images{words}: {config.network.name}, "
         f"{config.views.size}-pixel views, batch {config.train.batch_size}, {run.total:,} steps, "
-        f"{run.device}, {precision}"
+        f"{run.device}, {precision}{processes}"
     )

@@ -43,7 +43,7 @@ def shared_run_id(out: Path, device: torch.device) -> str:
     if world_size() == 1:
         return run_id
     mine = torch.tensor([[float(int(run_id or "-1", 16))]], dtype=torch.float64, device=device)
-    number = int(gather(mine)[0].item())
+    number = int(gather(mine, "run ids")[0].item())
     return "" if number < 0 else f"{number:012x}"
 
 
@@ -53,7 +53,7 @@ def check_same_checkpoint(path: Path | None, checkpoints: Path, device: torch.de
         return
     step = -1.0 if path is None else float(checkpoint.step_of(path))
     mine = torch.tensor([[step]], dtype=torch.float64, device=device)
-    found = gather(mine).flatten().tolist()
+    found = gather(mine, "checkpoint steps").flatten().tolist()
     if len(set(found)) > 1:
         steps = ", ".join("none" if step < 0 else f"step {step:.0f}" for step in found)
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import Any
 from compressive import optim
 from compressive.config import Config, is_compressed, total_steps, unused_settings
 from compressive.distributed import world_size
+from compressive.watchdog.limits import process_counts
 
 
 class Schedule:
@@ -25,10 +26,12 @@ class Schedule:
         train = config.train
         each = train.grad_accum_steps * world_size()
         if train.batch_size % each or train.batch_size < 2 * each:
+            fits = process_counts(world_size(), train.batch_size, train.grad_accum_steps)
+            hint = f"; start {fits[-1]} processes, or choose another batch size" if fits else ""
             raise ValueError(
                 "train.batch_size must be a multiple of train.grad_accum_steps x processes "
                 f"({train.grad_accum_steps} x {world_size()}) and at least twice as large, "
-                f"got {train.batch_size}"
+                f"got {train.batch_size}{hint}"
             )
         self.config, self.count, self.notes = config, count, []
         self.total = train.steps or total_steps(count, train.epochs, train.batch_size)

@@ -25,6 +25,7 @@ from compressive.networks import feature_dim
 from compressive.rng import image_keys
 from compressive.sync_batchnorm import synchronize
 from compressive.train.compile_cache import start_compile_workers, use_compile_cache
+from compressive.train.drop_path import share_drop_path
 from compressive.train.online_eval import OnlineProbe
 
 ViewMaker = Callable[[Batch], Sequence[Tensor]]
@@ -68,7 +69,9 @@ def build_learner(
     learner = Learner(method(config), classes)
     learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     check_view_size(learner.method.encoder, config.network.name, config.views.size)
-    synchronize(learner, ranks=config.train.batch_norm_ranks)
+    train = config.train
+    synchronize(learner, ranks=train.batch_norm_ranks)
+    share_drop_path(learner, train.batch_size // train.grad_accum_steps // world_size())
     return learner
 
 
