@@ -1,7 +1,9 @@
 """Collectives for training in several processes; the only module that imports torch.distributed."""
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,6 +79,47 @@ def world_size() -> int:
 def rank() -> int:
     """Return the rank of this process; 0 without a process group."""
     return dist.get_rank() if world_size() > 1 else 0
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return a small Python object of every process, by rank; every process must call this."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def consecutive_ranks(size: int) -> dist.ProcessGroup:
+    """Return a new group of this process and its neighbors; `size` divides the number of ranks.
+
+    Every process must call this. The group has its own connections, so that its collectives may
+    run while others do.
+    """
+    firsts = range(0, world_size(), size)
+    groups = [dist.new_group([*range(k, k + size)], timeout=TIMEOUT) for k in firsts]
+    group = groups[rank() // size]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def sum_in_group(values: Tensor, group: dist.ProcessGroup) -> None:
+    """Replace values by their sum over the processes of a group."""
+    dist.all_reduce(values, group=group)
+
+
+def exchange_rows(
+    rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> tuple[Tensor, dist.Work]:
+    """Send rows to each process of a group, in order; return theirs, valid after `work.wait()`.
+
+    `sent` and `received` are numbers of rows per process. The exchange runs in the background.
+    """
+    arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+    counts = [*received], [*sent]
+    work = dist.all_to_all_single(arrived, rows, *counts, group=group, async_op=True)
+    assert work is not None
+    return arrived, work
 
 
 def gather(rows: Float[Tensor, "batch dim"]) -> Float[Tensor, "world_batch dim"]:
