@@ -1,5 +1,6 @@
 """Processes that hold a share of the images get the batches of one that holds all, bitwise."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -159,10 +160,10 @@ def test_shares_are_disjoint_complete_and_balanced(count: int, parts: int) -> No
 
 
 def test_memory_of_imagenet_on_eight_gpus() -> None:
-    """252 GB of pixels: 31.5 GB each, with 6 batches of 512 images and 51 MB of numbers."""
+    """252 GB of pixels: 31.5 GB each, with 9 batches of 512 images and 51 MB of numbers."""
     needed = split_bytes(1_281_167, 256, 8, 512)
-    assert needed == 160_146 * 196_608 + 6 * 512 * 196_608 + 40 * 1_281_167
-    assert needed / 1e9 == pytest.approx(31.49 + 0.60 + 0.05, abs=0.01)
+    assert needed == 160_146 * 196_608 + 9 * 512 * 196_608 + 40 * 1_281_167
+    assert needed / 1e9 == pytest.approx(31.49 + 0.91 + 0.05, abs=0.01)
 
 
 def status(entry: str) -> int:
@@ -177,7 +178,7 @@ def measure_memory(rank: int, folder: Path) -> None:
     count, side, batch = 200, 256, 64
     row = 3 * side**2
     source = Numbered(count, 8)
-    dist.all_reduce(torch.zeros(2**21))  # buffers of gloo
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: return freed memory at once
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     loader = SplitResident(source, side=side, device="cpu", processes=2, workers=1)
@@ -190,6 +191,7 @@ def measure_memory(rank: int, folder: Path) -> None:
     most = status("VmHWM") - before
     own = 100 * row  # the buffers in which images are decoded are freed or reused
     assert own < after < own + 4 * 100 * row
+    # Sizes of exchanges vary, and gloo's threads may keep those of up to two.
     assert after + 3 * batch * row < most < after + split_cache._BATCHES * batch * row
     dist.barrier()
     dist.destroy_process_group()
@@ -206,7 +208,7 @@ def choose(rank: int, folder: Path) -> None:
     join(rank, 4, folder)
     source = Numbered(96, 16)
     options: dict[str, Any] = {"side": 16, "device": "cpu", "batch": 2, "workers": 1}
-    whole, pair, four = 73_728, 36_864 + 9_216 + 3_840, 18_432 + 9_216 + 3_840
+    whole, pair, four = 73_728, 36_864 + 13_824 + 3_840, 18_432 + 13_824 + 3_840
     assert [split_bytes(96, 16, size, 2) for size in (2, 4)] == [pair, four]
 
     def chosen(free: int, setting: Any = "auto", local: int = 2) -> Any:
