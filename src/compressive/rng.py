@@ -52,7 +52,7 @@ def uniforms_of_all(
     images: int, count: int, *, seed: int, epoch: int = 0, view: int = 0
 ) -> Float[Tensor, "images count"]:
     """Return `uniforms` for the keys of images 0 to `images` - 1, on the CPU."""
-    # In parts: at once, 1e8 images would take 20 GB, and twice the time.
+    # In parts: the integers of 1e8 images at once would take many gigabytes.
     found = to_float64(torch.empty(images, count))
     for part in found.split(_AT_ONCE):
         first = part.storage_offset() // max(1, count)

@@ -149,7 +149,7 @@ class Streaming(AbstractContextManager["Streaming"]):
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """Yield the batches of `plan` in order; the worker threads end with the generator."""
         reader, decoder = self._reader, self.decoder
-        checked = _announced(check_indices(plan, len(reader.labels)), reader.source)
+        checked = _announced(check_indices(plan, reader.count), reader.source)
         options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
         options["clock"] = self._clock
         if decoder is None:
