@@ -11,7 +11,7 @@ list of loose files in a checkpoint, up to 1e6 of them. Prints one JSON line per
 
 import argparse
 import json
-import subprocess
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable
@@ -129,28 +129,32 @@ def measure_loss(batch: int, dim: int, device: str) -> dict[str, str | float]:
     return {**row, "seconds": min(times), "megabytes": (memory("VmHWM") - before) / 1e6}
 
 
+def print_row(first: str, second: str, device: str) -> None:
+    """Measure a task and a number of images, or a batch size and a dimension."""
+    row = measure_task(first, int(second)) if first in TASKS else None
+    print(json.dumps(row or measure_loss(int(first), int(second), device)), flush=True)
+
+
 def main() -> None:
-    """Start a process for each row, or measure one row in such a process."""
+    """Start a process for each row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--counts", default="1e4,1e5,1e6,1e7,1e8")
     parser.add_argument("--batches", default="")
     parser.add_argument("--dims", default="128,2048,8192")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.row:
-        first, second = asked.row
-        is_task = first in TASKS
-        row = measure_task(first, int(second)) if is_task else None
-        print(json.dumps(row or measure_loss(int(first), int(second), asked.device)))
-        return
     counts = [int(float(n)) for n in asked.counts.split(",") if n]
     rows = [(name, str(n)) for n in counts for name in TASKS if name != "file list" or n <= 1e6]
     rows += [pair for pair in product(asked.batches.split(","), asked.dims.split(",")) if pair[0]]
     print(json.dumps({"environment": environment(asked.device)}), flush=True)
+    # A fork needs no imports. CUDA cannot be used in one.
+    context = multiprocessing.get_context("fork" if asked.device == "cpu" else "spawn")
     for row in rows:
-        words = [sys.executable, __file__, "--device", asked.device, "--row", *row]
-        subprocess.run(words, check=True)
+        process = context.Process(target=print_row, args=(*row, asked.device))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
 
 
 if __name__ == "__main__":
