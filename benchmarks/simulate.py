@@ -6,14 +6,15 @@
 
 The network's time is interpolated between steps measured on one H200 (docs/scale.md). Bandwidths
 and latencies of links are parameters: they have not been measured. `measure` times steps of a small
-network with 1 process and collectives with 2, and predicts steps of 2 and 4 processes.
+network with 1 process and collectives with 2, and predicts steps of 2 and 4 processes. It uses the
+processor time of a process, because the machine is shared, so that nothing overlaps.
 """
 
 import argparse
 import json
 import math
 import multiprocessing
-import os
+import statistics
 import sys
 import tempfile
 import time
@@ -44,7 +45,7 @@ class Machine:
     internode: float = 50e9  # assumption: one 400 Gb/s link per GPU
     latency: float = 50e-6  # of a collective on all GPUs; assumption
     hops: bool = False  # latency grows with the number of processes, as in a ring of gloo
-    slots: int = 0  # processes that can compute at the same time; 0: all
+    overlap: float = 0.9  # share of the backward pass that hides the exchange of gradients
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,8 @@ def interpolate(points: tuple[tuple[int, float], ...], views: float) -> float:
 def predict(machine: Machine, job: Job, gpus: int) -> Prediction:
     """Return the parts of a step on this many GPUs."""
     images = job.batch / gpus
-    busy = max(1.0, gpus / machine.slots) if machine.slots else 1.0
     per_view = interpolate(machine.ms_per_view, 2 * images)
-    network = 2 * images * per_view * machine.overhead * busy
+    network = 2 * images * per_view * machine.overhead
     used = 2 * images * job.bytes_per_view
     if job.loading == "split":
         used += job.images * job.image_bytes / min(gpus, machine.gpus_per_machine)
@@ -126,7 +126,7 @@ def predict(machine: Machine, job: Job, gpus: int) -> Prediction:
     gathered = 2 * job.batch * job.dim * 4  # directions of both views; gradients twice as much
     gathering = job.other_collectives * latency + 1e3 * 3 * gathered * others / link
     reduced = latency + 1e3 * 2 * others * 4 * job.weights / link
-    hidden = 2 / 3 * network * (0.0 if machine.slots and busy > 1 else 0.9)  # the backward pass
+    hidden = machine.overlap * 2 / 3 * network  # two thirds are the backward pass
     return Prediction(network, norms, gathering, max(0.0, reduced - hidden), *rest)
 
 
@@ -172,18 +172,19 @@ def held_out_points() -> list[tuple[str, float, float]]:
 
 
 SETTINGS = ("views.size=32", "network.name=resnet18", "network.hidden_dim=256", "optim.name=sgd")
-SETTINGS += ("train.device=cpu", "train.tensorboard=false", "train.steps=10000", "data.limit=512")
-SETTINGS += ("train.log_every=10000", "network.projection_dim=128", "probe.every_epochs=10000")
+SETTINGS += ("network.stem=imagenet", "network.projection_dim=128", "train.device=cpu")
+SETTINGS += ("train.tensorboard=false", "train.steps=10000", "train.log_every=10000")
+SETTINGS += ("train.precision=float32", "probe.every_epochs=10000")
 
 
 def timed(function: Callable[[], object], rounds: int) -> float:
-    """Return the shortest wall-clock seconds of several calls: the machine is shared."""
+    """Return the median processor time of several calls, of all threads of this process."""
     times: list[float] = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         function()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        times.append(time.process_time() - start)
+    return statistics.median(times)
 
 
 def worker(rank: int, world: int, batch: int, folder: str, rounds: int) -> None:
@@ -192,6 +193,7 @@ def worker(rank: int, world: int, batch: int, folder: str, rounds: int) -> None:
     import torch.distributed as dist
 
     from compressive.config import Config, override
+    from compressive.data.source import ImageSource
     from compressive.progress import Display
     from compressive.train.loop import train_step
     from compressive.train.run import Run
@@ -207,8 +209,11 @@ def worker(rank: int, world: int, batch: int, folder: str, rounds: int) -> None:
         found["large"] = timed(lambda: dist.all_reduce(large), rounds)
         for name in ("all_reduce", "all_gather_into_tensor", "all_gather"):
             setattr(dist, name, _counted(getattr(dist, name), counted))
-    config = override(Config(), *SETTINGS, "data.source=builtin", f"train.batch_size={batch}")
-    run = Run(config, Path(folder) / "run", Display(quiet=True), resume=False)
+    config = override(Config(), *SETTINGS, f"train.batch_size={batch}")
+    image = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8)
+    source = ImageSource(name="noise", count=512, read=lambda i: image, place=str)
+    out, display = Path(folder) / "run", Display(quiet=True)
+    run = Run(config, out, display, resume=False, source=source)
     run.restore()
     batches = run.batches()
     for _ in range(3):
@@ -255,7 +260,7 @@ def measure(batch: int, rounds: int) -> None:
     points = tuple((2 * size, 1e3 * row["step"] / (2 * size)) for size, row in alone.items())
     bandwidth = 2 * 0.5 * 16e6 / max(1e-9, two["large"] - two["latency"])
     machine = Machine(points, 1.0, intranode=bandwidth, latency=two["latency"], hops=True)
-    machine = replace(machine, slots=len(os.sched_getaffinity(0)))
+    machine = replace(machine, overlap=0.0)
     calls = int(two["collectives"])
     job = Job(batch, int(two["weights"]), calls, 0, 128)
     print(json.dumps({"ms_per_view": points, "latency": two["latency"], "bandwidth": bandwidth,
