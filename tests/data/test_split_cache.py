@@ -17,17 +17,12 @@ from tiny import differences, journal, last, silent, tiny
 from torch import Tensor
 
 from compressive.config import Config, override
-from compressive.data import split_cache
+from compressive.data import shared_loader
 from compressive.data.decode import Unreadable
 from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.sampler import batch_index_stream
-from compressive.data.split_cache import (
-    SplitResident,
-    open_shared_loader,
-    routes,
-    share_of,
-    split_bytes,
-)
+from compressive.data.shared_loader import open_shared_loader, split_bytes
+from compressive.data.split_cache import SplitResident, routes, share_of
 from compressive.train.loop import pretrain
 
 
@@ -192,7 +187,7 @@ def measure_memory(rank: int, folder: Path) -> None:
     own = 100 * row  # the buffers in which images are decoded are freed or reused
     assert own < after < own + 4 * 100 * row
     # Sizes of exchanges vary, and gloo's threads may keep those of up to two.
-    assert after + 3 * batch * row < most < after + split_cache._BATCHES * batch * row
+    assert after + 3 * batch * row < most < after + shared_loader._BATCHES * batch * row
     dist.barrier()
     dist.destroy_process_group()
 
@@ -214,7 +209,7 @@ def choose(rank: int, folder: Path) -> None:
     def chosen(free: int, setting: Any = "auto", local: int = 2) -> Any:
         # The processes of a machine share its memory. One of them has less free.
         os.environ["LOCAL_WORLD_SIZE"] = str(local)
-        split_cache.free_memory = lambda _: (free if rank == 3 else 10 * free) * local
+        shared_loader.free_memory = lambda _: (free if rank == 3 else 10 * free) * local
         with open_shared_loader(source, cache_on_device=setting, **options) as loader:
             return loader.processes if isinstance(loader, SplitResident) else type(loader)
 

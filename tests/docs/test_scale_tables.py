@@ -39,7 +39,9 @@ def test_calibration_points_are_reproduced(simulate: ModuleType) -> None:
     assert found.step == pytest.approx(72.95)
     bare = replace(machine, overhead=1.0)
     assert simulate.predict(bare, replace(job, batch=512), 1).network == pytest.approx(169.3)
-    assert simulate.predict(bare, replace(job, batch=64), 1).network == pytest.approx(21.7, abs=0.05)
+    assert simulate.predict(bare, replace(job, batch=64), 1).network == pytest.approx(
+        21.7, abs=0.05
+    )
 
 
 def test_points_outside_the_calibration_are_predicted_within_three_percent(

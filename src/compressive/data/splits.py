@@ -46,12 +46,12 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     due = (rank + 0.5) / count
     due[rank == 0] = 0
     due[rank == count - 1] = np.inf
-    return _parts(~_smallest(due, tie, wanted))
+    return _to_parts(~_smallest(due, tie, wanted))
 
 
 def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Parts:
     """Keep `number` images of each class, or all if it has fewer; hold out the rest."""
-    return _parts(_shuffled(labels, seed, _PER_CLASS_STREAM).rank < number)
+    return _to_parts(_shuffled(labels, seed, _PER_CLASS_STREAM).rank < number)
 
 
 def few_labels(
@@ -65,7 +65,7 @@ def few_labels(
         raise ValueError(f"share of labels must be above 0 and at most 1, got {share}")
     rank, tie, _ = _shuffled(labels, seed, _FEW_LABELS_STREAM, draw)
     wanted = max(math.floor(share * len(labels) + 1e-6), int((rank == 0).sum()))
-    return _parts(_smallest(rank, tie, wanted)).kept
+    return _to_parts(_smallest(rank, tie, wanted)).kept
 
 
 def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
@@ -115,7 +115,7 @@ def _shuffled(labels: Int64[Tensor, " count"], seed: int, stream: int, draw: int
     return _Shuffled(rank, lots[:, 1].numpy(), counts[ids])
 
 
-def _parts(kept: np.ndarray) -> Parts:
+def _to_parts(kept: np.ndarray) -> Parts:
     return Parts(*(torch.from_numpy(each.nonzero()[0]) for each in (kept, ~kept)))
 
 

@@ -16,9 +16,10 @@ from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.location import PYTHON
 from compressive.data.sampler import BatchIndices, batch_index_stream
 from compressive.data.several import count_table, drop_labels, take
+from compressive.data.shared_loader import open_shared_loader
 from compressive.data.source import Source, require_source
 from compressive.data.sources import open_source
-from compressive.data.split_cache import SplitResident, open_shared_loader
+from compressive.data.split_cache import SplitResident
 from compressive.distributed import rank, world_size
 from compressive.progress import printable
 from compressive.rundir.files import write_text
