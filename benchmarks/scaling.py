@@ -139,12 +139,14 @@ def main() -> None:
     """Start a process for each row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--counts", default="1e4,1e5,1e6,1e7,1e8")
+    parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--batches", default="")
     parser.add_argument("--dims", default="128,2048,8192")
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     counts = [int(float(n)) for n in asked.counts.split(",") if n]
-    rows = [(name, str(n)) for n in counts for name in TASKS if name != "file list" or n <= 1e6]
+    tasks = asked.tasks.split(",")
+    rows = [(name, str(n)) for n in counts for name in tasks if name != "file list" or n <= 1e6]
     rows += [pair for pair in product(asked.batches.split(","), asked.dims.split(",")) if pair[0]]
     print(json.dumps({"environment": environment(asked.device)}), flush=True)
     # A fork needs no imports. CUDA cannot be used in one.

@@ -171,8 +171,8 @@ def held_out_points() -> list[tuple[str, float, float]]:
     ]
 
 
-SETTINGS = ("views.size=32", "network.name=resnet18", "network.hidden_dim=256", "optim.name=sgd")
-SETTINGS += ("network.stem=imagenet", "network.projection_dim=128", "train.device=cpu")
+SETTINGS = ("views.size=32", "network.name=test_resnet", "network.hidden_dim=256", "optim.name=sgd")
+SETTINGS += ("network.projection_dim=128", "train.device=cpu")
 SETTINGS += ("train.tensorboard=false", "train.steps=10000", "train.log_every=10000")
 SETTINGS += ("train.precision=float32", "probe.every_epochs=10000")
 
@@ -242,7 +242,9 @@ def _counted(function: Callable[..., Any], counted: dict[str, int]) -> Callable[
 
 def measured(world: int, batch: int, rounds: int) -> dict[str, float]:
     """Return the times of `worker` with this many processes."""
-    context = multiprocessing.get_context("spawn")
+    import compressive.train.run  # noqa: F401 (forks need not import it)
+
+    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (world, batch, folder, rounds)
         every = [context.Process(target=worker, args=(k, *arguments)) for k in range(world)]

@@ -10,7 +10,9 @@ Integers = Int[Tensor, " batch"]
 Keys = Int[Tensor, "batch 2"]
 
 _WORD, _MASK = 2**32, 2**32 - 1
-_AT_ONCE = 2**15  # images whose numbers stay in the processor's cache while they are computed
+_IMAGES_AT_ONCE = (
+    2**15
+)  # images whose numbers stay in the processor's cache while they are computed
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -54,7 +56,7 @@ def uniforms_of_all(
     """Return `uniforms` for the keys of images 0 to `images` - 1, on the CPU."""
     # In parts: the integers of 1e8 images at once would take many gigabytes.
     found = to_float64(torch.empty(images, count))
-    for part in found.split(_AT_ONCE):
+    for part in found.split(_IMAGES_AT_ONCE):
         first = part.storage_offset() // max(1, count)
         index = torch.arange(first, first + len(part))
         part.copy_(uniforms(image_keys(index, seed=seed, epoch=epoch, view=view), count))

@@ -187,7 +187,7 @@ def measure_memory(rank: int, folder: Path) -> None:
     own = 100 * row  # the buffers in which images are decoded are freed or reused
     assert own < after < own + 4 * 100 * row
     # Sizes of exchanges vary, and gloo's threads may keep those of up to two.
-    assert after + 3 * batch * row < most < after + shared_loader._BATCHES * batch * row
+    assert after + 3 * batch * row < most < after + shared_loader._BATCHES_HELD * batch * row
     dist.barrier()
     dist.destroy_process_group()
 

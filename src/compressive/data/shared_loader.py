@@ -13,14 +13,14 @@ from compressive.distributed import gather_objects, launched, world_size
 
 # In memory: two in use, the next one, the one that arrives, and up to five that gloo's threads or
 # the exchange keep; measured with gloo.
-_BATCHES = 9
+_BATCHES_HELD = 9
 _BYTES_OF_NUMBERS = 40  # per image, in every process: height, width, index, epoch, label
 
 
 def split_bytes(count: int, side: int, processes: int, batch: int) -> int:
     """Return the device memory per process if `processes` hold the images; `batch` is local."""
     row, most = 3 * side**2, -(-count // processes)
-    return (most + _BATCHES * batch) * row + _BYTES_OF_NUMBERS * count
+    return (most + _BATCHES_HELD * batch) * row + _BYTES_OF_NUMBERS * count
 
 
 def open_shared_loader(
