@@ -11,11 +11,11 @@ list of loose files in a checkpoint, up to 1e6 of them. Prints one JSON line per
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable
 from itertools import islice, product
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -150,9 +150,10 @@ def main() -> None:
     rows += [pair for pair in product(asked.batches.split(","), asked.dims.split(",")) if pair[0]]
     print(json.dumps({"environment": environment(asked.device)}), flush=True)
     # A fork needs no imports. CUDA cannot be used in one.
-    context = multiprocessing.get_context("fork" if asked.device == "cpu" else "spawn")
+    is_cpu = asked.device == "cpu"
+    start = (get_context("fork") if is_cpu else get_context("spawn")).Process
     for row in rows:
-        process = context.Process(target=print_row, args=(*row, asked.device))
+        process = start(target=print_row, args=(*row, asked.device))
         process.start()
         process.join()
         if process.exitcode:

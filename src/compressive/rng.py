@@ -10,9 +10,7 @@ Integers = Int[Tensor, " batch"]
 Keys = Int[Tensor, "batch 2"]
 
 _WORD, _MASK = 2**32, 2**32 - 1
-_IMAGES_AT_ONCE = (
-    2**15
-)  # images whose numbers stay in the processor's cache while they are computed
+_IMAGES_AT_ONCE = 2**15  # numbers of so many stay in the cache of a processor
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
