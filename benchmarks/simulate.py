@@ -45,6 +45,7 @@ class Machine:
     internode: float = 50e9  # assumption: one 400 Gb/s link per GPU
     latency: float = 50e-6  # of a collective on all GPUs; assumption
     hops: bool = False  # latency grows with the number of processes, as in a ring of gloo
+    several: float = 0.0  # milliseconds that a step of several processes takes in addition
     overlap: float = 0.9  # share of the backward pass that hides the exchange of gradients
 
 
@@ -122,7 +123,7 @@ def predict(machine: Machine, job: Job, gpus: int) -> Prediction:
     link = machine.intranode if gpus <= machine.gpus_per_machine else machine.internode
     latency = 1e3 * machine.latency * ((gpus - 1) if machine.hops else 1)
     others = (gpus - 1) / gpus
-    norms = job.norm_collectives * latency
+    norms = job.norm_collectives * latency + machine.several
     gathered = 2 * job.batch * job.dim * 4  # directions of both views; gradients twice as much
     gathering = job.other_collectives * latency + 1e3 * 3 * gathered * others / link
     reduced = latency + 1e3 * 2 * others * 4 * job.weights / link
@@ -255,25 +256,48 @@ def measured(world: int, batch: int, rounds: int) -> dict[str, float]:
         return json.loads((Path(folder) / "found.json").read_text())
 
 
+def compare(found: dict[str, Any]) -> list[tuple[int, int, float, float]]:
+    """Return processes, batch, prediction and measurement, from the output of `measure`.
+
+    The first row calibrates the constant cost of several processes. The others are predicted.
+    """
+    machine = Machine(found["ms_per_view"], 1.0, intranode=found["bandwidth"], hops=True)
+    machine = replace(machine, latency=found["latency"], overlap=0.0)
+    job = Job(0, found["weights"], found["collectives"], 0, 128)
+    (world, batch, first), *_ = found["steps"]
+    rest = first - predict(machine, replace(job, batch=batch), world).step
+    machine = replace(machine, several=rest)
+    return [
+        (world, batch, predict(machine, replace(job, batch=batch), world).step, real)
+        for world, batch, real in found["steps"]
+    ]
+
+
 def measure(batch: int, rounds: int) -> None:
-    """Calibrate with one process and with collectives of two; predict and measure 2 and 4."""
+    """Calibrate with one and two processes; predict another batch size and four processes."""
     alone = {size: measured(1, size, rounds) for size in (batch // 4, batch // 2, batch)}
     two = measured(2, batch, rounds)
-    points = tuple((2 * size, 1e3 * row["step"] / (2 * size)) for size, row in alone.items())
-    bandwidth = 2 * 0.5 * 16e6 / max(1e-9, two["large"] - two["latency"])
-    machine = Machine(points, 1.0, intranode=bandwidth, latency=two["latency"], hops=True)
-    machine = replace(machine, overlap=0.0)
-    calls = int(two["collectives"])
-    job = Job(batch, int(two["weights"]), calls, 0, 128)
-    print(json.dumps({"ms_per_view": points, "latency": two["latency"], "bandwidth": bandwidth,
-                      "collectives": calls, "weights": job.weights}))  # fmt: skip
-    print("| processes | batch | predicted ms | measured ms | error |\n|--:|--:|--:|--:|--:|")
-    smaller = batch // 2
-    cases = [(2, batch, two), (2, smaller, None), (4, batch, None)]
-    for world, size, known in cases:
-        real = 1e3 * (known or measured(world, size, rounds))["step"]
-        guess = predict(machine, replace(job, batch=size), world).step
-        print(f"| {world} | {size} | {guess:.0f} | {real:.0f} | {guess / real - 1:+.0%} |")
+    more = [(2, batch // 2), (4, batch)]
+    steps = [(2, batch, two), *((*case, measured(*case, rounds)) for case in more)]
+    found = {
+        "ms_per_view": [(2 * size, 1e3 * row["step"] / (2 * size)) for size, row in alone.items()],
+        "latency": two["latency"],
+        "bandwidth": 2 * 0.5 * 16e6 / max(1e-9, two["large"] - two["latency"]),
+        "collectives": int(two["collectives"]),
+        "weights": int(two["weights"]),
+        "steps": [(world, size, 1e3 * row["step"]) for world, size, row in steps],
+    }
+    print(json.dumps(found))
+    print("\n".join(comparison(found)))
+
+
+def comparison(found: dict[str, Any]) -> list[str]:
+    """Return a Markdown table of predicted and measured steps."""
+    lines = ["| processes | batch | predicted ms | measured ms | error |", "|--:|--:|--:|--:|--:|"]
+    for k, (world, batch, guess, real) in enumerate(compare(found)):
+        error = f"{guess / real - 1:+.0%}" if k else "calibrated"
+        lines.append(f"| {world} | {batch} | {guess:.0f} | {real:.0f} | {error} |")
+    return lines
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The predictions in docs/scale.md are those of the simulator, which follows from its inputs."""
 
 import importlib.util
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -78,3 +79,33 @@ def test_slow_links_are_the_first_bottleneck(simulate: ModuleType) -> None:
     assert found.gradients == pytest.approx(expected)
     assert simulate.predict(slow, job, 8) == simulate.predict(simulate.Machine(), job, 8)
     assert simulate.predict(slow, replace(job, batch=16_384), 8).bottleneck == "memory"
+
+
+def test_scaling_page_has_the_measured_rows() -> None:
+    folder = ROOT / "docs" / "results"
+    lines = (folder / "2026-11-18-scaling" / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    text = (folder / "2026-11-18-scaling.md").read_text()
+    assert len(rows) > 30
+    for row in rows:
+        if row.get("task") == "index":
+            continue
+        first = row.get("task") or f"{row['batch']:,}"
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {first} |")]
+        column = (
+            (128, 2048, 8192).index(row["dim"]) if "dim" in row else len(str(row["images"])) - 5
+        )
+        seconds = row["seconds"]
+        cell = f"{seconds:.3f}" if seconds < 1 else f"{seconds:.1f}"
+        assert line.split("|")[2 + column].strip() == f"{cell} ({row['megabytes']:,.0f})"
+
+
+def test_comparison_with_processes_follows_from_the_measurement(simulate: ModuleType) -> None:
+    folder = ROOT / "docs" / "results" / "2026-11-18-scaling"
+    found = json.loads((folder / "gloo.json").read_text())
+    for page in (ROOT / "docs" / "scale.md", folder.with_suffix(".md")):
+        assert "\n".join(simulate.comparison(found)) in page.read_text()
+    _, *predicted = simulate.compare(found)
+    assert len(predicted) == 2
+    for world, batch, guess, real in predicted:
+        assert guess == pytest.approx(real, rel=0.1), (world, batch)
