@@ -144,8 +144,10 @@ class Data(_Section):
     max_side: int = setting(
         0, "shrink larger images to this many pixels on the longer side; 0: as the views need"
     )
-    cache_on_device: Literal["auto", "yes", "no"] = setting(
-        "auto", "decode all images once and keep them as uint8 on the device; auto: if they fit"
+    cache_on_device: Literal["auto", "yes", "split", "no"] = setting(
+        "auto",
+        "decode all images once and keep them as uint8 on the device; split: each process keeps a "
+        "share; auto: all if they fit, else a share if it fits",
     )
     decode_on_device: Literal["auto", "yes", "no"] = setting(
         "no",  # until nvJPEG has been measured on a GPU

@@ -10,6 +10,7 @@ Integers = Int[Tensor, " batch"]
 Keys = Int[Tensor, "batch 2"]
 
 _WORD, _MASK = 2**32, 2**32 - 1
+_IMAGES_AT_ONCE = 2**15  # numbers of so many stay in the cache of a processor
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -45,3 +46,16 @@ def uniforms(keys: Keys, count: int) -> Float[Tensor, "batch count"]:
     slot = torch.arange((count + 1) // 2, device=keys.device)
     words = threefry((keys[:, :1], keys[:, 1:]), (slot, torch.zeros_like(slot)))
     return to_float64(torch.stack(words, 2).flatten(1)[:, :count]) / _WORD
+
+
+def uniforms_of_all(
+    images: int, count: int, *, seed: int, epoch: int = 0, view: int = 0
+) -> Float[Tensor, "images count"]:
+    """Return `uniforms` for the keys of images 0 to `images` - 1, on the CPU."""
+    # In parts: the integers of 1e8 images at once would take many gigabytes.
+    found = to_float64(torch.empty(images, count))
+    for part in found.split(_IMAGES_AT_ONCE):
+        first = part.storage_offset() // max(1, count)
+        index = torch.arange(first, first + len(part))
+        part.copy_(uniforms(image_keys(index, seed=seed, epoch=epoch, view=view), count))
+    return found

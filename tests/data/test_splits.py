@@ -11,6 +11,7 @@ from torch import Tensor
 
 from compressive.data.source import ImageSource
 from compressive.data.splits import few_labels, imagenet_list, per_class, stratified
+from compressive.rng import image_keys, uniforms, uniforms_of_all
 
 
 def labels_of(counts: list[int], seed: int = 0) -> Tensor:
@@ -190,3 +191,37 @@ def test_held_out_images_are_apportioned_by_websters_method() -> None:
     labels = torch.arange(3).repeat_interleave(torch.tensor([53, 24, 23]))
     for seed in range(3):
         assert labels[stratified(labels, 7, seed=seed).held].bincount().tolist() == [3, 2, 2]
+
+
+@pytest.mark.parametrize("classes", [1, 3, 70_000])
+@pytest.mark.parametrize("size", [0.01, 0.5, 0.9])
+def test_splits_match_a_complete_sort(classes: int, size: float) -> None:
+    """Rank images within each class and select by comparing tuples, without radix or partition."""
+    generator = torch.Generator().manual_seed(classes)
+    labels = torch.randint(0, classes, (300,), generator=generator).repeat_interleave(2)
+    lots: dict[int, list[tuple[float, float]]] = {}
+    for stream in (2**31, 2**31 + 2):
+        found = uniforms(image_keys(torch.arange(600), seed=4, view=stream), 2)
+        lots[stream] = [(float(a), float(b)) for a, b in found]
+    due, few = [], []
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero()[:, 0].tolist()
+        for k, i in enumerate(sorted(members, key=lambda i: lots[2**31][i][0])):
+            at = 0 if k == 0 else np.inf if k == len(members) - 1 else (k + 0.5) / len(members)
+            due.append((at, lots[2**31][i][1], i))
+        for k, i in enumerate(sorted(members, key=lambda i: lots[2**31 + 2][i][0])):
+            few.append((k, lots[2**31 + 2][i][1], i))
+    own = len(labels.unique())
+    wanted = min(max(round(size * 600), own), 600 - own)
+    kept, held = stratified(labels, size, seed=4)
+    assert held.tolist() == sorted(i for *_, i in sorted(due)[:wanted])
+    assert kept.tolist() == sorted(i for *_, i in sorted(due)[wanted:])
+    wanted = max(int(600 * size), own)
+    assert few_labels(labels, size, seed=4).tolist() == sorted(i for *_, i in sorted(few)[:wanted])
+
+
+@pytest.mark.parametrize(("images", "count"), [(0, 1), (3, 2), (2**15, 3), (2**16 + 5, 1)])
+def test_numbers_of_all_images_are_computed_in_parts(images: int, count: int) -> None:
+    at = {"seed": 7, "epoch": 2**32 - 1, "view": 5}
+    whole = uniforms(image_keys(torch.arange(images), **at), count)
+    assert torch.equal(uniforms_of_all(images, count, **at), whole)

@@ -26,7 +26,7 @@ _SAMPLE = 256  # images whose size is read before a run
 _TIMED_READS = 9  # images that are read to choose the number of threads
 _AHEAD = 32  # of them are fetched ahead if the source is remote
 # Of the free memory; assumption: training needs the rest. The memory of MPS is the machine's.
-_SHARE = {"cuda": 0.4, "xpu": 0.4, "mps": 0.2, "cpu": 0.5}
+MEMORY_SHARE = {"cuda": 0.4, "xpu": 0.4, "mps": 0.2, "cpu": 0.5}
 
 
 class Batch(NamedTuple):
@@ -43,7 +43,10 @@ class Batch(NamedTuple):
 
 
 class Resident(AbstractContextManager["Resident"]):
-    """Loader that holds the whole set on the device as uint8; it decodes each image once."""
+    """Loader that holds the whole set on the device as uint8; it decodes each image once.
+
+    `part` are consecutive images, for `SplitResident`: only these are decoded and held.
+    """
 
     waited: float = 0.0  # as in `Streaming`; images are already on the device
 
@@ -55,39 +58,43 @@ class Resident(AbstractContextManager["Resident"]):
         device: torch.device | str,
         workers: int = 0,
         decoder: DeviceDecoder | None = None,
+        part: range | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        count = len(source)
+        held = range(len(source)) if part is None else part
+        count = len(held)
         self.device: torch.device = torch.device(device)
         shape = (count, 3, side, side)
         self.images: Tensor = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.numbers: Tensor = torch.empty(5, count, dtype=torch.int64, device=self.device)
         size = max(1, min(1024, _CHUNK // (3 * side * side)))
-        plan = (BatchIndices(i, torch.zeros_like(i)) for i in torch.arange(count).split(size))
+        starts = range(held.start, held.stop, size)
+        indices = (torch.arange(k, min(k + size, held.stop)) for k in starts)
+        plan = (BatchIndices(index, torch.zeros_like(index)) for index in indices)
         options = {"side": side, "device": device, "workers": workers}
         with Streaming(source, decoder=decoder, **options) as stream:
             done = 0
             for batch in stream.batches(plan):
-                part = slice(done, done + len(batch.index))
-                self.images[part] = batch.images
-                self.numbers[:, part] = torch.stack(batch[1:])
-                done = part.stop
+                filled = slice(done, done + len(batch.index))
+                self.images[filled] = batch.images
+                self.numbers[:, filled] = torch.stack(batch[1:])
+                done = filled.stop
                 if progress is not None:
                     progress(done, count)
             self.unreadable: list[tuple[str, str]] = stream.unreadable
             self.bad: list[int] = stream.bad
         # CUDA's index_select copies one element per thread: use 8-byte elements if rows allow it.
         rows = self.images.flatten(1)
-        self._rows = rows if rows.shape[1] % 8 else rows.view(torch.int64)
+        self.rows: Tensor = rows if rows.shape[1] % 8 else rows.view(torch.int64)
 
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """Yield the batches of `plan` in order; the host never waits for the device."""
-        for portion in _check_indices(plan, self.images.shape[0]):
+        for portion in check_indices(plan, self.images.shape[0]):
             wanted = torch.stack(tuple(portion))
             if is_cuda := self.device.type == "cuda":
                 wanted = wanted.pin_memory()  # its allocator keeps the memory until it is copied
             place, epoch = wanted.to(self.device, non_blocking=is_cuda).unbind()
-            images = self._rows.index_select(0, place).view(torch.uint8)
+            images = self.rows.index_select(0, place).view(torch.uint8)
             images = images.view(-1, *self.images.shape[1:])
             height, width, index, _, label = self.numbers.index_select(1, place).unbind()
             yield Batch(images, height, width, index, epoch, label)
@@ -145,7 +152,7 @@ class Streaming(AbstractContextManager["Streaming"]):
     def batches(self, plan: Iterable[BatchIndices]) -> Generator[Batch]:
         """Yield the batches of `plan` in order; the worker threads end with the generator."""
         reader, decoder = self._reader, self.decoder
-        checked = _announced(_check_indices(plan, len(reader.labels)), reader.source)
+        checked = _announced(check_indices(plan, reader.count), reader.source)
         read = reader.decoded if decoder is None else reader.fetched
         if not self.workers and (first := next(checked, None)) is not None:
             some = first.index[:_TIMED_READS].tolist()
@@ -225,7 +232,7 @@ def open_loader(
             f"{side} x {side} pixels, and {device} has {free / 1e9:.1f} GB free; set "
             "data.cache_on_device=no, or a smaller data.max_side"
         )
-    share = _SHARE[device.type]
+    share = MEMORY_SHARE[device.type]
     is_cached = cache_on_device == "yes" or (cache_on_device == "auto" and needed <= share * free)
     decoder = choose_decoder(source, device, decode_on_device, is_cached=is_cached)
     options = {"side": side, "device": device, "workers": workers, "decoder": decoder}
@@ -247,7 +254,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
+def check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:
     """Yield the plan; raise ValueError for a wrong index, which would be a fatal error in CUDA."""
     for portion in plan:
         index = portion.index

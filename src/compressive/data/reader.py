@@ -45,8 +45,8 @@ class ImageReader:
         self._subsamplings = subsamplings  # JPEG files of these kinds are decoded on the device
         self.bad: dict[int, str] = {}  # reasons by index; none of these is tried again
         self.host_only: set[int] = set()  # images that the decoder of the device has rejected
-        labels = source.labels
-        self.labels: list[int] = [-1] * len(source) if labels is None else labels.tolist()
+        self.count: int = len(source)
+        self._labels = None if source.labels is None else source.labels.numpy()
         # Positions of the ends of JPEG files that were searched once; 0: not yet.
         self._ends = np.zeros(len(source) if subsamplings else 0, np.uint32)
         self._most = min(_MOST_DEVICE_PIXELS, getattr(source, "max_pixels", MAX_PIXELS))
@@ -60,7 +60,7 @@ class ImageReader:
         return self._first_readable(wanted, self._fetch)
 
     def _first_readable(self, wanted: int, read: Callable[[int], _Image]) -> _Image:
-        count = len(self.labels)
+        count = self.count
         for index in range(wanted, wanted + count):
             index %= count
             if len(self.bad) == count:
@@ -76,7 +76,7 @@ class ImageReader:
 
     def _decode(self, index: int) -> DecodedImage:
         image = shrink(pixels(self.source, index), self.side)
-        return DecodedImage(image.numpy(), index, self.labels[index])
+        return DecodedImage(image.numpy(), index, self._label(index))
 
     def _fetch(self, index: int) -> DecodedImage | EncodedImage:
         stored = getattr(self.source, "stored", None)
@@ -92,7 +92,10 @@ class ImageReader:
         if header.exif:  # hide it: some decoders apply the orientation, others do not
             buffer[header.exif : header.exif + 10] = bytes(10)
         encoded = torch.frombuffer(buffer, dtype=torch.uint8)[: header.end]
-        return EncodedImage(encoded, header, index, self.labels[index])
+        return EncodedImage(encoded, header, index, self._label(index))
+
+    def _label(self, index: int) -> int:
+        return -1 if self._labels is None else int(self._labels[index])
 
     def _is_for_device(self, header: JpegHeader) -> bool:
         longer, total = max(header.height, header.width), header.height * header.width

@@ -28,21 +28,22 @@ def batch_index_stream(
     attempt: int = 0,
     step: int = 0,
     portions: int = 1,
-    rank: int = 0,
+    rank: int | None = 0,
     world: int = 1,
 ) -> Iterator[BatchIndices]:
     """Yield an endless sequence of micro-batches, starting at `step`; `portions` make one step.
 
     Each epoch is a permutation; a batch may span several epochs. The micro-batches of all ranks,
-    concatenated, equal the micro-batch of a single process. `attempt` selects another order, for a
-    run that restarts.
+    concatenated, equal the micro-batch of a single process; `rank=None` yields all of them.
+    `attempt` selects another order, for a run that restarts.
     """
     if batch % (portions * world):
         rule = f"divisible by grad_accum_steps x processes, {portions} x {world}"
         raise ValueError(f"train.batch_size must be {rule}, got {batch}")
-    share = batch // portions // world
+    joined = batch // portions
+    share, offset = (joined, 0) if rank is None else (joined // world, rank * joined // world)
     orders: dict[int, Int[Tensor, " count"]] = {}  # by epoch, those of the current batch
-    for first in itertools.count(step * batch + rank * share, share * world):
+    for first in itertools.count(step * batch + offset, joined):
         places = torch.arange(first, first + share)
         epochs, index = places // count, []
         each = range(first // count, (first + share - 1) // count + 1)

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from compressive.data.source import Source
-from compressive.rng import image_keys, uniforms
+from compressive.rng import uniforms_of_all
 
 # View numbers that no view uses, so that random numbers here are independent of those of views, and
 # label subsets of a seed are independent of the images that the same seed holds out.
@@ -31,7 +31,7 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     # met exactly or is an error. A share is rounded to the nearest count that is possible.
     rank, tie, count = _shuffled(labels, seed, _HOLD_OUT_STREAM)
     singles = int((count == 1).sum())
-    total, classes = len(labels), len(labels.unique())
+    total, classes = len(labels), int((rank == 0).sum())
     least, most = classes - singles, total - classes
     nearest = min(max(round(size * total), least), most)
     wanted = size if isinstance(size, int) else nearest if 0 < size < 1 else -1
@@ -46,14 +46,12 @@ def stratified(labels: Int64[Tensor, " count"], size: int | float, *, seed: int)
     due = (rank + 0.5) / count
     due[rank == 0] = 0
     due[rank == count - 1] = np.inf
-    order = torch.from_numpy(np.lexsort((tie, due)))
-    return Parts(order[wanted:].sort().values, order[:wanted].sort().values)
+    return _to_parts(~_smallest(due, tie, wanted))
 
 
 def per_class(labels: Int64[Tensor, " count"], number: int, *, seed: int) -> Parts:
     """Keep `number` images of each class, or all if it has fewer; hold out the rest."""
-    kept = torch.from_numpy(_shuffled(labels, seed, _PER_CLASS_STREAM).rank) < number
-    return Parts(kept.nonzero()[:, 0], (~kept).nonzero()[:, 0])
+    return _to_parts(_shuffled(labels, seed, _PER_CLASS_STREAM).rank < number)
 
 
 def few_labels(
@@ -66,9 +64,8 @@ def few_labels(
     if not 0 < share <= 1:
         raise ValueError(f"share of labels must be above 0 and at most 1, got {share}")
     rank, tie, _ = _shuffled(labels, seed, _FEW_LABELS_STREAM, draw)
-    wanted = max(math.floor(share * len(labels) + 1e-6), len(labels.unique()))
-    order = torch.from_numpy(np.lexsort((tie, rank)))
-    return order[:wanted].sort().values
+    wanted = max(math.floor(share * len(labels) + 1e-6), int((rank == 0).sum()))
+    return _to_parts(_smallest(rank, tie, wanted)).kept
 
 
 def imagenet_list(path: str | Path, source: Source) -> Int64[Tensor, " few"]:
@@ -108,11 +105,36 @@ def _shuffled(labels: Int64[Tensor, " count"], seed: int, stream: int, draw: int
     if not len(labels) or labels.min() < 0:
         none = f"{int((labels < 0).sum())} of {len(labels)} have none"
         raise ValueError(f"to split by class, each image must have a class: {none}")
-    keys = image_keys(torch.arange(len(labels)), seed=seed, epoch=draw, view=stream)
-    lots: Float64[Tensor, "count 2"] = uniforms(keys, 2)
+    lots: Float64[Tensor, "count 2"]
+    lots = uniforms_of_all(len(labels), 2, seed=seed, epoch=draw, view=stream)
     ids = labels.cpu().numpy()
     counts = np.bincount(ids)
-    order = np.lexsort((lots[:, 0].numpy(), ids))
+    order = _sorted_by_class(ids, (lots[:, 0].numpy() * 2**32).astype(np.uint32))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order)) - (counts.cumsum() - counts)[ids[order]]
     return _Shuffled(rank, lots[:, 1].numpy(), counts[ids])
+
+
+def _to_parts(kept: np.ndarray) -> Parts:
+    return Parts(*(torch.from_numpy(each.nonzero()[0]) for each in (kept, ~kept)))
+
+
+def _smallest(values: np.ndarray, tie: np.ndarray, wanted: int) -> np.ndarray:
+    """Return which images are the first `wanted` by value, then tie breaker, then index."""
+    # One selection instead of sorting all images.
+    last = np.partition(values, wanted - 1)[wanted - 1]
+    chosen, equal = values < last, (values == last).nonzero()[0]
+    missing = wanted - np.count_nonzero(chosen)
+    chosen[equal[np.argsort(tie[equal], kind="stable")[:missing]]] = True
+    return chosen
+
+
+def _sorted_by_class(ids: np.ndarray, lots: np.ndarray) -> np.ndarray:
+    """Return the images in the order of class, then lot, then index."""
+    # NumPy sorts 16-bit integers by radix, in linear time: three times as fast for many images.
+    words = [lots & 0xFFFF, lots >> 16, ids & 0xFFFF]
+    words += [ids >> 16] if ids.max() > 0xFFFF else []
+    order = np.argsort(words[0].astype(np.uint16), kind="stable")
+    for word in words[1:]:
+        order = order[np.argsort(word.astype(np.uint16)[order], kind="stable")]
+    return order

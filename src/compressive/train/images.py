@@ -3,7 +3,7 @@
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,19 +12,22 @@ from torch import Tensor
 
 from compressive.config import Config, Data, override
 from compressive.data.fingerprint import file_states, start_of_file
-from compressive.data.loaders import Batch, Resident, Streaming, open_loader
+from compressive.data.loaders import Batch, Resident, Streaming
 from compressive.data.location import PYTHON
-from compressive.data.sampler import BatchIndices
+from compressive.data.sampler import BatchIndices, batch_index_stream
 from compressive.data.several import count_table, drop_labels, take
+from compressive.data.shared_loader import open_shared_loader
 from compressive.data.source import Source, require_source
 from compressive.data.sources import open_source
+from compressive.data.split_cache import SplitResident
+from compressive.distributed import rank, world_size
 from compressive.progress import printable
 from compressive.rundir.files import write_text
 from compressive.rundir.places import split_places
 from compressive.storage.address import is_remote
 from compressive.train.online_eval import evenly_spaced_indices
 
-Loader = Resident | Streaming
+Loader = Resident | Streaming | SplitResident
 FileList = UInt8[Tensor, " _"]  # name, size, time and checksum of each file, compressed
 # 2019, 2019-05, 2019_05_17, 20190517, 2019-05 Rome
 _DATE = re.compile(r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?[0-3]\d)?)?(\D.*)?")
@@ -60,16 +63,18 @@ def load_source(config: Config, source: Source | None = None) -> Source:
 
 def load_images(
     source: Source,
-    data: Data,
+    config: Config,
     side: int,
     device: torch.device,
     progress: Callable[[int, int], None],
 ) -> Loader:
-    """Return the loader of a run, as the settings of its data say."""
-    return open_loader(
+    """Return the loader of a run, as its settings say; every process must call this."""
+    data, train = config.data, config.train
+    return open_shared_loader(
         source,
         side=side,
         device=device,
+        batch=train.batch_size // train.grad_accum_steps // world_size(),
         cache_on_device=data.cache_on_device,
         decode_on_device=data.decode_on_device,
         workers=data.workers,
@@ -77,8 +82,30 @@ def load_images(
     )
 
 
-def decoder_note(loader: Loader) -> str:
-    """Return a note if the device decodes images, else ""."""
+def training_batches(
+    loader: Loader, config: Config, count: int, *, attempt: int, step: int
+) -> Generator[Batch]:
+    """Yield this process's batches of a run from a step on."""
+    train = config.train
+    split = loader if isinstance(loader, SplitResident) else None
+    plan = batch_index_stream(
+        count,
+        train.batch_size,
+        seed=config.seed,
+        attempt=attempt,
+        step=step,
+        portions=train.grad_accum_steps,
+        rank=rank() if split is None else None,
+        world=world_size(),
+    )
+    return loader.batches(plan) if split is None else split.batches_of_rank(plan)
+
+
+def loader_note(loader: Loader) -> str:
+    """Return a note if images are split between processes or decoded on the device, else ""."""
+    if isinstance(loader, SplitResident):
+        held, parts = f"{loader.bytes_held / 1e9:.1f} GB", f"{loader.processes} processes"
+        return f"images are split between {parts} and stay on the device, {held} in each"
     if isinstance(loader, Streaming) and loader.decoder is not None:
         return "JPEG files are decoded on the GPU; data.decode_on_device=no: on the CPU"
     return ""

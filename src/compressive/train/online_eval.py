@@ -14,7 +14,7 @@ from compressive.data.loaders import Batch
 from compressive.data.sampler import BatchIndices
 from compressive.distributed import mean_value, world_size
 from compressive.platforms.float64 import to_float64
-from compressive.rng import image_keys, uniforms
+from compressive.rng import uniforms_of_all
 from compressive.train.knn import nearest_neighbors
 
 _HELD = 2**32 - 1  # an epoch and view that no run reaches: random numbers of their own stream
@@ -30,8 +30,7 @@ class Accuracy(NamedTuple):
 
 def held_out_labels(count: int, share: float, seed: int) -> Bool[Tensor, " count"]:
     """Return which labels are held out: each with probability `share`, by its index alone."""
-    keys = image_keys(torch.arange(count), seed=seed, epoch=_HELD, view=_HELD)
-    return uniforms(keys, 1)[:, 0] < share
+    return uniforms_of_all(count, 1, seed=seed, epoch=_HELD, view=_HELD)[:, 0] < share
 
 
 class OnlineProbe(nn.Module):

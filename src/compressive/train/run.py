@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from compressive.config import Config, is_compressed
 from compressive.data.loaders import Batch, canvas_side
-from compressive.data.sampler import batch_index_stream
 from compressive.data.source import Source
 from compressive.device import is_compiled, pick_device, precision
-from compressive.distributed import is_sharded, parallel, rank, wait_for_all, world_size
+from compressive.distributed import is_sharded, parallel, rank, wait_for_all
 from compressive.methods import Builder, Method, build
 from compressive.progress import Display
 from compressive.rundir import checkpoint, files, folder
@@ -118,9 +117,9 @@ class Run:
         self.side: int = canvas_side(source, config.views.size, config.data.max_side)
         decoding = partial(display.progress, "decoding", unit="images")
         self.loader: images.Loader = images.load_images(
-            source, config.data, self.side, self.device, decoding
+            source, config, self.side, self.device, decoding
         )
-        self.notes.append(images.decoder_note(self.loader))
+        self.notes.append(images.loader_note(self.loader))
         self._lock: int | None = None
         try:
             self.color_fingerprint: Tensor = images.color_fingerprint(self.loader, self.count)
@@ -181,19 +180,8 @@ class Run:
 
     def batches(self) -> Generator[Batch]:
         """Yield this process's batches from the current step on."""
-        train = self.config.train
-        return self.loader.batches(
-            batch_index_stream(
-                self.count,
-                train.batch_size,
-                seed=self.config.seed,
-                attempt=self.attempt,
-                step=self.step,
-                portions=train.grad_accum_steps,
-                rank=rank(),
-                world=world_size(),
-            )
-        )
+        at = {"attempt": self.attempt, "step": self.step}
+        return images.training_batches(self.loader, self.config, self.count, **at)
 
     def is_finite(self) -> bool:
         """Return whether weights, statistics and moments are finite; waits for the device."""
