@@ -297,4 +297,4 @@ def test_batch_of_65536_over_64_ranks_fits(monkeypatch: pytest.MonkeyPatch) -> N
         found.add(chunks.chunk_bytes(1024, ranks, 256, chunk) // 10**7)
     assert found == {
         21
-    }  # 210 MB; all candidates alone have 134 MB, their copies and gradients 1 GB
+    }  # 211 MB; 674 MB if all candidates are gathered at once
