@@ -106,6 +106,6 @@ def test_comparison_with_processes_follows_from_the_measurement(simulate: Module
     for page in (ROOT / "docs" / "scale.md", folder.with_suffix(".md")):
         assert "\n".join(simulate.comparison(found)) in page.read_text()
     _, *predicted = simulate.compare(found)
-    assert len(predicted) == 2
+    assert len(predicted) == 4
     for world, batch, guess, real in predicted:
         assert guess == pytest.approx(real, rel=0.1), (world, batch)
