@@ -36,13 +36,7 @@ def parse_engine(
         raise ValueError(f"--engine must be {LOCAL}, {RAY} or {_CLIENT}HOST:PORT, got {engine!r}")
     if engine.startswith(_CLIENT):
         host_and_port(engine, "--engine")
-    # Ray divides a GPU between tasks, but gives a task whole GPUs if it needs more than one.
-    gpus = gpus_per_task or 0.0
-    if not 0 <= gpus < 2**31 or (gpus > 1 and gpus != int(gpus)):
-        rule = "a fraction up to 1, or a whole number"
-        raise ValueError(f"--gpus-per-task must be {rule}, got {gpus:g}")
-    if not 0 <= cpus_per_task < 2**31:
-        raise ValueError(f"--cpus-per-task must be 0 or more, got {cpus_per_task}")
+    _check_reserved(gpus_per_task or 0.0, cpus_per_task)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"--engine {RAY} starts its own processes; start it without torchrun")
     if find_spec("ray") is None:
@@ -53,6 +47,15 @@ def parse_engine(
         if named not in ("auto", LOCAL):
             host_and_port(named, "RAY_ADDRESS")
     return EngineChoice(RAY if address == LOCAL else address, gpus_per_task, cpus_per_task)
+
+
+def _check_reserved(gpus: float, cpus: int) -> None:
+    # Ray divides a GPU between tasks, but gives a task whole GPUs if it needs more than one.
+    if not 0 <= gpus < 2**31 or (gpus > 1 and gpus != int(gpus)):
+        rule = "a fraction up to 1, or a whole number"
+        raise ValueError(f"--gpus-per-task must be {rule}, got {gpus:g}")
+    if not 0 <= cpus < 2**31:
+        raise ValueError(f"--cpus-per-task must be 0 or more, got {cpus}")
 
 
 def host_and_port(address: str, called: str) -> tuple[str, int]:

@@ -32,6 +32,10 @@ class Engine(Protocol):
         """Return how many cores a unit may use; 0: those of this machine."""
         ...
 
+    def room(self) -> int:
+        """Return how many units can run at the same time."""
+        ...
+
     def map(
         self,
         work: Callable[[Unit], Result],
@@ -53,6 +57,10 @@ class LocalEngine:
 
     is_local: bool = True
     cores: int = 0
+
+    def room(self) -> int:
+        """Return 1."""
+        return 1
 
     def map(
         self,

@@ -1,5 +1,6 @@
 """Run units as tasks and actors of a Ray cluster; Ray decides where, and repeats lost units."""
 
+import importlib
 import logging
 import os
 import re
@@ -38,7 +39,7 @@ def open_ray(choice: EngineChoice, device: str = "cpu") -> Iterator["RayEngine"]
     # Ray's future default, which it announces at every start: leave the GPUs of others visible.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise ValueError(f"Ray cannot be imported ({error}); install compressive[ray]") from None
     _connect(ray, choice.address)
@@ -223,6 +224,7 @@ def _fits(reserved: Reserved, node: dict[str, float]) -> int:
     """Return how many units a machine can run at the same time."""
     counts = [node.get("CPU", 0) / reserved.cpus]
     if reserved.gpus:
-        gpus = node.get("GPU", 0)  # fractions of one unit are on the same GPU
-        counts.append(gpus / reserved.gpus if reserved.gpus > 1 else gpus * int(1 / reserved.gpus + 1e-9))
+        gpus = node.get("GPU", 0)
+        each = int(1 / reserved.gpus + 1e-9)  # units on one GPU; 0: a unit has several
+        counts.append(gpus * each if each else gpus / reserved.gpus)
     return int(min(counts) + 1e-9)

@@ -1,6 +1,7 @@
 """What runs in a process of Ray."""
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -8,10 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Sender(NamedTuple):
-    """The process that sends units: its folder, for relative paths, and its version."""
+    """The process that sends units."""
 
-    folder: str
+    folder: str  # for relative paths
     version: str
+    words: tuple[str, ...]  # its command line, which records name
 
 
 class Failure(NamedTuple):
@@ -23,7 +25,7 @@ class Failure(NamedTuple):
 
 def this_process() -> Sender:
     """Describe this process."""
-    return Sender(os.getcwd(), version("compressive"))
+    return Sender(os.getcwd(), version("compressive"), tuple(sys.argv))
 
 
 def run_unit(work: Callable[[Any], Any], unit: Any, sender: Sender) -> Any:
@@ -36,6 +38,7 @@ def run_unit(work: Callable[[Any], Any], unit: Any, sender: Sender) -> Any:
                 f"compressive {here} is installed on {os.uname().nodename}, and "
                 f"{sender.version} where the command was started; install the same version"
             )
+        sys.argv = list(sender.words)
         with suppress(OSError):  # missing on another machine: absolute paths may still exist
             os.chdir(sender.folder)
         return work(unit)
