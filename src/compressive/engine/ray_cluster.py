@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from compressive.engine.choice import RAY, EngineChoice, host_and_port
@@ -43,6 +44,7 @@ def open_ray(choice: EngineChoice, device: str = "cpu") -> Iterator["RayEngine"]
     except ImportError as error:
         raise ValueError(f"Ray cannot be imported ({error}); install compressive[ray]") from None
     _connect(ray, choice.address)
+    _silence()
     try:
         yield RayEngine(ray, choice, device)
     finally:
@@ -69,10 +71,17 @@ def _connect(ray: Any, address: str) -> None:
         raise _unreachable(address, str(error).strip().split("\n")[0]) from None
 
 
+def _silence() -> None:
+    """Do not print several lines for every lost process, which Ray repeats by itself."""
+    with suppress(ImportError, AttributeError):  # not part of Ray's interface
+        worker: Any = importlib.import_module("ray._private.worker")
+        worker.print_to_stdstream = lambda *_, **__: None
+
+
 def _unreachable(address: str, why: str) -> ValueError:
     if address == RAY:
         return ValueError(f"Ray cannot start a cluster on this machine: {why}")
-    hint = "start it with `ray start --head`, or use --engine ray without RAY_ADDRESS"
+    hint = "check the address; a cluster with token authentication needs RAY_AUTH_MODE=token"
     return ValueError(f"no Ray cluster answers at {address} ({why}); {hint}")
 
 
@@ -179,12 +188,17 @@ class RayEngine:
                         yield number, result
         finally:
             for actor in actors:
-                ray.kill(actor)
+                self._try(partial(ray.kill, actor))
 
     def cancel(self, ref: Any, *, force: bool) -> None:
         """Interrupt a unit, or end its process."""
-        with suppress(Exception):  # it has ended, or the cluster is gone
-            self._ray.cancel(ref, force=force)
+        self._try(lambda: self._ray.cancel(ref, force=force))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        """Ignore errors: a unit may have ended, or the cluster is gone."""
+        if self._ray.is_initialized():  # else Ray would start another cluster
+            with suppress(Exception):
+                action()
 
     def is_done(self, ref: Any, seconds: float) -> bool:
         """Wait up to some seconds; return whether a unit has ended."""
