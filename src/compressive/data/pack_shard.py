@@ -89,7 +89,7 @@ def fill_shard(
             known.add(digest)
             digests.append(digest)
             name = Path(origin.rpartition(":")[2] or origin).name
-            label = _label(source, image.index, unit.classes)
+            label = _packed_label(source, image.index, unit.classes)
             writer.add(PackedImage(image.index, name, image.kind, image.content, label))
     return {
         "images": len(digests),
@@ -99,7 +99,7 @@ def fill_shard(
     }
 
 
-def _label(source: Source, i: int, classes: tuple[str, ...] | None) -> int:
+def _packed_label(source: Source, i: int, classes: tuple[str, ...] | None) -> int:
     """Return the class number of image i among the classes of all splits."""
     if source.labels is None or source.classes is None or classes is None:
         return -1

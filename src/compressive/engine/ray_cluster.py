@@ -10,20 +10,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from compressive.engine.choice import RAY, EngineChoice, host_and_port
-from compressive.engine.local import WorkerLost
+from compressive.engine.local import Result, Unit, WorkerLost
 from compressive.engine.ray_worker import Failure, run_unit, this_process
 
 _RETRIES = 3  # repetitions of a unit whose process or machine was lost
 _CONNECT_SECONDS = 5.0
+_CLIENT_ATTEMPTS = 2
 _REFRESH = 5.0  # seconds between two looks at the size of the cluster
-_AHEAD = 2  # units that are sent per unit that can run, so that no process waits for the next
+_SENT_AHEAD = 2  # units that are sent per unit that can run, so that no process waits for the next
 _INIT = {"logging_level": logging.ERROR, "log_to_driver": False}
-
-Unit = TypeVar("Unit")
-Result = TypeVar("Result")
 
 
 class Reserved(NamedTuple):
@@ -61,14 +59,19 @@ def _connect(ray: Any, address: str) -> None:
             raise _unreachable(address, error.strerror or str(error)) from None
     elif address == RAY:
         where |= {"include_dashboard": False}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(**where, **_INIT)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
-        with suppress(Exception):
-            ray.shutdown()
-        raise _unreachable(address, str(error).strip().split("\n")[0]) from None
+    # Ray's client server forks while it has threads, and its child sometimes crashes at once.
+    for attempt in range(_CLIENT_ATTEMPTS):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(**where, **_INIT)
+            return
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+            with suppress(Exception):
+                ray.shutdown()
+            is_last = attempt == _CLIENT_ATTEMPTS - 1
+            if is_last or "Initialization failure" not in str(error):
+                raise _unreachable(address, str(error).strip().split("\n")[0]) from None
 
 
 def _silence() -> None:
@@ -109,7 +112,7 @@ class RayEngine:
         # A GPU needs its share of the cores for decoding.
         share = int(all_cpus * gpus / all_gpus) if all_gpus else 1
         reserved = Reserved(choice.cpus or max(1, share), gpus)
-        if not sum(_fits(reserved, node) for node in nodes):
+        if not sum(units_on_node(reserved, node) for node in nodes):
             most = max(nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), default={})
             raise ValueError(
                 f"a task needs {reserved.cpus} cores and {gpus:g} GPUs, and the largest machine of "
@@ -121,7 +124,7 @@ class RayEngine:
     def room(self) -> int:
         """Return how many units the cluster can run at the same time; machines may join."""
         if time.monotonic() - self._looked > _REFRESH:
-            found = sum(_fits(self.reserved, node) for node in self._nodes())
+            found = sum(units_on_node(self.reserved, node) for node in self._nodes())
             self._room, self._looked = max(1, found), time.monotonic()
         return self._room
 
@@ -150,7 +153,7 @@ class RayEngine:
         waiting: dict[Any, int] = {}
         try:
             while True:
-                while len(waiting) < _AHEAD * self.room():
+                while len(waiting) < _SENT_AHEAD * self.room():
                     if (following := next(numbered, None)) is None:
                         break
                     waiting[self.submit(work, following[1], name)] = following[0]
@@ -234,7 +237,7 @@ class Holder:
         return run_unit(*given)
 
 
-def _fits(reserved: Reserved, node: dict[str, float]) -> int:
+def units_on_node(reserved: Reserved, node: dict[str, float]) -> int:
     """Return how many units a machine can run at the same time."""
     counts = [node.get("CPU", 0) / reserved.cpus]
     if reserved.gpus:

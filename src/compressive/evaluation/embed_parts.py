@@ -30,7 +30,7 @@ from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.progress import Display
 
 _BATCHES = 8  # of a part, at most: 33 MB of features with ResNet-50; each part starts a loader
-_PARTS = 4  # for each process, at least, so that all end at about the same time
+_PARTS_EACH = 4  # for each process, at least, so that all end at about the same time
 
 
 class PartOpening(NamedTuple):
@@ -94,7 +94,7 @@ def embed_parts(
 ) -> tuple[Features, list[tuple[str, str]]]:
     """Return the features of all readable images, and location and reason of the others."""
     opening = opening._replace(workers=engine.cores)
-    batches = count // BATCH // (_PARTS * engine.room())
+    batches = count // BATCH // (_PARTS_EACH * engine.room())
     step = max(1, min(_BATCHES, batches)) * BATCH
     units = (EmbedUnit(opening, k, min(k + step, count)) for k in range(0, count, step))
     parts: dict[int, Features] = {}
