@@ -58,8 +58,9 @@ def running_cluster(environment: dict[str, str]) -> Iterator[RayCluster]:
     words += ["--port", str(port), "--ray-client-server-port", str(client)]
     words += ["--num-cpus", "2", "--num-gpus", str(GPUS), "--include-dashboard", "false"]
     words += ["--object-store-memory", str(100 * 2**20), "--disable-usage-stats"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(words, env=environment, **quiet)
+    process = subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         for each in (port, client):
             wait_until(lambda p=each: _answers(p), f"nothing listens on port {each}")

@@ -112,7 +112,7 @@ def sweep_command(
         from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
-        options = {"at_once": at_once, "track": track or ""}
+        options: dict[str, Any] = {"at_once": at_once, "track": track or ""}
         # The runs choose their devices: reserve GPUs if the cluster has some.
         with open_engine(choice, "auto") as opened:
             result = sweep(place, out, **base, **asked, **options, engine=opened)
