@@ -103,7 +103,7 @@ def killing(start: str, when: Callable[[], object] = lambda: True) -> Iterator[l
     is_over = threading.Event()
 
     def watch() -> None:
-        while not is_over.wait(0.02):
+        while not is_over.wait(0.1):
             if when() and (found := processes_called(start)):
                 os.kill(found[0], signal.SIGKILL)
                 killed.append(found[0])
