@@ -428,7 +428,7 @@ def test_closed_pipe_does_not_change_the_exit_code() -> None:
     [
         ("quickstart", "compressive.cli.quickstart"),
         ("pretrain builtin", "compressive.train.start"),
-        ("evaluate a", "compressive.evaluation.suite"),
+        ("evaluate a", "compressive.evaluation.many"),
         ("sweep builtin --seeds 0,1", "compressive.sweep.runner"),
     ],
 )

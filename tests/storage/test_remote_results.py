@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from s3_server import BUCKET, S3, running_server, use_server
@@ -52,15 +53,15 @@ def test_packing_resumes_on_another_machine(
 ) -> None:
     out = f"s3://{BUCKET}/resumed"
     options = ("pack", sorted_photos(), "--images-per-shard", 4, "--out", out)
-    fill, calls = pack_module._Packing._fill, []
+    fill, calls = pack_module.fill_shard, []
 
-    def killed(self: pack_module._Packing, *given: object) -> object:
+    def killed(*given: Any, **options: Any) -> object:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return fill(self, *given)  # type: ignore[arg-type]
+        return fill(*given, **options)
 
-    monkeypatch.setattr(pack_module._Packing, "_fill", killed)
+    monkeypatch.setattr(pack_module, "fill_shard", killed)
     run(*options, code=130)
     assert [name for name in stored(s3, "resumed") if name.endswith(".tar")]
     monkeypatch.setenv("COMPRESSIVE_CACHE", str(tmp_path / "machine-2"))

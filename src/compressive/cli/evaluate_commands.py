@@ -1,32 +1,36 @@
 """Commands on trained encoders: evaluate, embed, compare, report."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from compressive.cli.completion import complete_encoder, complete_suite, complete_tasks
+from compressive.cli.engine_options import CpusPerTask, EngineName, GpusPerTask
 from compressive.cli.remote_output import check_remote_folder, print_stored
 from compressive.cli.terminal import (
     SafeTable,
     one_line_errors,
     path_argument,
     path_option,
+    print_error,
     print_line,
     print_next,
     require_at_least,
 )
 from compressive.config import DEVICE_NAMES, check_device_name
 from compressive.data.location import check_exists
+from compressive.engine.choice import LOCAL, parse_engine
+from compressive.engine.local import open_engine
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.progress import printable
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.places import join_places
-from compressive.storage.address import is_remote
 from compressive.weights import require_path
+
+if TYPE_CHECKING:
+    from compressive.evaluation.many import Evaluated
 
 _ENCODER_HELP = (
     "A run folder, a checkpoint (in our, timm's or torchvision's format), the name of an encoder "
@@ -52,6 +56,10 @@ _RUNS_HELP = "Folders of runs or sweeps, or results.json files."
 _WHAT, _IMAGES, _OTHERS = "What to measure", "Images", "Third-party weights"
 _EVALUATION_MACHINE, _EVALUATION_OUTPUT = "Machine", "Output"
 EncoderName = Annotated[str, path_argument(help=_ENCODER_HELP, autocompletion=complete_encoder)]
+EncoderNames = Annotated[
+    list[str],
+    path_argument(metavar="ENCODER...", help=_ENCODER_HELP, autocompletion=complete_encoder),
+]
 TimmName = Annotated[str, typer.Option(help=_NETWORK_HELP, rich_help_panel=_OTHERS)]
 InputSize = Annotated[int, typer.Option(help=_SIZE_HELP, rich_help_panel=_OTHERS)]
 DeviceName = Annotated[
@@ -68,7 +76,7 @@ _READERS = {  # how to read the features in Python
 
 
 def evaluate_command(
-    encoder: EncoderName,
+    encoders: EncoderNames,
     suite: Annotated[
         str,
         typer.Option(help=_SUITE_HELP, autocompletion=complete_suite, rich_help_panel=_WHAT),
@@ -102,40 +110,49 @@ def evaluate_command(
     network: TimmName = "",
     size: InputSize = 0,
     device: DeviceName = "auto",
+    engine: EngineName = LOCAL,
+    gpus_per_task: GpusPerTask = None,
+    cpus_per_task: CpusPerTask = 0,
     out: Annotated[
         str | None, path_option(help=_OUT_HELP, rich_help_panel=_EVALUATION_OUTPUT)
     ] = None,
 ) -> None:
-    """Measure an encoder: accuracy, few labels, calibration, robustness, smoothness, information.
+    """Measure encoders: accuracy, few labels, calibration, robustness, smoothness, information.
 
     No hyperparameter is tuned on test images. Features are cached next to the results. Tasks that
-    cannot run are skipped and listed at the end.
+    cannot run are skipped and listed at the end. Several encoders are evaluated in turn, or at the
+    same time with --engine ray; then --out has a folder for each.
     """
     with one_line_errors():  # also for Ctrl-C during the imports
         # Check options before torch is imported, which takes seconds.
         select_tasks(suite, split_names(tasks))
         check_device_name(device, "--device")
         require_at_least(0, seed=seed, size=size, max_images=max_images, epochs=epochs)
-        require_path(encoder)
+        choice = parse_engine(engine, gpus_per_task, cpus_per_task)
+        for each in encoders:
+            require_path(each)
         place = join_places(data) if data else ""
         if place:
             check_exists(place)
         check_remote_folder(out)
         from compressive import distributed
-        from compressive.evaluation import tables
-        from compressive.evaluation.suite import evaluate
+        from compressive.evaluation.many import evaluate_many
 
+        if len(encoders) > 1 and distributed.launched("WORLD_SIZE", 1) > 1:
+            raise ValueError("torchrun evaluates one encoder at a time; give one, or --engine ray")
         distributed.start()
     is_first = distributed.rank() == 0
+    failed = 0
     try:
-        with one_line_errors(), _results_folder(out) as local:
-            results, folder = evaluate(
-                encoder,
+        with one_line_errors(), open_engine(choice, device) as opened:
+            for encoder, found in evaluate_many(
+                encoders,
+                opened,
+                out=out,
                 suite=suite,
                 tasks=tasks,
                 data=place,
                 labels=labels,
-                out=local,
                 seed=seed,
                 device=device,
                 network=network,
@@ -145,37 +162,40 @@ def evaluate_command(
                 held_out=held_out,
                 benchmark_root=benchmark_root,
                 frost=frost,
-            )
+            ):
+                failed += bool(found.error)
+                if is_first:
+                    _print_evaluated(encoder, found, out, is_single=len(encoders) == 1)
     finally:
         distributed.stop()
-    if not is_first:
+    if is_first and len(encoders) > 1 and failed < len(encoders):
+        print_stored(out)
+        if not failed and out is None:
+            print_next("compare", *encoders)
+    if failed:
+        raise typer.Exit(2)
+
+
+def _print_evaluated(encoder: str, found: "Evaluated", out: str | None, *, is_single: bool) -> None:
+    """Print the table of an encoder, or why there is none."""
+    from compressive.evaluation import tables
+
+    if found.results is None:
+        print_error(found.error if is_single else f"{encoder}: {found.error}")
         return
-    Console().print(SafeTable(tables.results_table(results)))
-    for text in results.skipped:
+    Console().print(SafeTable(tables.results_table(found.results)))
+    for text in found.results.skipped:
         print_line(f"skipped: {text}")
-    for text in tables.notes(results):
+    for text in tables.notes(found.results):
         print_line(f"note: {text}")
     _warn_if_unfinished(encoder)
-    print_line(f"results: {folder / RESULTS}")
-    # Other commands find the results of a run only in its own folder.
-    print_stored(out)
-    is_main = folder.parent == Path(encoder) and folder.name in (EVALUATION, HELD_OUT)
-    print_next("report", encoder if is_main else folder)
-
-
-@contextmanager
-def _results_folder(out: str | None) -> Iterator[str | Path | None]:
-    """Yield the folder of the results; if it is on storage, a local one that is mirrored."""
-    if out is None or not is_remote(out):
-        yield out
-        return
-    from compressive.rundir.stored_output import mirrored_folder
-
-    def is_ahead(local: Path, _: object, objects: Mapping[str, object]) -> bool:
-        return RESULTS not in objects and (local / RESULTS).exists()
-
-    with mirrored_folder(out, print_line, first=(RESULTS,), is_ahead=is_ahead) as local:
-        yield local
+    print_line(f"results: {found.folder / RESULTS}")
+    if is_single:
+        print_stored(out)
+        # Other commands find the results of a run only in its own folder.
+        folder = found.folder
+        is_main = folder.parent == Path(encoder) and folder.name in (EVALUATION, HELD_OUT)
+        print_next("report", encoder if is_main else folder)
 
 
 def _warn_if_unfinished(encoder: str) -> None:
@@ -194,11 +214,15 @@ def embed_command(
     network: TimmName = "",
     size: InputSize = 0,
     device: DeviceName = "auto",
+    engine: EngineName = LOCAL,
+    gpus_per_task: GpusPerTask = None,
+    cpus_per_task: CpusPerTask = 0,
 ) -> None:
     """Write the features of images: one vector each, with the image's name and label."""
     with one_line_errors():
         check_device_name(device, "--device")
         require_at_least(0, size=size)
+        choice = parse_engine(engine, gpus_per_task, cpus_per_task)
         require_path(encoder)
         place = join_places(images)
         check_exists(place)
@@ -210,8 +234,8 @@ def embed_command(
         from compressive.rundir.stored_output import uploaded_files
 
         options = {"split": split, "network": network, "size": size, "device": device}
-        with uploaded_files(out) as (path,):
-            found = embed(encoder, place, path, **options)
+        with open_engine(choice, device) as opened, uploaded_files(out) as (path,):
+            found = embed(encoder, place, path, **options, engine=opened)
     for origin, reason in found.unreadable:
         print_line(f"skipped: {origin}: {reason}")
     print_line(f"features: {out}, {found.count:,} images, {found.dim:,} numbers each")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from compressive.cli.engine_options import CpusPerTask, EngineName
 from compressive.cli.remote_output import check_remote_folder, print_stored
 from compressive.cli.terminal import (
     one_line_errors,
@@ -17,6 +18,8 @@ from compressive.cli.terminal import (
     require_at_least,
 )
 from compressive.data.location import check_exists
+from compressive.engine.choice import LOCAL, parse_engine
+from compressive.engine.local import open_engine
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import join_places
 from compressive.storage.address import is_remote
@@ -48,6 +51,8 @@ def pack_command(
     ] = False,
     images_per_shard: Annotated[int, typer.Option(help=_PER_SHARD_HELP)] = 2000,
     workers: Annotated[int, typer.Option(help="Threads; 0: one per core.")] = 0,
+    engine: EngineName = LOCAL,
+    cpus_per_task: CpusPerTask = 0,
 ) -> None:
     """Write images to tar or parquet shards, which are faster to read than many files.
 
@@ -61,6 +66,7 @@ def pack_command(
             raise ValueError(f"--format must be {' or '.join(_SHARD_FORMATS)}, got {kind!r}")
         if quality > 100:
             raise ValueError(f"--quality must be 0 to 100, got {quality}")
+        choice = parse_engine(engine, cpus_per_task=cpus_per_task)
         place = join_places(data)
         check_exists(place)
         if is_remote(out):
@@ -69,7 +75,7 @@ def pack_command(
             ensure_writable(Path(out))
         from compressive.data.pack import pack_images
 
-        with _shard_folder(out) as folder:
+        with open_engine(choice) as opened, _shard_folder(out, choice.is_local) as folder:
             packed = pack_images(
                 place,
                 folder,
@@ -79,6 +85,8 @@ def pack_command(
                 drop_duplicates=drop_duplicates,
                 images_per_shard=images_per_shard,
                 workers=workers,
+                engine=opened,
+                shards=out if is_remote(out) and not choice.is_local else "",
             )
         for line in _split_lines(packed):
             print_line(line)
@@ -87,8 +95,11 @@ def pack_command(
 
 
 @contextmanager
-def _shard_folder(out: str) -> Iterator[str | Path]:
-    """Yield the folder of the shards; if it is on storage, a local one that is mirrored."""
+def _shard_folder(out: str, is_local: bool) -> Iterator[str | Path]:
+    """Yield the folder of the shards; if it is on storage, a local one that is mirrored.
+
+    The processes of a cluster upload shards themselves, so that only the rest is mirrored.
+    """
     if not is_remote(out):
         yield out
         return
@@ -98,7 +109,9 @@ def _shard_folder(out: str) -> Iterator[str | Path]:
         return all((local / name).exists() for name in objects)
 
     # The plan first: with it, the same command resumes on another machine.
-    with mirrored_folder(out, print_line, first=(".pack/plan",), is_ahead=is_ahead) as local:
+    ignored = () if is_local else tuple(f".{kind}" for kind in _SHARD_FORMATS)
+    options = {"first": (".pack/plan",), "is_ahead": is_ahead, "ignored": ignored}
+    with mirrored_folder(out, print_line, **options) as local:
         yield local
 
 

@@ -12,6 +12,7 @@ from compressive.cli.completion import (
     complete_suite,
     complete_tasks,
 )
+from compressive.cli.engine_options import CpusPerTask, EngineName, GpusPerTask
 from compressive.cli.terminal import (
     SafeTable,
     one_line_errors,
@@ -27,6 +28,8 @@ from compressive.cli.train_commands import (
     panel_option,
 )
 from compressive.data.location import check_exists
+from compressive.engine.choice import LOCAL, parse_engine
+from compressive.engine.local import open_engine
 from compressive.evaluation.tasks import SUITES
 from compressive.rundir.places import join_places
 from compressive.sweep.packing import AUTOMATIC, parse_at_once
@@ -81,6 +84,9 @@ def sweep_command(
         str, typer.Option("--at-once", "--jobs", metavar="auto|N", help=_AT_ONCE_HELP)
     ] = AUTOMATIC,
     track: TrackerNames = None,
+    engine: EngineName = LOCAL,
+    gpus_per_task: GpusPerTask = None,
+    cpus_per_task: CpusPerTask = 0,
     out: Annotated[Path, path_option(help="Folder of the sweep.")] = Path("sweeps/sweep"),
 ) -> None:
     """Train and evaluate every combination of some settings, and compare them in one table.
@@ -100,12 +106,16 @@ def sweep_command(
         check_evaluation(suite, tasks, max_images, held_out)
         check_trackers(track or "")
         parse_at_once(at_once)
+        choice = parse_engine(engine, gpus_per_task, cpus_per_task)
         from compressive.evaluation.runs import report_runs, runs_of_sweep
         from compressive.sweep.runner import sweep
         from compressive.sweep.table import legend, sweep_table
 
         asked = {"suite": suite, "tasks": tasks, "max_images": max_images, "held_out": held_out}
-        result = sweep(place, out, **base, **asked, at_once=at_once, track=track or "")
+        options: dict[str, Any] = {"at_once": at_once, "track": track or ""}
+        # The runs choose their devices: reserve GPUs if the cluster has some.
+        with open_engine(choice, "auto") as opened:
+            result = sweep(place, out, **base, **asked, **options, engine=opened)
         if has_rows := any(row.done or row.failed for row in result.rows):
             Console().print(SafeTable(sweep_table(str(out), result.rows)))
             print_line(legend(result.rows))

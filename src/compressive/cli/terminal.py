@@ -107,10 +107,11 @@ def one_line_errors() -> Iterator[None]:
         print_error((error.filename is None and error.strerror) or str(error))
         raise typer.Exit(2) from None
     except (RuntimeError, MemoryError) as error:
+        from compressive.engine.local import WorkerLost
         from compressive.train.loop import TrainingFailed
 
         text = str(error) or ("out of memory" if isinstance(error, MemoryError) else "")
-        own = text if isinstance(error, TrainingFailed) else ""
+        own = text if isinstance(error, TrainingFailed | WorkerLost) else ""
         message = own or _memory_advice(text) or _peer_advice(text)
         if not message:
             raise

@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -13,13 +12,20 @@ from typing import Any, Literal, NamedTuple
 from compressive.data.all_splits import open_all_splits
 from compressive.data.fingerprint import DatasetFingerprint
 from compressive.data.location import ImageData
-from compressive.data.repack import prepare_all
-from compressive.data.several import split_tables
+from compressive.data.pack_shard import (
+    ShardRecord,
+    ShardUnit,
+    fill_shard,
+    names_in,
+    write_shard,
+)
+from compressive.data.several import named_place, split_tables
 from compressive.data.shard_file import CLASSES_FILE
-from compressive.data.shard_writers import WRITERS, PackedImage, ShardWriter
+from compressive.data.shard_writers import WRITERS
 from compressive.data.source import Source
+from compressive.engine.local import Engine, LocalEngine
 from compressive.progress import Display, printable
-from compressive.rundir.files import DISK_FULL, PARTIAL, UNREADABLE, local_path, write_text
+from compressive.rundir.files import PARTIAL, UNREADABLE, local_path, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
 
 SUMMARY = "pack.json"
@@ -55,13 +61,16 @@ def pack_images(
     drop_duplicates: bool = False,
     images_per_shard: int = 2000,
     workers: int = 0,
+    engine: Engine | None = None,
+    shards: str = "",
     display: Display | None = None,
 ) -> Packed:
     """Write the images of a source to shards; the same command resumes an interrupted one.
 
     `size` is the shorter side in pixels of larger images; 0 keeps all images. Images that are not
     resized keep their bytes. Resized ones are JPEG of this `quality`, or PNG if it is 0.
-    `drop_duplicates` keeps the first of several images of a split with equal pixels.
+    `drop_duplicates` keeps the first of several images of a split with equal pixels. `engine` runs
+    the shards; `shards` is their address on storage if they are not written to `out`.
     """
     for name, value, low in (("size", size, 0), ("images_per_shard", images_per_shard, 1)):
         if value < low:
@@ -75,31 +84,51 @@ def pack_images(
     sources = open_all_splits(data)
     settings = {"size": size, "quality": quality, "format": kind, "version": _PACK_VERSION}
     settings |= {"drop_duplicates": drop_duplicates, "images_per_shard": images_per_shard}
-    workers = workers or os.cpu_count() or 1
+    engine = engine or LocalEngine()
+    workers = workers or engine.cores or os.cpu_count() or 1
+    if not engine.is_local:
+        data = named_place(data)
     with display or Display() as shown:
         for line in split_tables(sources):
             shown.say(line)
         lock = acquire_lock(folder)
         try:
-            return _Packing(folder, sources, settings, shown, workers).run()
+            packing = _Packing(data, folder, sources, settings, shown, workers, engine, shards)
+            return packing.run()
         finally:
             os.close(lock)
+
+
+class _Shard(NamedTuple):
+    """A shard of a split: images from `first` to `last`, exclusive."""
+
+    split: str
+    number: int
+    name: str
+    first: int
+    last: int
 
 
 class _Packing:
     def __init__(
         self,
+        data: ImageData,
         folder: Path,
         sources: dict[str, Source],
         settings: dict[str, Any],
         display: Display,
         workers: int,
+        engine: Engine,
+        shards: str,
     ) -> None:
-        self.folder, self.sources, self.settings = folder, sources, settings
-        self.display, self.workers = display, workers
+        self.data, self.folder, self.sources, self.settings = data, folder, sources, settings
+        self.display, self.workers, self.engine = display, workers, engine
+        self.place = shards or str(folder)
         self.done, self.total = 0, sum(map(len, sources.values()))
-        self.digests: dict[str, set[str]] = {split: set() for split in sources}
+        # The first shard of a split that has an image, by the digest of its pixels.
+        self.first_shard: dict[str, dict[str, int]] = {split: {} for split in sources}
         self.classes = _all_classes(sources)
+        self.prints: dict[str, str] = {}
 
     def run(self) -> Packed:
         plan = json.dumps(self._plan(), indent=1)
@@ -107,25 +136,33 @@ class _Packing:
             self.display.say(f"already packed: {self.folder}")
             return _read_summary(self.folder)
         write_text(self.folder / _WORK / "plan.json", plan)
-        for left in self.folder.glob(f".*{PARTIAL}"):
-            left.unlink()
+        self._remove_partial()
+        shards = [shard for split in self.sources for shard in self._shards(split)]
+        self._write_all(shards)
         counts: dict[str, SplitCounts] = {}
         bad: list[str] = []
         shared = 0
-        for split, source in self.sources.items():
-            parts = [self._shard(split, source, *each) for each in self._shards(source)]
-            unreadable = [line for part in parts for line in part["unreadable"]]
-            images, same, both = (
-                sum(part[name] for part in parts) for name in ("images", "duplicates", "shared")
-            )
-            counts[split] = SplitCounts(images, len(unreadable), same, len(parts))
-            bad, shared = [*bad, *unreadable], shared + both
+        for split in self.sources:
+            images = same = left = 0
+            own = [shard for shard in shards if shard.split == split]
+            for shard in own:
+                record = self._record(shard)
+                images, same = images + record["images"], same + record["duplicates"]
+                left += len(record["unreadable"])
+                bad += record["unreadable"]
+                earlier = [self.first_shard[name] for name in counts]
+                shared += sum(any(d in found for found in earlier) for d in record["digests"])
+            counts[split] = SplitCounts(images, left, same, len(own))
         if not any(each.images for each in counts.values()):
             raise ValueError(f"none of the {self.total:,} images can be read; first: {bad[0]}")
         return self._finish(Packed(self.folder, counts, shared), bad, plan)
 
     def _plan(self) -> dict[str, Any]:
-        prints = {name: DatasetFingerprint(s).with_file_times() for name, s in self.sources.items()}
+        prints = {}
+        for split, source in self.sources.items():
+            found = DatasetFingerprint(source)
+            prints[split] = found.with_file_times()
+            self.prints[split] = "" if self.engine.is_local else found.of()
         return {"settings": self.settings, "images": prints}
 
     def _is_finished(self, plan: str) -> bool:
@@ -134,77 +171,104 @@ class _Packing:
         if summary.exists() and json.loads(summary.read_text())["plan"] == json.loads(plan):
             return True
         is_ours = work.exists() and work.read_text() == plan
-        if is_ours or not [path for path in self.folder.iterdir() if path.name != _WORK]:
+        if is_ours or not (names_in(str(self.folder)) | names_in(self.place)) - {_WORK}:
             return False
         has_shards = work.exists() or summary.exists()
         what = "shards of other images or settings" if has_shards else "other files"
-        raise ValueError(f"{self.folder} holds {what}; choose another --out, or empty it")
+        raise ValueError(f"{self.place} holds {what}; choose another --out, or empty it")
 
-    def _shards(self, source: Source) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """Yield number, count and images of the shards of a split."""
-        step = self.settings["images_per_shard"]
-        count = -(-len(source) // step)
+    def _shards(self, split: str) -> Iterator[_Shard]:
+        """Yield the shards of a split."""
+        length, step = len(self.sources[split]), self.settings["images_per_shard"]
+        count, kind = -(-length // step), self.settings["format"]
         for k in range(count):
-            yield k, count, range(k * step, min((k + 1) * step, len(source)))
+            name = f"{split}-{k:05d}-of-{count:05d}.{kind}"
+            yield _Shard(split, k, name, k * step, min((k + 1) * step, length))
 
-    def _shard(
-        self, split: str, source: Source, number: int, count: int, indices: Sequence[int]
-    ) -> dict[str, Any]:
-        """Write one shard unless it is finished; return what it holds."""
-        stem, kind = f"{split}-{number:05d}-of-{count:05d}", self.settings["format"]
-        path, record = self.folder / f"{stem}.{kind}", self.folder / _WORK / f"{stem}.json"
-        if record.exists() and path.exists():
-            about: dict[str, Any] = json.loads(record.read_text())
-            self.done += len(indices)
-        else:
-            with _atomic(path) as partial, WRITERS[kind](partial, self.classes) as writer:
-                about = self._fill(writer, split, source, indices)
-            write_text(record, json.dumps(about))
-        self.digests[split].update(about["digests"])
-        return about
+    def _write_all(self, shards: list[_Shard]) -> None:
+        """Write the shards that are not finished; then repeat those with images of earlier ones."""
+        there = names_in(self.place)
+        left = [shard for shard in shards if shard.name not in there or not self._record(shard)]
+        missing = set(left)
+        for shard in shards:
+            if shard not in missing:
+                self._note(shard, self._record(shard)["digests"])
+                self.done += shard.last - shard.first
+        self._write(left)
+        # Shards that are written at the same time do not know each other's images.
+        again = {shard: self._repeated(shard) for shard in shards} if self._drops else {}
+        self._write([shard for shard, repeated in again.items() if repeated], again)
 
-    def _fill(
-        self, writer: ShardWriter, split: str, source: Source, indices: Sequence[int]
-    ) -> dict[str, Any]:
-        """Write images to a shard; return their number and what was left out."""
-        unreadable: list[str] = []
-        digests: dict[str, int] = {}
-        images = shared = 0
-        options = self.settings["size"], self.settings["quality"], self.workers
-        others = [digests for name, digests in self.digests.items() if name != split]
-        for image in prepare_all(source, indices, *options):
-            self.done += 1
-            self.display.progress("packing", self.done, self.total, unit="images")
-            origin = source.origin(image.index)
-            if image.error:
-                unreadable.append(printable(f"{origin}: {image.error}"))
-                continue
-            is_repeated = image.digest in digests or image.digest in self.digests[split]
-            if is_repeated and self.settings["drop_duplicates"]:
-                continue
-            digests[image.digest] = image.index
-            shared += any(image.digest in found for found in others)
-            name = Path(origin.rpartition(":")[2] or origin).name
-            label = self._label(source, image.index)
-            writer.add(PackedImage(image.index, name, image.kind, image.content, label))
-            images += 1
-        left_out = len(indices) - images - len(unreadable)
-        return {
-            "images": images,
-            "duplicates": left_out,
-            "shared": shared,
-            "unreadable": unreadable,
-            "digests": [*digests],
-        }
+    @property
+    def _drops(self) -> bool:
+        return bool(self.settings["drop_duplicates"])
 
-    def _label(self, source: Source, i: int) -> int:
-        """Return the class number of image i among the classes of all splits."""
-        if source.labels is None or source.classes is None or self.classes is None:
-            return -1
-        label = int(source.labels[i])
-        if label < 0 or source.classes == self.classes:
-            return label
-        return self.classes.index(source.classes[label])
+    def _repeated(self, shard: _Shard) -> frozenset[str]:
+        """Return the digests in a shard that an earlier shard of the split has, too."""
+        digests = self._record(shard)["digests"]
+        return frozenset(d for d in digests if self._is_earlier(shard, d))
+
+    def _is_earlier(self, shard: _Shard, digest: str) -> bool:
+        return self.first_shard[shard.split].get(digest, shard.number) < shard.number
+
+    def _write(
+        self, shards: list[_Shard], drop: dict[_Shard, frozenset[str]] | None = None
+    ) -> None:
+        numbers = {shard.name: shard for shard in shards}
+
+        def here(unit: ShardUnit) -> ShardRecord:
+            shard = numbers[os.path.basename(unit.place)]
+            source = self.sources[shard.split]
+            return fill_shard(
+                unit, source, is_earlier=lambda d: self._is_earlier(shard, d), tick=self._tick
+            )
+
+        units = (self._unit(shard, (drop or {}).get(shard, frozenset())) for shard in shards)
+        work = here if self.engine.is_local else write_shard
+        for number, record in self.engine.map(work, units, name="pack"):
+            shard = shards[number]
+            write_text(self._record_path(shard), json.dumps(record))
+            self._note(shard, record["digests"])
+            if not self.engine.is_local and drop is None:
+                self._tick(shard.last - shard.first)
+
+    def _unit(self, shard: _Shard, drop: frozenset[str]) -> ShardUnit:
+        return ShardUnit(
+            data=None if self.engine.is_local else self.data,
+            fingerprint=self.prints[shard.split],
+            split=shard.split,
+            first=shard.first,
+            last=shard.last,
+            place=f"{self.place.rstrip('/')}/{shard.name}",
+            settings=self.settings,
+            classes=self.classes,
+            workers=self.workers,
+            drop=drop,
+        )
+
+    def _tick(self, count: int = 1) -> None:
+        self.done = min(self.total, self.done + count)
+        self.display.progress("packing", self.done, self.total, unit="images")
+
+    def _note(self, shard: _Shard, digests: list[str]) -> None:
+        """Remember the first shard of each image."""
+        first = self.first_shard[shard.split]
+        for digest in digests:
+            first[digest] = min(shard.number, first.get(digest, shard.number))
+
+    def _record_path(self, shard: _Shard) -> Path:
+        return self.folder / _WORK / f"{os.path.splitext(shard.name)[0]}.json"
+
+    def _record(self, shard: _Shard) -> ShardRecord:
+        """Return what a finished shard holds, or {} if it is not finished."""
+        path = self._record_path(shard)
+        found: ShardRecord = json.loads(path.read_text()) if path.exists() else {}
+        return {} if "shared" in found else found  # of an earlier version
+
+    def _remove_partial(self) -> None:
+        """Remove what killed processes have left."""
+        for left in self.folder.glob(f".*{PARTIAL}"):
+            left.unlink(missing_ok=True)
 
     def _finish(self, packed: Packed, bad: list[str], plan: str) -> Packed:
         if bad:
@@ -216,6 +280,7 @@ class _Packing:
         summary = {"plan": json.loads(plan), "splits": counts, "shared": packed.shared}
         write_text(self.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
         shutil.rmtree(self.folder / _WORK)
+        self._remove_partial()
         return packed
 
 
@@ -229,22 +294,3 @@ def _all_classes(sources: dict[str, Source]) -> tuple[str, ...] | None:
     """Return the classes of all splits; those of the first split keep their numbers."""
     found = [source.classes for source in sources.values() if source.classes is not None]
     return tuple(dict.fromkeys(chain.from_iterable(found))) if found else None
-
-
-@contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary name that becomes `path` when it is complete."""
-    partial = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        hint = "free some space and run the same command to resume"
-        why = os.strerror(error.errno or 0)
-        raise OSError(error.errno, f"could not write {path}: {why}; {hint}") from None
-    finally:
-        partial.unlink(missing_ok=True)

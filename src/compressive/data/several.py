@@ -123,6 +123,13 @@ def place_of(data: ImageData) -> str:
     return str(data) if is_path(data) else f"{PYTHON}{source_name(data)}"
 
 
+def named_place(data: ImageData) -> str:
+    """Return images as text that another process can open; raise ValueError for objects."""
+    if not is_path(data):
+        raise ValueError("on a cluster, images must be named by a path or an address")
+    return place_of(data)
+
+
 def open_objects(
     data: ImageData, split: str, open_one: Callable[[ImageData, str], Source]
 ) -> Source:

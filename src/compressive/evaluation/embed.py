@@ -19,6 +19,8 @@ from compressive.data.several import count_table, is_path, place_of
 from compressive.data.source import Source
 from compressive.data.sources import open_source
 from compressive.device import pick_device, precision
+from compressive.engine.local import Engine
+from compressive.evaluation.embed_parts import embed_parts, encoder_unit
 from compressive.evaluation.features import Features, extract, network_fingerprint
 from compressive.evaluation.frozen_model import FrozenModel, open_model
 from compressive.progress import Display
@@ -52,22 +54,29 @@ def embed(
     network: str = "",
     size: int = 0,
     device: str = "auto",
+    engine: Engine | None = None,
     display: Display | None = None,
 ) -> Embedding:
     """Write one float32 feature vector for each image of a split, with its name and label.
 
     The arguments are those of `compressive embed`. The ending of `out` chooses the format. Images
     are cropped as in `evaluate`. Unreadable ones are left out. Parquet and npz also have name and
-    fingerprint of the encoder, as JSON.
+    fingerprint of the encoder, as JSON. `engine` runs the batches; by default this process does.
     """
     out = check_table_path(out, images, FORMATS, "features")
-    where = pick_device(device, called="--device")
+    is_here = engine is None or engine.is_local
+    # A cluster has its own devices, which this machine may lack.
+    where = pick_device(device if is_here else "cpu", called="--device")
     model = open_model(str(encoder), where, network=network, size=size)
     source = open_source(images, split, max_pixels=model.max_pixels)
     with display or Display() as shown:
         for line in count_table(source):
             shown.say(line)
-        found, unreadable = embed_source(model, source, where, shown)
+        if engine is None or engine.is_local:
+            found, unreadable = embed_source(model, source, where, shown)
+        else:
+            whole = encoder_unit(encoder, images, model, source, split, network, size, device)
+            found, unreadable = embed_parts(engine, whole, len(source), shown)
     feats, index = found.feats.cpu().numpy(), found.index.cpu()
     names = [as_text(source.origin(int(i))) for i in index]
     about = {

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,26 +90,48 @@ def extract(
     batch_size: int = BATCH,
     progress: Callable[[int, int], None] | None = None,
 ) -> Features:
-    """Return the features of a whole data set; processes share the work and all get the result.
+    """Return the features of a whole data set; processes share the work and all get the result."""
+
+    def show(batches: int) -> None:
+        if progress is not None:
+            progress(min(count, batches * batch_size * world_size()), count)
+
+    plan = _own_batches(count, batch_size)
+    found = extract_batches(network, loader, plan, crop, precision=precision, progress=show)
+    if world_size() > 1:
+        numbers = gather(torch.stack(found[1:], 1).double(), "labels").long()
+        found = Features(gather(found.feats, "features"), *numbers.unbind(1))
+    return in_order(found, count)
+
+
+def extract_batches(
+    network: nn.Module,
+    loader: Loader,
+    plan: Iterable[BatchIndices],
+    crop: Crop,
+    *,
+    precision: torch.dtype,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Features:
+    """Return the features of these batches; call `progress` with the number that is done.
 
     The network must be in evaluation mode. Raise RuntimeError if a weight or statistic changes.
     """
     assert not network.training
     changed = remember_weights(network)
     feats, labels, index = [], [], []
-    for batch in loader.batches(_own_batches(count, batch_size)):
+    for batch in loader.batches(plan):
         feats.append(forward(network, crop(batch), precision))
         labels.append(batch.label)
         index.append(batch.index)
-        if progress is not None:
-            progress(min(count, len(index) * batch_size * world_size()), count)
-    found = Features(torch.cat(feats), torch.cat(labels), torch.cat(index))
-    if world_size() > 1:
-        numbers = gather(torch.stack(found[1:], 1).double(), "labels").long()
-        found = Features(gather(found.feats, "features"), *numbers.unbind(1))
+        progress(len(index))
     if changed():
         raise RuntimeError("weights or statistics of the network changed while it was evaluated")
-    # Sort by index and drop repetitions: a loader replaces unreadable images with other ones.
+    return Features(torch.cat(feats), torch.cat(labels), torch.cat(index))
+
+
+def in_order(found: Features, count: int) -> Features:
+    """Sort by index and drop repetitions: a loader replaces unreadable images with other ones."""
     place = torch.full((count,), -1, device=found.index.device)
     place[found.index] = torch.arange(len(found.index), device=place.device)
     return Features(*(part[place[place >= 0]] for part in found))

@@ -68,9 +68,12 @@ class FrozenModel:
         sides = f"longer side to {side}, shorter not below {least(self.size)}"
         return {"larger_images": f"{sides}, antialiased bicubic"}
 
-    def shrink(self, source: Source) -> tuple[Source, int]:
-        """Shrink images as in training, but not below the crop; return them and their side."""
-        needed, shortest = canvas_side(source, self.size), least(self.size)
+    def shrink(self, source: Source, needed: int = 0) -> tuple[Source, int]:
+        """Shrink images as in training, but not below the crop; return them and their side.
+
+        `needed` is `canvas_side` of the images if it is known.
+        """
+        needed, shortest = needed or canvas_side(source, self.size), least(self.size)
         side = min(self.side or needed, needed)
         canvas = min(needed, max(side, 2 * shortest))
         return shrunk(source, side, min(shortest, canvas), canvas), canvas

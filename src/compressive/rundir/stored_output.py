@@ -20,10 +20,16 @@ IsAhead = Callable[[Path, Mirror, dict[str, Stored]], bool]
 
 @contextmanager
 def mirrored_folder(
-    address: str, say: Callable[[str], None], *, first: Sequence[str], is_ahead: IsAhead
+    address: str,
+    say: Callable[[str], None],
+    *,
+    first: Sequence[str],
+    is_ahead: IsAhead,
+    ignored: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Yield a local folder; download it from storage first, and mirror its changes.
 
+    Objects whose name ends with one of `ignored` are neither downloaded nor deleted.
     After an error, upload what there is. If the last upload fails, the local folder is kept and the
     same command on this machine resumes from it.
     """
@@ -32,7 +38,7 @@ def mirrored_folder(
         raise ValueError(f"--out {address} works on one machine only; {hint}")
     local = local_copy(address)
     pending = local.with_name(f"{local.name}.pending")  # exists while something is not uploaded
-    mirror = Mirror(address, local, first=first)
+    mirror = Mirror(address, local, first=first, ignored=ignored)
     lock = -1
     if rank() == 0:
         lock = acquire_lock(local.with_name(f"{local.name}.lock"))

@@ -28,15 +28,18 @@ class Mirror:
     """A folder on object storage that follows a local one.
 
     Each object is replaced at once. Files are uploaded in the order of `first`, then by name, and
-    deleted after all uploads, so that an interrupted upload leaves an older complete state.
+    deleted after all uploads, so that an interrupted upload leaves an older complete state. Objects
+    whose name ends with one of `ignored` are left alone: other processes write them.
     """
 
-    def __init__(self, address: str, local: Path, first: Sequence[str] = ()) -> None:
+    def __init__(
+        self, address: str, local: Path, first: Sequence[str] = (), ignored: Sequence[str] = ()
+    ) -> None:
         self.address: str = address.rstrip("/")
         self.local: Path = local
         self._path = split_address(address)[1]
         self._backend = backend_for(address)
-        self._first = tuple(first)
+        self._first, self._ignored = tuple(first), tuple(ignored)
         self._sent: dict[str, tuple[int, int]] = {}  # size and time of what was uploaded
         self._remote: set[str] = set()
         self._stop = threading.Event()
@@ -56,7 +59,8 @@ class Mirror:
             except StorageMissing:
                 continue
             folders += [each.rstrip("/") for each in inside]
-            found |= {each.path.removeprefix(f"{self._path}/"): each for each in files}
+            names = {each.path.removeprefix(f"{self._path}/"): each for each in files}
+            found |= {k: each for k, each in names.items() if not k.endswith(self._ignored)}
         found.pop(_PROBE, None)
         self._remote = set(found)
         return found

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 
 from compressive import recipes
 from compressive.config import with_data
+from compressive.engine.local import Engine
+from compressive.engine.ray_cluster import RayEngine
 from compressive.progress import Display
 from compressive.rundir import files
 from compressive.rundir.files import SWEEP, local_path, write_text
 from compressive.rundir.lock import acquire_lock, ensure_writable
 from compressive.rundir.reader import read_training
+from compressive.sweep.cluster_processes import ClusterProcesses
 from compressive.sweep.packing import (
     AUTOMATIC,
     Packing,
@@ -55,6 +58,7 @@ def sweep(
     held_out: bool = False,
     at_once: int | str = AUTOMATIC,
     track: str = "",
+    engine: Engine | None = None,
     display: Display | None = None,
     program: Sequence[str] = (sys.executable, "-m", "compressive"),
 ) -> SweepResult:
@@ -63,7 +67,8 @@ def sweep(
     With `held_out` or the suite "none" no test image is read. Finished runs are skipped and others
     resumed. Values and seeds may be added later; everything else must stay the same, except for
     `track`. Ctrl-C stops the runs, which save a checkpoint. `at_once` is how many runs share the
-    device; "auto" measures how many are useful on an NVIDIA GPU, and is 1 elsewhere.
+    device; "auto" measures how many are useful on an NVIDIA GPU, and is 1 elsewhere. With a cluster
+    as `engine` it is how many run at all; "auto" is as many as the cluster has room for.
     """
     axes: dict[str, Any] = {"vary": vary, "preset": preset, "seeds": seeds, "changes": changes}
     wanted = parse_at_once(at_once)
@@ -96,7 +101,10 @@ def sweep(
     try:
         state = SweepFile(out, about, runs)
         with ExitStack() as stack, shown:
-            processes = _open_processes(state, wanted, shown, stack)
+            if isinstance(engine, RayEngine):
+                processes: Processes = ClusterProcesses(engine, wanted)
+            else:
+                processes = _open_processes(state, wanted, shown, stack)
             started = SweepRuns(state, train, test, shown, program, processes)
             with handle_stop_signals(lambda _: started.stop()):
                 started.run_all()

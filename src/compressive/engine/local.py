@@ -1,0 +1,88 @@
+"""The interface of an engine, the engine that runs units in this process, and how to open one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from compressive.engine.choice import EngineChoice
+
+Unit = TypeVar("Unit")
+Result = TypeVar("Result")
+
+
+class WorkerLost(RuntimeError):
+    """A unit was repeated several times, and each time its process or machine ended."""
+
+
+class Engine(Protocol):
+    """Runs a function on independent units.
+
+    A unit may run twice if a process is lost, so that its function must write files by renaming
+    complete ones. Function and units are sent to other processes: the function has a name in a
+    module, and units hold values such as paths.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether units run in this process, one after the other."""
+        ...
+
+    @property
+    def cores(self) -> int:
+        """Return how many cores a unit may use; 0: those of this machine."""
+        ...
+
+    def room(self) -> int:
+        """Return how many units can run at the same time."""
+        ...
+
+    def map(
+        self,
+        work: Callable[[Unit], Result],
+        units: Iterable[Unit],
+        *,
+        name: str,
+        keeps_model: bool = False,
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield the number and the result of each unit as it ends; take units when there is room.
+
+        `name` is shown by the engine's own tools. `keeps_model` says that the function keeps what
+        it loads for the next unit, so that a process shall run many.
+        """
+        ...
+
+
+class LocalEngine:
+    """Run units in this process, in order."""
+
+    is_local: bool = True
+    cores: int = 0
+
+    def room(self) -> int:
+        """Return 1."""
+        return 1
+
+    def map(
+        self,
+        work: Callable[[Unit], Result],
+        units: Iterable[Unit],
+        *,
+        name: str = "",
+        keeps_model: bool = False,
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield the number and the result of each unit."""
+        del name, keeps_model
+        for number, unit in enumerate(units):
+            yield number, work(unit)
+
+
+@contextmanager
+def open_engine(choice: EngineChoice, device: str = "cpu") -> Iterator[Engine]:
+    """Yield the chosen engine for units on a device; start or join its cluster, and leave it."""
+    if choice.is_local:
+        yield LocalEngine()
+        return
+    from compressive.engine.ray_cluster import open_ray
+
+    with open_ray(choice, device) as engine:
+        yield engine
