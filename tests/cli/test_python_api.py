@@ -20,7 +20,8 @@ from compressive.rundir.folder import read_config, write_config
 
 PROGRAM: Any = typer.main.get_command(app)
 # Options of commands that Python spells differently or does not need.
-OTHERS = {"changes", "markdown", "help"}
+OTHERS = {"changes", "markdown", "help", "encoders"}
+OTHERS |= {"engine", "cpus_per_task", "gpus_per_task"}  # a program on a cluster calls Ray itself
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

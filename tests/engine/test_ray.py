@@ -146,6 +146,7 @@ def test_an_error_of_a_unit_and_a_task_that_fits_nowhere_are_one_line(ray: RayCl
         pass
 
 
+@pytest.mark.stress
 def test_packing_on_storage_survives_a_kill(
     ray: RayCluster, server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_packing_on_storage_survives_a_kill(
     assert "bad.png" in expected["unreadable.txt"].decode()
 
 
+@pytest.mark.stress
 def test_features_over_a_client_survive_a_kill(
     ray: RayCluster, trained: Path, tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ def test_several_encoders_have_the_numbers_of_the_local_engine(
         assert one.about["weights"] == other.about["weights"]
 
 
+@pytest.mark.stress
 def test_a_sweep_repeats_the_training_of_a_killed_process(ray: RayCluster, tmp_path: Path) -> None:
     changes = [change for change in CHANGES if not change.startswith("train.steps")]
     options = {"seeds": "3", "changes": [*changes, "train.steps=4"], "tasks": "knn"}
@@ -243,6 +246,7 @@ def test_a_sweep_repeats_the_training_of_a_killed_process(ray: RayCluster, tmp_p
     assert [r.value for r in found.records] == [r.value for r in alone.records]
 
 
+@pytest.mark.stress
 def test_ctrl_c_stops_a_cluster_that_was_started_for_the_command(tmp_path: Path) -> None:
     photos(tmp_path / "data", 200, side=100)
     words = [sys.executable, "-m", "compressive", "pack", "data", "--out", "out", "--size", "64"]
