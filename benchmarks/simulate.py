@@ -39,7 +39,7 @@ class Machine:
     gpus_per_machine: int = 8
     cores_per_machine: int = 128
     decoded_per_core: float = 271.0  # images per second
-    decoded_per_gpu: float = 24_887.0  # nvJPEG
+    decoded_per_gpu: float = 2_750.0  # nvJPEG next to training; 6,244 alone
     memory: float = 141e9
     intranode: float = 300e9  # bytes per second and GPU and direction; assumption for NVLink
     internode: float = 50e9  # assumption: one 400 Gb/s link per GPU

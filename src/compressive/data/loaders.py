@@ -161,7 +161,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
         options["clock"] = self._clock
         if decoder is None:
-            flow = Prefetcher(checked, read, side=reader.side, **options)
+            flow = Prefetcher(checked, reader.decoded, side=reader.side, **options)
         else:
             flow = DevicePrefetcher(checked, reader, decoder, **options)
         self._flows.add(flow)

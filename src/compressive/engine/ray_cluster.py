@@ -59,7 +59,7 @@ def _connect(ray: Any, address: str) -> None:
             raise _unreachable(address, error.strerror or str(error)) from None
     elif address == RAY:
         where |= {"include_dashboard": False}
-    # Ray's client server forks while it has threads, and its child sometimes crashes at once.
+    # Ray's client server failed once in tests because its own process exited at once.
     for attempt in range(_CLIENT_ATTEMPTS):
         try:
             with warnings.catch_warnings():
