@@ -26,7 +26,7 @@ from compressive.train.sharding import shard_learner
 from compressive.train.step import Learner
 
 needs_fsdp = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15), reason="FSDP2 on CPUs"
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11), reason="FSDP2 on CPUs"
 )
 METHODS = ("c-simclr", "c-byol")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from compressive.engine.choice import EngineChoice
 
@@ -14,6 +14,7 @@ class WorkerLost(RuntimeError):
     """A unit was repeated several times, and each time its process or machine ended."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Runs a function on independent units.
 

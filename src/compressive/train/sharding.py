@@ -9,7 +9,7 @@ from compressive.train.step import Learner
 
 # The first version that was tested. FSDP2 of torch 2.6 fails on CPUs, and 2.6 cannot write sharded
 # safetensors files.
-_LEAST_TORCH = (2, 15)
+_LEAST_TORCH = (2, 11)
 
 
 def shard_learner(learner: Learner, config: Config) -> None:

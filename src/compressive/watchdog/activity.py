@@ -2,7 +2,6 @@
 
 import time
 from types import TracebackType
-from typing import Self
 
 
 class Activity:
@@ -31,13 +30,12 @@ class Operation:
     def __init__(self, name: str) -> None:
         self.name: str = name
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         self.before: str = CURRENT.operation
         self.begin: float = time.monotonic()
         CURRENT.operation = self.name
         CURRENT.calls += self.calls
         CURRENT.waiting += self.calls
-        return self
 
     def __exit__(
         self,

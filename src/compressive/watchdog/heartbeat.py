@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from compressive.watchdog.activity import CURRENT, Activity
 from compressive.watchdog.pace import SlowRanks
@@ -15,6 +15,7 @@ from compressive.watchdog.pace import SlowRanks
 _BEAT_KEY = "heartbeat"
 
 
+@runtime_checkable
 class Store(Protocol):
     """The part of torch's stores that a watchdog uses."""
 
