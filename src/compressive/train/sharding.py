@@ -7,7 +7,7 @@ from compressive.config import Config
 from compressive.distributed import shard, world_size
 from compressive.train.step import Learner
 
-# The first version that was tested. FSDP2 of torch 2.6 fails on CPUs, and 2.6 cannot write sharded
+# The oldest version that was tested. FSDP2 of torch 2.6 fails on CPUs, and 2.6 cannot write sharded
 # safetensors files.
 _LEAST_TORCH = (2, 11)
 
