@@ -10,7 +10,7 @@ Integers = Int[Tensor, " batch"]
 Keys = Int[Tensor, "batch 2"]
 
 _WORD, _MASK = 2**32, 2**32 - 1
-_IMAGES_AT_ONCE = 2**15  # numbers of so many stay in the cache of a processor
+_IMAGES_AT_ONCE = 2**15  # small enough for the processor's cache
 
 
 def threefry(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

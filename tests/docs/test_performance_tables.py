@@ -34,7 +34,7 @@ def test_decoding() -> None:
     for cores in (16, 4):
         found = speed["first"][f"{cores} cores"]
         best = max(found["lightly_ratios"].values())
-        assert rows["fastest of ours / lightly"][f"{cores} cores, first"] == f"{best:.2f}"
+        assert rows["our faster decoder / lightly"][f"{cores} cores, first"] == f"{best:.2f}"
 
 
 def test_threads() -> None:

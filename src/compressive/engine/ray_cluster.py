@@ -35,7 +35,7 @@ class Reserved(NamedTuple):
 def open_ray(choice: EngineChoice, device: str = "cpu") -> Iterator["RayEngine"]:
     """Join the cluster of an address, or start one on this machine; leave or stop it at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's future default, which it announces at every start: leave the GPUs of others visible.
+    # Do not hide GPUs from tasks that reserve none. Ray prints a warning if this is not set.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray: Any = importlib.import_module("ray")
