@@ -128,61 +128,53 @@ class Drill:
             stop_all(job)
 
 
-def kill_rank(number: int, folder: Path) -> Drill:
-    """Kill one process with SIGKILL."""
+@contextmanager
+def training(folder: Path) -> Iterator[Drill]:
+    """Start a run, wait until it trains, and end all its processes afterwards."""
     drill = Drill(folder)
     try:
         drill.start()
         drill.wait_for_steps(20)
+        yield drill
+    finally:
+        drill.stop()
+
+
+def kill_rank(number: int, folder: Path) -> Drill:
+    """Kill one process with SIGKILL."""
+    with training(folder) as drill:
         pid = drill.rank(number)
         drill.break_it(lambda: os.kill(pid, signal.SIGKILL), r"exitcode: -9|error: another process")
         drill.resumed()
         if error := re.search(r"error: another process.*", drill.text(drill.offset)):
             drill.found["message"] = re.sub(r" on \S+ has", " on HOST has", error[0])
-    finally:
-        drill.stop()
     return drill
 
 
 def freeze_rank(number: int, folder: Path) -> Drill:
     """Stop one process with SIGSTOP: its connections stay open, but it does nothing."""
-    drill = Drill(folder)
-    try:
-        drill.start()
-        drill.wait_for_steps(20)
+    with training(folder) as drill:
         pid = drill.rank(number)
         drill.break_it(lambda: os.kill(pid, signal.SIGSTOP), r"error: another process")
         drill.resumed()
-    finally:
-        drill.stop()
     return drill
 
 
 def hang_rank(folder: Path) -> Drill:
     """Let one process sleep forever in its own code while its heartbeat continues."""
-    drill = Drill(folder)
-    try:
-        drill.start()
-        drill.wait_for_steps(20)
+    with training(folder) as drill:
         fault = folder / "fault"
         drill.break_it(lambda: fault.write_text("100000"), r"error: another process")
         fault.unlink()
         drill.resumed()
-    finally:
-        drill.stop()
     return drill
 
 
 def slow_rank(folder: Path) -> Drill:
     """Let one process sleep for 0.3 s in each step."""
-    drill = Drill(folder)
-    try:
-        drill.start()
-        drill.wait_for_steps(20)
+    with training(folder) as drill:
         drill.break_it(lambda: (folder / "fault").write_text("0.3"), r"note: rank 1 .* is slow")
         drill.found |= {"survived": True, "steps_lost": 0}
-    finally:
-        drill.stop()
     return drill
 
 
