@@ -23,6 +23,7 @@ SECTIONS = {
     "## Second search": ("search-2-tiny-imagenet-100.json", 12),
     "## Third search": ("search-3-tiny-imagenet-100.json", 6),
     "## Final comparison": ("final-tiny-imagenet-100.json", 10),
+    "## Search on CIFAR-10": ("search-cifar10.json", 6),
 }
 
 
@@ -59,7 +60,7 @@ def test_tables_match_result_files(heading: str) -> None:
     name, count = SECTIONS[heading]
     runs = json.loads((FOLDER / name).read_text())["runs"]
     by_key = {run_key(run): run for run in runs if "held_out" in run or "test" in run}
-    rows = table_rows(PAGE, heading, "seed")
+    rows = table_rows(PAGE, heading, "seed", "logistic")
     assert len(rows) == len(by_key) == count
     for row in rows:
         run = by_key[row_key(row)]
@@ -67,7 +68,7 @@ def test_tables_match_result_files(heading: str) -> None:
         for title, metric in COLUMNS.items():
             if title not in row:
                 continue
-            value = (run.get("test") or run["held_out"])[metric]
+            value = (run.get("held_out") or run["test"])[metric]
             value = value["value"] if isinstance(value, dict) else value
             # Half of the last digit, and rounding in binary.
             assert float(row[title]) == pytest.approx(100 * value, abs=0.05 + 1e-9), (row, title)
@@ -75,12 +76,47 @@ def test_tables_match_result_files(heading: str) -> None:
             assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
 
 
-def lipschitz(run: dict[str, Any]) -> float:
+def lipschitz(run: dict[str, Any], group: str = "smoothness") -> float:
     """Return the mean of the estimates in the eight directions."""
     ends = ("+ lipschitz", "- lipschitz")
-    estimates = [value for name, value in run["smoothness"].items() if name.endswith(ends)]
+    estimates = [value for name, value in run[group].items() if name.endswith(ends)]
     assert len(estimates) == 8
     return mean(estimates)
+
+
+def cifar10_runs() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the CIFAR-10 runs with the chosen settings by method and seed."""
+    runs = json.loads((FOLDER / "search-cifar10.json").read_text())["runs"]
+    chosen = ("simclr-k5-s", "adaptive-k5-b3-s", "dcl-k5-s")
+    runs = [run for run in runs if run["name"].startswith(chosen)]
+    return {(run["name"].split("-")[0], run["settings"]["seed"]): run for run in runs}
+
+
+def test_cifar10_on_test_images() -> None:
+    rows = table_rows(PAGE, "## Search on CIFAR-10", "linear")
+    assert [row["method"] for row in rows] == ["adaptive", "dcl"]
+    for row in rows:
+        run = cifar10_runs()[row["method"], "0"]
+        for title, metric in {**COLUMNS, "linear": "linear top-1"}.items():
+            value = 100 * run["test"][metric]["value"]
+            assert float(row[title]) == pytest.approx(value, abs=0.05 + 1e-9), (row, title)
+        value = lipschitz(run, "test_smoothness")
+        assert float(row["Lipschitz"]) == pytest.approx(value, abs=0.005 + 1e-9)
+
+
+def test_cifar10_online_accuracy() -> None:
+    steps = {"60 epochs": "5859", "80 epochs": "7813"}
+    rows = table_rows(PAGE, "## Search on CIFAR-10", "probe, 60 epochs")
+    assert len(rows) == len(cifar10_runs()) == 9
+    for row in rows:
+        online = cifar10_runs()[row["method"], row["seed"]]["online"]
+        for when, step in steps.items():
+            if step not in online:
+                assert row[f"probe, {when}"] == row[f"kNN, {when}"] == ""
+                continue
+            for title, metric in {"probe": "probe", "kNN": "knn"}.items():
+                value = 100 * online[step][metric]
+                assert float(row[f"{title}, {when}"]) == pytest.approx(value, abs=0.05 + 1e-9)
 
 
 def test_differences_of_the_final_comparison() -> None:
