@@ -1,5 +1,6 @@
 """A run folder on object storage is complete after each save, and resumes on another machine."""
 
+import gc
 import json
 import os
 import re
@@ -236,3 +237,72 @@ def test_the_command_says_where_the_run_is(s3: S3) -> None:
     assert done.exit_code == 0, done.output
     assert f"on storage: {out}" in done.output
     assert json.loads(stored(s3, "runs/command")["config.json"])["about"]["run_id"]
+
+
+def test_a_checkpoint_on_storage_stays_until_another_one_is_complete(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads are slower than saves: the file of an upload is deleted before it starts."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "1").write_bytes(b"1")
+    mirror = Mirror(f"s3://{BUCKET}/slow", folder)
+    mirror.push()
+    (folder / "2").write_bytes(b"2")
+    upload = mirror._upload
+
+    def late(local: Path, name: str) -> None:
+        for old, new in (("1", "3"), ("2", "4")):
+            (folder / old).unlink(missing_ok=True)
+            (folder / new).write_bytes(new.encode())
+        upload(local, name)
+
+    monkeypatch.setattr(mirror, "_upload", late)
+    mirror.push()
+    assert stored(s3, "slow") == {"1": b"1"}
+    monkeypatch.setattr(mirror, "_upload", upload)
+    mirror.push()
+    assert stored(s3, "slow") == {"3": b"3", "4": b"4"}
+
+
+def test_a_file_that_is_deleted_during_its_push_is_deleted_in_the_next(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object that replaces it is not on storage yet."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "1").write_bytes(b"1")
+    mirror = Mirror(f"s3://{BUCKET}/replaced", folder)
+    upload = mirror._upload
+
+    def then_save(local: Path, name: str) -> None:
+        upload(local, name)
+        (folder / "1").unlink()
+        (folder / "2").write_bytes(b"2")
+
+    monkeypatch.setattr(mirror, "_upload", then_save)
+    mirror.push()
+    assert stored(s3, "replaced") == {"1": b"1"}
+    monkeypatch.setattr(mirror, "_upload", upload)
+    mirror.push()
+    assert stored(s3, "replaced") == {"2": b"2"}
+
+
+@pytest.mark.slow
+def test_a_failed_upload_does_not_replace_an_object_by_its_first_parts(
+    s3: S3, tmp_path: Path
+) -> None:
+    """The second part of three is refused."""
+    path, address = tmp_path / "file", f"s3://{BUCKET}/parts/file"
+    path.write_bytes(b"old")
+    backend = backend_module.backend_for(address)
+    backend.upload(path, f"{BUCKET}/parts/file")
+    path.write_bytes(os.urandom(25 * 2**20))
+    s3.fault, s3.every, s3._count = "500", 3, 0  # the first two requests start it and send a part
+    with pytest.raises(OSError, match="UploadPart"):
+        backend.upload(path, f"{BUCKET}/parts/file")
+    s3.fault = ""
+    gc.collect()
+    assert stored(s3, "parts") == {"file": b"old"}
+    backend.upload(path, f"{BUCKET}/parts/file")
+    assert stored(s3, "parts") == {"file": path.read_bytes()}
