@@ -27,11 +27,12 @@ def mirrored_folder(
     first: Sequence[str],
     is_ahead: IsAhead,
     ignored: Sequence[str] = (),
+    needed: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Yield a local folder; download it from storage first, and mirror its changes.
 
     Several processes share the folder; the first one downloads and uploads. On several machines,
-    all get copies of the files whose names start with one of `first`. Objects whose name ends with
+    all get copies of the files whose names start with one of `needed`. Objects whose name ends with
     one of `ignored` are neither downloaded nor deleted.
     After an error, upload what there is. If the last upload fails, the local folder is kept and the
     same command on this machine resumes from it.
@@ -51,7 +52,7 @@ def mirrored_folder(
         mirror.start(say)
     has_failed = True
     try:
-        with copied_folder(local, pending, first):
+        with copied_folder(local, pending, needed):
             yield local
         has_failed = False
     finally:
