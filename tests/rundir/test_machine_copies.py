@@ -2,20 +2,27 @@
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import together
+from tiny import Written, tiny
+from torch import nn
 
+from compressive.config import Config
 from compressive.distributed import machines
+from compressive.methods import Method, build
+from compressive.rundir import checkpoint
 from compressive.rundir.machine_copies import (
     collect_from_machines,
     copied_folder,
     copy_to_machines,
 )
+from compressive.train.loop import pretrain
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 NEEDED = ("config.json", "checkpoints")
@@ -91,8 +98,7 @@ def test_needed_files_are_copied_and_parts_collected(tmp_path: Path) -> None:
 
 def shared_worker(rank: int, place: Path) -> None:
     del rank
-    with ExitStack() as stack:
-        stack.enter_context(copied_folder(place / "run", place / "run.pending", NEEDED))
+    with copied_folder(place / "run", place / "run.pending", NEEDED):
         collect_from_machines(place / "run/checkpoints/2.shards")
     assert contents(place / "run") == FIRST | {"checkpoints/2.shards/0": b"0"}
 
@@ -107,3 +113,35 @@ def test_a_shared_folder_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "a/run", **{n.replace("/", "__"): c for n, c in FIRST.items()})
     write(tmp_path / "a/run", **{"checkpoints__2.shards__0": b"0"})
     together(shared, (str(tmp_path),), len(MACHINES))
+
+
+def diverge(rank: int, folder: str) -> None:
+    """Train with a folder for each process; the third step has a NaN, once."""
+    torch.set_num_threads(1)
+    os.environ["GROUP_RANK"] = str(rank)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    steps = count(1)
+
+    def spoil(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        views = [view.clone() for view in inputs[0]]
+        views[0][0] *= torch.nan if next(steps) == 3 else 1
+        return (views, *inputs[1:])
+
+    def spoiled(config: Config) -> Method:
+        method = build(config)
+        method.register_forward_pre_hook(spoil)
+        return method
+
+    display, out = Written(), Path(folder, f"machine{rank}", "run")
+    out.mkdir(parents=True)
+    config = tiny("train.steps=4", "train.save_every=1e-9")
+    with copied_folder(out, out.with_name("pending"), NEEDED):
+        assert pretrain(config, out, display=display, method=spoiled).step == 4
+    assert "resuming from step 2 of 4" in display.said
+    assert len(checkpoint.steps(out / "checkpoints")) == 2
+    dist.destroy_process_group()
+
+
+def test_a_run_that_diverges_continues_on_all_machines(tmp_path: Path) -> None:
+    """Only the first machine has the checkpoints since the start."""
+    together(diverge, (str(tmp_path),), 2)
