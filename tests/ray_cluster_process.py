@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 GPUS = 2  # that the cluster believes to have; no code uses them
 _TESTS = Path(__file__).parent
+_started: set[int] = set()  # ids of the clusters of this process; other tests may run their own
 
 
 class RayCluster(NamedTuple):
@@ -61,11 +62,13 @@ def running_cluster(environment: dict[str, str]) -> Iterator[RayCluster]:
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    _started.add(process.pid)
     try:
         for each in (port, client):
             wait_until(lambda p=each: _answers(p), f"nothing listens on port {each}")
         yield RayCluster(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}")
     finally:
+        _started.discard(process.pid)
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
 
@@ -83,7 +86,7 @@ def wait_until(condition: Callable[[], object], problem: str, seconds: float = 6
 
 
 def processes_called(start: str) -> list[int]:
-    """Return the ids of the processes whose title starts so; Ray writes a task's name there."""
+    """Return our clusters' processes whose title starts so; Ray writes a task's name there."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -91,9 +94,20 @@ def processes_called(start: str) -> list[int]:
                 title = (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
             except OSError:
                 continue
-            if title.startswith(start):
+            if title.startswith(start) and _is_ours(int(folder.name)):
                 found.append(int(folder.name))
     return found
+
+
+def _is_ours(process: int) -> bool:
+    """Return whether a process was started by a cluster of this process, directly or not."""
+    while process > 1 and process not in _started:
+        try:
+            text = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            return False
+        process = int(text.rpartition(")")[2].split()[1])
+    return process in _started
 
 
 @contextmanager
@@ -105,9 +119,10 @@ def killing(start: str, when: Callable[[], object] = lambda: True) -> Iterator[l
     def watch() -> None:
         while not is_over.wait(0.1):
             if when() and (found := processes_called(start)):
-                os.kill(found[0], signal.SIGKILL)
-                killed.append(found[0])
-                return
+                with suppress(ProcessLookupError):  # it may have ended meanwhile
+                    os.kill(found[0], signal.SIGKILL)
+                    killed.append(found[0])
+                    return
 
     thread = threading.Thread(target=watch)
     thread.start()

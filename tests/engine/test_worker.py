@@ -45,7 +45,7 @@ def test_errors_are_returned_in_one_line_with_their_kind(tmp_path: Path) -> None
     assert run_unit(wrong, 0, sender) == Failure(True, "wrong value")
     assert run_unit(missing, 0, sender) == Failure(False, "no answer")
     gone = str(tmp_path / "gone")
-    named = run_unit(lambda _: open(gone), 0, sender)
+    named = run_unit(lambda _: Path(gone).read_bytes(), 0, sender)
     assert not named.is_value
     assert gone in named.message
     other = run_unit(wrong, 0, sender._replace(version="0.0.0"))

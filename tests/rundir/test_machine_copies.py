@@ -33,7 +33,7 @@ FOLDERS = {0: "a", 1: "a", 2: "b", 3: "c"}
 
 def worker(rank: int, folder: str, check: Callable[[int, Path], None]) -> None:
     torch.set_num_threads(1)
-    machines._CHUNK = 7  # so that small files have several parts
+    machines._SENT_BYTES = 7  # so that small files have several parts
     os.environ["GROUP_RANK"] = str(MACHINES[rank])
     size = len(MACHINES)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=size)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from launched import free_port, last_step, pretrain_words, ranks, stop_all
+from launched import free_port, last_step, pretrain_words, stop_all
 from s3_server import BUCKET, S3, call, environment, running_server
 from tiny import differences, journal
 

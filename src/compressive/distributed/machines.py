@@ -12,7 +12,7 @@ from compressive.distributed.collectives import gather_objects
 from compressive.distributed.process_group import launched, rank
 from compressive.watchdog.limits import collective_timeout
 
-_CHUNK = 2**26  # bytes that are sent at a time
+_SENT_BYTES = 2**26  # bytes that are sent at a time
 
 
 class Leaders(NamedTuple):
@@ -63,7 +63,7 @@ def machine_leaders() -> Leaders | None:
 
 def _chunks(source: Path | None, size: int) -> Iterator[torch.Tensor]:
     """Yield a file in parts to send, or without a file empty parts to receive."""
-    lengths = [min(_CHUNK, size - at) for at in range(0, size, _CHUNK)]
+    lengths = [min(_SENT_BYTES, size - at) for at in range(0, size, _SENT_BYTES)]
     if source is None:
         yield from (torch.empty(length, dtype=torch.uint8) for length in lengths)
         return

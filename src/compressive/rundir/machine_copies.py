@@ -79,7 +79,7 @@ def copy_to_machines(folder: Path) -> None:
 
 
 def _distribute(copied: _Copied, folder: Path) -> None:
-    own = _states(folder, copied.needed)
+    own = _file_states(folder, copied.needed)
     wanted, *others = copied.leaders.gather(own)
     for name in own.keys() - wanted.keys() if copied.is_own else ():
         (folder / name).unlink(missing_ok=True)
@@ -118,7 +118,7 @@ def _collect(leaders: Leaders, place: Path, *, is_own: bool) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _states(folder: Path, needed: tuple[str, ...]) -> _FileStates:
+def _file_states(folder: Path, needed: tuple[str, ...]) -> _FileStates:
     """Return size and digest of the needed files in a folder."""
     found: _FileStates = {}
     for path in sorted(folder.rglob("*")):
