@@ -197,6 +197,19 @@ def test_files_are_uploaded_before_others_are_deleted(s3: S3, tmp_path: Path) ->
     assert changes == [("PUT", "2"), ("PUT", "a"), ("DELETE", "1")]
 
 
+def test_parts_are_uploaded_before_the_checkpoint_that_names_them(s3: S3, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = "checkpoints/step_00000007"
+    names = [f"{first}.1794976763967.shards/{k}" for k in (1, 2)] + [f"{first}.safetensors"]
+    for name in reversed(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    s3.requests.clear()
+    Mirror(f"s3://{BUCKET}/sharded", folder, first=("checkpoints",)).push()
+    paths = [path.partition("?")[0] for method, path, _ in s3.requests if method == "PUT"]
+    assert [path.partition("/sharded/")[2] for path in paths if "step" in path] == names
+
+
 def test_a_mirror_that_falls_behind_warns_once_and_catches_up(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
