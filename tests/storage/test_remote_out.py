@@ -261,14 +261,18 @@ def test_the_command_says_where_the_run_is(s3: S3) -> None:
     assert json.loads(stored(s3, "runs/command")["config.json"])["about"]["run_id"]
 
 
+def mirror_of_one_file(place: Path, prefix: str) -> tuple[Path, Mirror]:
+    folder = place / "run"
+    folder.mkdir()
+    (folder / "1").write_bytes(b"1")
+    return folder, Mirror(f"s3://{BUCKET}/{prefix}", folder)
+
+
 def test_a_checkpoint_on_storage_stays_until_another_one_is_complete(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uploads are slower than saves: the file of an upload is deleted before it starts."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "1").write_bytes(b"1")
-    mirror = Mirror(f"s3://{BUCKET}/slow", folder)
+    folder, mirror = mirror_of_one_file(tmp_path, "slow")
     mirror.push()
     (folder / "1").rename(folder / "2")
     upload = mirror._upload
@@ -289,10 +293,7 @@ def test_a_file_that_is_deleted_during_its_push_is_deleted_in_the_next(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The object that replaces it is not on storage yet."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "1").write_bytes(b"1")
-    mirror = Mirror(f"s3://{BUCKET}/replaced", folder)
+    folder, mirror = mirror_of_one_file(tmp_path, "replaced")
     upload = mirror._upload
 
     def then_save(local: Path, name: str) -> None:
