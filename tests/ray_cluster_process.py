@@ -1,10 +1,12 @@
 """A real Ray cluster on two cores for tests, units that leave traces, and killed processes."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,9 +45,14 @@ def refused(unit: int) -> int:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Return a port that no program uses, and that no connection gets by chance."""
+    # Ray needs up to a minute until it listens. Linux gives ports from 32768 on to connections, and
+    # Ray those below 20000 to its processes.
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
@@ -59,18 +66,26 @@ def running_cluster(environment: dict[str, str]) -> Iterator[RayCluster]:
     words += ["--port", str(port), "--ray-client-server-port", str(client)]
     words += ["--num-cpus", "2", "--num-gpus", str(GPUS), "--include-dashboard", "false"]
     words += ["--object-store-memory", str(100 * 2**20), "--disable-usage-stats"]
-    process = subprocess.Popen(
-        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+    process = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
     _started.add(process.pid)
+
+    def listens(port: int) -> bool:
+        if process.poll() is not None:
+            output.seek(0)
+            raise AssertionError(f"Ray ended: {output.read().decode(errors='replace')[-3000:]}")
+        return _answers(port)
+
     try:
         for each in (port, client):
-            wait_until(lambda p=each: _answers(p), f"nothing listens on port {each}")
+            # A start takes 10 s, and more than a minute if other jobs use all cores.
+            wait_until(lambda p=each: listens(p), f"nothing listens on port {each}", 240)
         yield RayCluster(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}")
     finally:
         _started.discard(process.pid)
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=120)
+        output.close()
 
 
 def _answers(port: int) -> bool:
@@ -78,7 +93,7 @@ def _answers(port: int) -> bool:
         return found.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until(condition: Callable[[], object], problem: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], problem: str, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, problem
