@@ -104,7 +104,7 @@ def interpolate(points: tuple[tuple[int, float], ...], views: float) -> float:
     low = max((p for p in points if p[0] <= views), default=points[0])
     high = min((p for p in points if p[0] >= views), default=points[-1])
     if low[0] >= high[0]:
-        return high[1] if views < high[0] else low[1]
+        return low[1]  # a point itself, or outside of them
     share = math.log(views / low[0]) / math.log(high[0] / low[0])
     return low[1] + share * (high[1] - low[1])
 

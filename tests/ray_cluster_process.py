@@ -1,19 +1,22 @@
 """A real Ray cluster on two cores for tests, units that leave traces, and killed processes."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 GPUS = 2  # that the cluster believes to have; no code uses them
 _TESTS = Path(__file__).parent
+_started: set[int] = set()  # ids of the clusters of this process; other tests may run their own
 
 
 class RayCluster(NamedTuple):
@@ -42,9 +45,14 @@ def refused(unit: int) -> int:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Return a port that no program uses, and that no connection gets by chance."""
+    # Ray needs up to a minute until it listens. Linux gives ports from 32768 on to connections, and
+    # Ray those below 20000 to its processes.
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
@@ -58,16 +66,26 @@ def running_cluster(environment: dict[str, str]) -> Iterator[RayCluster]:
     words += ["--port", str(port), "--ray-client-server-port", str(client)]
     words += ["--num-cpus", "2", "--num-gpus", str(GPUS), "--include-dashboard", "false"]
     words += ["--object-store-memory", str(100 * 2**20), "--disable-usage-stats"]
-    process = subprocess.Popen(
-        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+    process = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
+    _started.add(process.pid)
+
+    def listens(port: int) -> bool:
+        if process.poll() is not None:
+            output.seek(0)
+            raise AssertionError(f"Ray ended: {output.read().decode(errors='replace')[-3000:]}")
+        return _answers(port)
+
     try:
         for each in (port, client):
-            wait_until(lambda p=each: _answers(p), f"nothing listens on port {each}")
+            # A start takes 10 s, and more than a minute if other jobs use all cores.
+            wait_until(lambda p=each: listens(p), f"nothing listens on port {each}", 240)
         yield RayCluster(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}")
     finally:
+        _started.discard(process.pid)
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=120)
+        output.close()
 
 
 def _answers(port: int) -> bool:
@@ -75,7 +93,7 @@ def _answers(port: int) -> bool:
         return found.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until(condition: Callable[[], object], problem: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], problem: str, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, problem
@@ -83,7 +101,7 @@ def wait_until(condition: Callable[[], object], problem: str, seconds: float = 6
 
 
 def processes_called(start: str) -> list[int]:
-    """Return the ids of the processes whose title starts so; Ray writes a task's name there."""
+    """Return our clusters' processes whose title starts so; Ray writes a task's name there."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -91,9 +109,20 @@ def processes_called(start: str) -> list[int]:
                 title = (folder / "cmdline").read_bytes().split(b"\0")[0].decode()
             except OSError:
                 continue
-            if title.startswith(start):
+            if title.startswith(start) and _is_ours(int(folder.name)):
                 found.append(int(folder.name))
     return found
+
+
+def _is_ours(process: int) -> bool:
+    """Return whether a process was started by a cluster of this process, directly or not."""
+    while process > 1 and process not in _started:
+        try:
+            text = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            return False
+        process = int(text.rpartition(")")[2].split()[1])
+    return process in _started
 
 
 @contextmanager
@@ -105,9 +134,10 @@ def killing(start: str, when: Callable[[], object] = lambda: True) -> Iterator[l
     def watch() -> None:
         while not is_over.wait(0.1):
             if when() and (found := processes_called(start)):
-                os.kill(found[0], signal.SIGKILL)
-                killed.append(found[0])
-                return
+                with suppress(ProcessLookupError):  # it may have ended meanwhile
+                    os.kill(found[0], signal.SIGKILL)
+                    killed.append(found[0])
+                    return
 
     thread = threading.Thread(target=watch)
     thread.start()

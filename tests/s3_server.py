@@ -27,6 +27,11 @@ FORBIDDEN = (
 )
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # connections that wait; with 5, clients time out on a busy machine
+
+
 class S3:
     """A proxy to a moto server: counts requests, and breaks some of them."""
 
@@ -36,8 +41,7 @@ class S3:
         self.requests: list[tuple[str, str, int]] = []  # method, path, bytes of the answer
         self._target, self._count = port, 0
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 

@@ -238,6 +238,7 @@ def test_loader_is_chosen_by_the_memory_of_all_processes(tmp_path: Path) -> None
 
 
 def fail(rank: int, folder: Path) -> None:
+    os.environ["COMPRESSIVE_COLLECTIVE_TIMEOUT"] = "60"  # a process that waits fails the test
     join(rank, 4, folder)
     kind, words = (ValueError, "place 13: ") if rank == 2 else (RuntimeError, "^process 2 .*13: ")
     with pytest.raises(kind, match=words):

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -109,3 +111,19 @@ def test_comparison_with_processes_follows_from_the_measurement(simulate: Module
     assert len(predicted) == 4
     for world, batch, guess, real in predicted:
         assert guess == pytest.approx(real, rel=0.1), (world, batch)
+
+
+@pytest.mark.parametrize("page", ["scale.md", "elastic.md"])
+def test_commands_of_claims_select_tests_that_exist(page: str) -> None:
+    """Files must exist, and one of the markers of a command be in each file of tests."""
+    text = (ROOT / "docs" / page).read_text()
+    commands = re.findall(r"`((?:pytest|python) [^`]+)`", text)
+    assert len(commands) > 4
+    for command in commands:
+        words = shlex.split(command)
+        (path,) = [ROOT / word for word in words if word.endswith(".py")]
+        assert path.is_file(), command
+        if "-m" in words:
+            markers = words[words.index("-m") + 1].split(" or ")
+            content = path.read_text()
+            assert any(f"mark.{each}" in content or "not " in each for each in markers), command

@@ -159,14 +159,33 @@ def test_packing_on_storage_survives_a_kill(
     options = ("pack", source, "data", "--images-per-shard", 4, "--drop-duplicates", "--out")
     run(*options, "local")
     with killing("ray::pack") as killed:
-        run(*options, out, "--engine", "ray")
+        said = run(*options, out, "--engine", "ray")
     assert killed
+    assert "packing  100%" in said
     mirror = Mirror(out, tmp_path)
     found = {name: mirror.read(stored) for name, stored in mirror.objects().items()}
     expected = files(tmp_path / "local")
     assert found == expected
     assert len(expected) > 10
     assert "bad.png" in expected["unreadable.txt"].decode()
+
+
+@pytest.mark.stress
+def test_features_of_shards_on_storage_are_uploaded(
+    ray: RayCluster, server: S3, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of the cluster read the shards; the command uploads the file."""
+    use_server(server, monkeypatch, tmp_path / "cache")
+    photos(tmp_path / "data", 20)
+    shards, out = f"s3://{BUCKET}/to-embed", f"s3://{BUCKET}/features"
+    run("pack", "data", "--images-per-shard", 6, "--out", shards)
+    options = ("embed", trained, shards, "--device", "cpu", "--out")
+    run(*options, "local.npz")
+    said = run(*options, f"{out}/ray.npz", "--engine", "ray")
+    assert "embedding  100%" in said
+    mirror = Mirror(out, tmp_path)
+    found = {name: mirror.read(stored) for name, stored in mirror.objects().items()}
+    assert found == {"ray.npz": Path("local.npz").read_bytes()}
 
 
 @pytest.mark.stress

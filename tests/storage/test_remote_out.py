@@ -62,6 +62,16 @@ def test_the_folder_on_storage_equals_the_local_one(s3: S3) -> None:
     assert "checkpoints/step_00000006.safetensors" in found
 
 
+def test_metrics_are_uploaded_before_the_checkpoint_that_continues_them(s3: S3) -> None:
+    """Otherwise a machine that is lost between both would lose lines that are never repeated."""
+    s3.requests.clear()
+    train(f"s3://{BUCKET}/runs/ordered")
+    names = [path.partition("?")[0] for method, path, _ in s3.requests if method == "PUT"]
+    parts = [name.partition("/runs/ordered/")[2].partition("/")[0] for name in names]
+    written = [name for name in dict.fromkeys(parts) if name]
+    assert written[:3] == ["config.json", "metrics.jsonl", "checkpoints"]
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_on_another_machine_bitwise_equal(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +197,19 @@ def test_files_are_uploaded_before_others_are_deleted(s3: S3, tmp_path: Path) ->
     assert changes == [("PUT", "2"), ("PUT", "a"), ("DELETE", "1")]
 
 
+def test_parts_are_uploaded_before_the_checkpoint_that_names_them(s3: S3, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = "checkpoints/step_00000007"
+    names = [f"{first}.1794976763967.shards/{k}" for k in (1, 2)] + [f"{first}.safetensors"]
+    for name in reversed(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    s3.requests.clear()
+    Mirror(f"s3://{BUCKET}/sharded", folder, first=("checkpoints",)).push()
+    paths = [path.partition("?")[0] for method, path, _ in s3.requests if method == "PUT"]
+    assert [path.partition("/sharded/")[2] for path in paths if "step" in path] == names
+
+
 def test_a_mirror_that_falls_behind_warns_once_and_catches_up(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,3 +259,77 @@ def test_the_command_says_where_the_run_is(s3: S3) -> None:
     assert done.exit_code == 0, done.output
     assert f"on storage: {out}" in done.output
     assert json.loads(stored(s3, "runs/command")["config.json"])["about"]["run_id"]
+
+
+def mirror_of_one_file(place: Path, prefix: str) -> tuple[Path, Mirror]:
+    folder = place / "run"
+    folder.mkdir()
+    (folder / "1").write_bytes(b"1")
+    return folder, Mirror(f"s3://{BUCKET}/{prefix}", folder)
+
+
+def test_a_checkpoint_on_storage_stays_until_another_one_is_complete(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads are slower than saves: the file of an upload is deleted before it starts."""
+    folder, mirror = mirror_of_one_file(tmp_path, "slow")
+    mirror.push()
+    (folder / "1").rename(folder / "2")
+    upload = mirror._upload
+
+    def late(local: Path, name: str) -> None:
+        (folder / "2").rename(folder / "3")
+        upload(local, name)
+
+    monkeypatch.setattr(mirror, "_upload", late)
+    mirror.push()
+    assert stored(s3, "slow") == {"1": b"1"}
+    monkeypatch.setattr(mirror, "_upload", upload)
+    mirror.push()
+    assert stored(s3, "slow") == {"3": b"1"}
+
+
+def test_a_file_that_is_deleted_during_its_push_is_deleted_in_the_next(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object that replaces it is not on storage yet."""
+    folder, mirror = mirror_of_one_file(tmp_path, "replaced")
+    upload = mirror._upload
+
+    def then_save(local: Path, name: str) -> None:
+        upload(local, name)
+        (folder / "1").unlink()
+        (folder / "2").write_bytes(b"2")
+
+    monkeypatch.setattr(mirror, "_upload", then_save)
+    mirror.push()
+    assert stored(s3, "replaced") == {"1": b"1"}
+    monkeypatch.setattr(mirror, "_upload", upload)
+    mirror.push()
+    assert stored(s3, "replaced") == {"2": b"2"}
+
+
+@pytest.mark.slow
+def test_a_failed_upload_does_not_replace_an_object_by_its_first_parts(
+    s3: S3, tmp_path: Path
+) -> None:
+    """The second part of three is refused."""
+    path, key = tmp_path / "file", f"/{BUCKET}/parts/file"
+    call(s3, "PUT", key, b"old")
+    path.write_bytes(os.urandom(25 * 2**20))
+    code = (
+        "import sys; from pathlib import Path; from compressive.storage.backend import backend_for"
+        "\ntry: backend_for('s3:/' + sys.argv[2]).upload(Path(sys.argv[1]), sys.argv[2][1:])\n"
+        "except OSError as error: print(error)\n"
+    )
+    words = [sys.executable, "-c", code, str(path), key]
+    # In another process: pyarrow would wait here while it keeps this server from answering.
+    s3.fault, s3.every, s3._count = "500", 3, 0  # the first two requests start it and send a part
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "UploadPart" in done.stdout
+    assert not done.stderr
+    s3.fault = ""
+    assert stored(s3, "parts") == {"file": b"old"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+    assert stored(s3, "parts") == {"file": path.read_bytes()}

@@ -130,6 +130,17 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def test_a_run_on_storage_has_its_rendezvous_where_sbatch_was_called(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
+    values = cluster | {"SLURM_SUBMIT_DIR": str(tmp_path / "submitted")}
+    words = [*WORDS[:2], "s3://bucket/runs/a", *WORDS[3:]]
+    subprocess.run([ELASTIC, *words], cwd=tmp_path, env=values, check=True)
+    assert "s3://bucket/runs/a" in (tmp_path / "torchrun-123.txt").read_text().splitlines()
+    assert [path.name for path in (tmp_path / "submitted").iterdir()] == ["a.rendezvous.lock"]
+    assert not (tmp_path / "s3:").exists()
+
+
 def torchrun_options(folder: Path, job: str) -> dict[str, str]:
     given = (folder / f"torchrun-{job}.txt").read_text().splitlines()
     start = given.index("-m")

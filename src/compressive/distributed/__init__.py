@@ -33,6 +33,12 @@ from compressive.distributed.collectives import (
 from compressive.distributed.collectives import (
     sum_in_group as sum_in_group,
 )
+from compressive.distributed.machines import (
+    Leaders as Leaders,
+)
+from compressive.distributed.machines import (
+    machine_leaders as machine_leaders,
+)
 from compressive.distributed.process_group import (
     consecutive_ranks as consecutive_ranks,
 )

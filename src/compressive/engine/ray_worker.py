@@ -7,6 +7,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from compressive.storage.backend import be_patient
+
 
 class Sender(NamedTuple):
     """The process that sends units."""
@@ -38,6 +40,7 @@ def run_unit(work: Callable[[Any], Any], unit: Any, sender: Sender) -> Any:
                 f"compressive {here} is installed on {os.uname().nodename}, and "
                 f"{sender.version} where the command was started; install the same version"
             )
+        be_patient()  # the sender has opened the same addresses
         sys.argv = list(sender.words)
         with suppress(OSError):  # missing on another machine: absolute paths may still exist
             os.chdir(sender.folder)

@@ -32,6 +32,7 @@ from compressive.distributed import (
 from compressive.platforms.files import sync_folder
 from compressive.rundir import checkpoint
 from compressive.rundir.checkpoint import DTYPES, SHARDS, Damaged
+from compressive.rundir.machine_copies import collect_from_machines
 
 _FOLDER = re.compile(r"step_\d{8,}\.\d+\.shards")
 _ENTRY = "sharded_tensor"  # the key of an entry that stands for a tensor
@@ -53,6 +54,7 @@ def save_sharded_step(folder: Path, step: int, state: dict[str, Any]) -> Path:
         for number, (size, crc) in enumerate(gather(facts).tolist())
         if size >= 0
     ]
+    collect_from_machines(place)
     path = folder / f"step_{step:08d}.safetensors"
     if rank() == 0:
         sync_folder(place)

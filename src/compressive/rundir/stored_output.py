@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from compressive.distributed import launched, rank, wait_for_all, world_size
+from compressive.distributed import rank, wait_for_all
 from compressive.rundir.lock import acquire_lock
+from compressive.rundir.machine_copies import copied_folder
 from compressive.storage.address import is_remote, split_address
 from compressive.storage.backend import StorageError, attempt, backend_for
 from compressive.storage.cache import RUNS, block_cache
@@ -26,16 +27,16 @@ def mirrored_folder(
     first: Sequence[str],
     is_ahead: IsAhead,
     ignored: Sequence[str] = (),
+    needed: Sequence[str] = (),
 ) -> Iterator[Path]:
     """Yield a local folder; download it from storage first, and mirror its changes.
 
-    Objects whose name ends with one of `ignored` are neither downloaded nor deleted.
+    Several processes share the folder; the first one downloads and uploads. On several machines,
+    all get copies of the files whose names start with one of `needed`. Objects whose name ends with
+    one of `ignored` are neither downloaded nor deleted.
     After an error, upload what there is. If the last upload fails, the local folder is kept and the
     same command on this machine resumes from it.
     """
-    if world_size() > launched("LOCAL_WORLD_SIZE", 1):
-        hint = "give a folder on a shared file system"
-        raise ValueError(f"--out {address} works on one machine only; {hint}")
     local = local_copy(address)
     pending = local.with_name(f"{local.name}.pending")  # exists while something is not uploaded
     mirror = Mirror(address, local, first=first, ignored=ignored)
@@ -49,10 +50,10 @@ def mirrored_folder(
         pending.touch()
         say(f"mirroring {local} to {address}")
         mirror.start(say)
-    wait_for_all()
     has_failed = True
     try:
-        yield local
+        with copied_folder(local, pending, needed):
+            yield local
         has_failed = False
     finally:
         if rank() == 0:
@@ -64,6 +65,7 @@ def mirrored_folder(
                 say(f"not mirrored: {error.strerror}")  # the first error is the important one
             finally:
                 os.close(lock)
+    wait_for_all()  # torchrun ends or restarts all processes when one has ended
 
 
 @contextmanager

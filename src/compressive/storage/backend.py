@@ -89,6 +89,11 @@ def _hub() -> Any:
     return HfFileSystem(endpoint=endpoint, use_listings_cache=False, skip_instance_cache=True)
 
 
+def be_patient() -> None:
+    """Retry all requests of this process as within a run: its addresses are known to be right."""
+    WAITS["quick"] = WAITS["patient"]
+
+
 def attempt(
     action: Callable[[], T], place: str, retry: Retry = "patient", *, doing: str = "read"
 ) -> T:

@@ -1,5 +1,6 @@
 """File systems on object storage behind one interface; each operation is one attempt."""
 
+import ctypes
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -84,7 +85,7 @@ class ArrowBackend:
                 while part := file.read(_PART):
                     stream.write(part)
         except BaseException:
-            stream.abort() if hasattr(stream, "abort") else None
+            _keep_forever(stream)
             raise
         stream.close()
 
@@ -143,6 +144,15 @@ class FsspecBackend:
     def delete(self, path: str) -> None:
         """Delete an object."""
         self.system.rm_file(path)
+
+
+def _keep_forever(stream: Any) -> None:
+    """Never delete the stream of a failed upload.
+
+    pyarrow cannot abort an upload: a stream that is deleted completes the object with the parts
+    that were sent. It holds at most one part in memory.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
 
 
 def _as_str(value: str | bytes) -> str:

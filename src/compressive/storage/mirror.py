@@ -91,7 +91,7 @@ class Mirror:
     def push(self) -> None:
         """Upload changed files, then delete objects whose files were deleted."""
         with self._lock:
-            there = self._local_files()
+            there, has_all = self._local_files(), True
             for name in sorted(there, key=self._order):
                 try:
                     state = _state(there[name])
@@ -100,10 +100,13 @@ class Mirror:
                 except (FileNotFoundError, StorageMissing):
                     if there[name].exists():
                         raise
-                    continue  # deleted since the folder was listed
+                    has_all = False  # deleted since the folder was listed
+                    continue
                 self._sent[name] = state
                 self._remote.add(name)
-            for name in sorted(self._remote - self._local_files().keys()):
+            # Keep what was deleted meanwhile: what replaces it is not uploaded yet.
+            gone = self._remote - there.keys() - self._local_files().keys()
+            for name in sorted(gone) if has_all else ():
                 path = f"{self._path}/{name}"
                 attempt(lambda path=path: self._backend.delete(path), self.address, doing="delete")
                 self._remote.discard(name)

@@ -25,6 +25,7 @@ from compressive.distributed import any_process, rank, world_size
 from compressive.methods import Builder, Step, build
 from compressive.progress import Display
 from compressive.rundir.files import local_path
+from compressive.rundir.machine_copies import copy_to_machines
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.callbacks import Callback, LogFunction
 from compressive.train.compile_cache import record_compiled
@@ -165,6 +166,7 @@ def restart(run: Run, status: HealthStatus) -> None:
         )
     run.display.say(f"step {run.step}: {status.text}; restarting from the last good checkpoint")
     run.logger.close()
+    copy_to_machines(run.out)  # the checkpoints since the start
     run.restore()
 
 

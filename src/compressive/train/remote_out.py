@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compressive.rundir import checkpoint, folder
-from compressive.rundir.files import CHECKPOINTS, CONFIG, STEP
+from compressive.rundir.files import CHECKPOINTS, CONFIG, METRICS, STEP
 from compressive.rundir.stored_output import local_copy, mirrored_folder
 from compressive.storage.address import is_remote
 from compressive.storage.file_systems import Stored
@@ -21,8 +21,9 @@ def mirrored_run(out: str | Path | None, say: Callable[[str], None]) -> Iterator
     if out is None or not is_remote(out):
         yield out
         return
-    first = (CONFIG, CHECKPOINTS)
-    with mirrored_folder(str(out), say, first=first, is_ahead=_is_ahead) as local:
+    # Upload metrics before checkpoints: a resumed run drops later lines, and cannot repeat earlier.
+    order = {"first": (CONFIG, METRICS, CHECKPOINTS), "needed": (CONFIG, CHECKPOINTS)}
+    with mirrored_folder(str(out), say, **order, is_ahead=_is_ahead) as local:
         yield local
 
 
