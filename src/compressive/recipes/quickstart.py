@@ -24,6 +24,7 @@ def quickstart(method: str) -> Recipe:
         "train.batch_size": (32, "ours: more steps in the same time"),
         "train.epochs": (2, why),
         "probe.every_epochs": (1.0, why),
+        "probe.bank": (2000, why),
     }
     return make_recipe(
         f"{method}/quickstart",
