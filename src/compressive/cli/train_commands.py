@@ -58,8 +58,8 @@ _TRACK_HELP = "Also log to these trackers, with commas: wandb, mlflow, trackio."
 _LEGEND = (
     "linear, kNN, 10 % labels: accuracy with all labels, nearest neighbors, a tenth of the labels",
     "corrupted: mean accuracy over 14 types of corruption of {images} images",
-    "nats: information that only one of two views contains; SimCLR does not measure it",
-    "Lipschitz: response to changes of color, lower is smoother",
+    "nats: residual information, which only one of two views contains; SimCLR has no value",
+    "Lipschitz: smoothness, the response to changes of color; lower is smoother",
     f"{ONE_SEED}; the README has ranges over five seeds",
 )
 DataSource = Annotated[str, path_argument(help=_SOURCE_HELP, autocompletion=complete_data)]

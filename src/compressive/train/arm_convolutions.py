@@ -26,10 +26,8 @@ def speed_up_convolutions(network: nn.Module, device: torch.device) -> None:
     if not has_slow_gradients(device):
         return
     for module in network.modules():
-        # Grouped convolutions would need a product per group.
-        if type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1):
-            if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-                module.__class__ = _FasterConv2d
+        if type(module) is nn.Conv2d and _is_plain(module):
+            module.__class__ = _FasterConv2d
 
 
 def has_slow_gradients(device: torch.device) -> bool:
@@ -37,6 +35,12 @@ def has_slow_gradients(device: torch.device) -> bool:
     is_arm = device.type == "cpu" and platform.machine() in ("aarch64", "arm64")
     has_sve = "SVE" in torch.backends.cpu.get_cpu_capability()
     return is_arm and not has_sve and torch.backends.mkldnn.is_available()
+
+
+def _is_plain(module: nn.Conv2d) -> bool:
+    """Return whether the formulas below hold; groups would need a product per group."""
+    is_dense = module.groups == 1 and module.dilation == (1, 1)
+    return is_dense and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 class _FasterConv2d(nn.Conv2d):
