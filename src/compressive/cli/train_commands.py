@@ -55,7 +55,7 @@ _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; 
 _MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
 _OUTPUT, _OTHER = "Output and resuming", "Any other setting"
 _TRACK_HELP = "Also log to these trackers, with commas: wandb, mlflow, trackio."
-_LEGEND = (
+_COLUMN_HELP = (
     "linear, kNN, 10 % labels: accuracy with all labels, nearest neighbors, a tenth of the labels",
     "corrupted: mean accuracy over 14 types of corruption of {images} images",
     "nats: residual information, which only one of two views contains; SimCLR has no value",
@@ -129,7 +129,7 @@ def quickstart_command(
         if outcome is not None and outcome.step < outcome.total:
             print_outcome(outcome)
             raise typer.Exit(130)
-        for line in _LEGEND:
+        for line in _COLUMN_HELP:
             print_line(line.format(images=CORRUPTED_IMAGES))
         runs = [out / method for method in QUICKSTART_METHODS]
         page = report_runs(*runs, out=out / "report.html")
