@@ -1,6 +1,7 @@
 """Run the quick start with several seeds and collect the columns of its table.
 
     python benchmarks/quickstart_seeds.py --seeds 0,1,2,3,4 --out quickstart.json
+    python benchmarks/quickstart_seeds.py --table quickstart.json  # print it as Markdown
 
 Measures wall time and processor time of each command, too. Writes one JSON file, whose `runs` have
 the format of docs/results/2026-11-17-quickstart/test-x86.json.
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
@@ -63,12 +65,32 @@ def run_seed(seed: int, folder: Path) -> tuple[list[dict[str, Any]], dict[str, f
     return runs, {"seed": seed, "wall": wall, "processor": used}
 
 
+def table(runs: list[dict[str, Any]]) -> str:
+    """Return mean and range over seeds of every column as a Markdown table; accuracies in %."""
+    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---" + "|--:" * len(COLUMNS) + "|"]
+    for method in METHODS:
+        cells = []
+        for (_, metric), name in COLUMNS.items():
+            found = [run["values"].get(name) for run in runs if run["method"] == method]
+            scale, digits = (100, 1) if metric == "top-1" else (1, 2)
+            known = [scale * value for value in found if value is not None]
+            shown = [f"{part(known):.{digits}f}" for part in (mean, min, max)] if known else []
+            cells.append("{} ({} to {})".format(*shown) if shown else "")
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Write the file after every seed."""
+    """Write the file after every seed, or print the table of a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--out", type=Path, required=True)
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--out", type=Path, help="file to write")
+    wanted.add_argument("--table", type=Path, help="print the table of this file instead")
     asked = parser.parse_args()
+    if asked.table:
+        print(table(json.loads(asked.table.read_text())["runs"]))
+        return
     found: dict[str, Any] = {"environment": environment("cpu"), "seconds": [], "runs": []}
     for seed in map(int, asked.seeds.split(",")):
         with tempfile.TemporaryDirectory() as folder:

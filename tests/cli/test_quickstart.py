@@ -1,6 +1,8 @@
 """The quick start: its rows and table, and the linear probe on pixels."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from typer.testing import CliRunner
 
-from compressive.cli import quickstart
+from compressive.cli import quickstart, second_process
 from compressive.cli.app import app
 from compressive.cli.quickstart import linear_probe
 from compressive.evaluation.logistic import fit
@@ -105,7 +107,7 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quickstart, "pretrain", pretrain)
     monkeypatch.setattr(quickstart, "evaluate", evaluate)
     monkeypatch.setattr(quickstart, "_pixel_accuracy", lambda: 0.095)
-    monkeypatch.setattr(quickstart, "usable_cores", lambda: 1)
+    monkeypatch.setattr(second_process, "usable_cores", lambda: 1)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
 
 
@@ -164,7 +166,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         started.append((words[1:], Process(1)))
         return started[-1][1]
 
-    monkeypatch.setattr(quickstart, "usable_cores", lambda: 2)
+    monkeypatch.setattr(second_process, "usable_cores", lambda: 2)
     monkeypatch.setattr("subprocess.Popen", start)
     return started
 
@@ -176,15 +178,14 @@ def test_second_method_runs_in_another_process(processes: list[Any], tmp_path: P
     results.add("kNN 20", "set", "top-1", 0.99, protocol={}, n=1)
     for code, neighbors in ((1, 0.62), (0, 0.99)):
         out = tmp_path / str(code)
-        found = quickstart.run_quickstart(out, seed=3)
-        next(found)
-        results.write(out / "c-simclr" / "evaluation")
-        words, process = processes[-1]
-        process.code = code
-        assert words == ["-m", "compressive.cli.quickstart", "c-simclr", str(out), "3"]
-        assert next(found).neighbors == 0.62
-        assert next(found).neighbors == neighbors
-        assert next(found, None) is None
+        with second_process.second_process(out, 3) as process:
+            assert processes[-1][1] is process
+            results.write(out / "c-simclr" / "evaluation")
+            words, process = processes[-1]
+            assert words == ["-m", "compressive.cli.quickstart", "c-simclr", str(out), "3"]
+            process.code = code
+            found = list(quickstart.run_quickstart(out, seed=3, process=process))
+        assert [row.neighbors for row in found] == [None, 0.62, neighbors]
         assert process.calls == ["wait"]
 
 
@@ -194,7 +195,35 @@ def test_process_is_stopped_with_the_quick_start(
 ) -> None:
     stopped = Outcome(tmp_path, 3, 3, 5, None)
     monkeypatch.setattr(quickstart, "pretrain", lambda *_, **__: stopped)
-    rows = list(quickstart.run_quickstart(tmp_path))
-    assert [row.name for row in rows] == ["raw pixels", "simclr"]
-    assert rows[-1].outcome == stopped
+    printed = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
+    assert printed.exit_code == 130
+    assert "resume" in printed.output
     assert processes[0][1].calls == ["stop", "wait"]
+
+
+def test_folders_are_checked_before_the_process_starts(
+    processes: list[Any], tmp_path: Path
+) -> None:
+    other = tmp_path / "c-simclr" / "notes.txt"
+    other.parent.mkdir()
+    other.touch()
+    printed = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
+    assert printed.exit_code == 2
+    assert str(other.parent) in "".join(printed.output.split("\n"))
+    assert not processes
+
+
+def test_process_ends_at_once_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two methods at a time on one GPU would compete for it."""
+    monkeypatch.setattr(quickstart, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("sys.argv", ["quickstart", "c-simclr", "out", "0"])
+    monkeypatch.setattr(quickstart, "pretrain", pytest.fail)
+    with pytest.raises(SystemExit) as ended:
+        quickstart._run_in_background()
+    assert ended.value.code == 1
+
+
+def test_process_starts_without_torch() -> None:
+    code = "import sys, compressive.cli.second_process; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

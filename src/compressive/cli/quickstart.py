@@ -3,8 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive import recipes
+from compressive.cli.second_process import QUICKSTART_METHODS, quickstart_config
 from compressive.config import Config
-from compressive.data.loaders import Resident, usable_cores
+from compressive.data.loaders import Resident
 from compressive.data.prefetch import LABEL
 from compressive.data.sources import open_source
 from compressive.device import pick_device
@@ -23,24 +21,30 @@ from compressive.evaluation.context import EvalContext
 from compressive.evaluation.logistic import PENALTIES, select
 from compressive.evaluation.results import Results, read
 from compressive.evaluation.suite import evaluate
-from compressive.evaluation.tasks import corruption, gallery, logistic, smoothness
+from compressive.evaluation.tasks import (
+    corruption,
+    few_label,
+    gallery,
+    geometry,
+    information,
+    logistic,
+    smoothness,
+)
 from compressive.metrics import top_k_accuracy
-from compressive.platforms.processes import interrupt, own_process_group
 from compressive.progress import Display
 from compressive.rundir.files import EVALUATION
-from compressive.rundir.folder import open_folder
 from compressive.train.loop import Outcome, pretrain
 
-QUICKSTART_METHODS = ("simclr", "c-simclr")
 # Tasks that are fast enough on a CPU, and those that the report shows images of.
 _TASKS = ("logistic", "knn", "few-label", "geometry", "corruptions", "smoothness", "information")
 _TASKS += ("gallery",)
 CORRUPTED_IMAGES = 120  # of 2,400 test images; each has 70 corruptions
+_PENALTIES = PENALTIES[::4]  # 12 instead of 45, from the same range
 
 
 def _logistic(context: EvalContext) -> None:
     """Run logistic regression, and classify corrupted images by it: it is trained already."""
-    found = logistic.run(context)
+    found = logistic.run(context, penalties=_PENALTIES)
     if found is not None:
         context.classifier = found.fit.logits
         learned_from = context.images("train", context.features("train").index)
@@ -51,8 +55,11 @@ def _logistic(context: EvalContext) -> None:
 _FASTER_TASKS = {
     "logistic": _logistic,
     "corruptions": partial(corruption.run, images=CORRUPTED_IMAGES, extras=False),
-    # 600 of 8,400 images, in nine passes
-    "smoothness": partial(smoothness.run, images={"train": 300, "test": 300}),
+    "few-label": partial(few_label.run, penalties=_PENALTIES),
+    "geometry": partial(geometry.run, alignment_images=600),
+    "information": partial(information.run, images=768),  # three batches
+    # 400 of 8,400 images, in nine passes
+    "smoothness": partial(smoothness.run, images={"train": 100, "test": 300}),
     "gallery": partial(gallery.run, most=500),  # the time of the map is quadratic in them
 }
 
@@ -71,58 +78,33 @@ class QuickstartRow(NamedTuple):
 
 
 def run_quickstart(
-    out: Path, *, seed: int = 0, display: Display | None = None
+    out: Path,
+    *,
+    seed: int = 0,
+    display: Display | None = None,
+    process: "subprocess.Popen[bytes] | None" = None,
 ) -> Iterator[QuickstartRow]:
-    """Train and evaluate both methods; yield the row of raw pixels, then each when it is known.
+    """Train and evaluate both methods; yield the row of raw pixels, then one per method.
 
-    If there are two CPU cores and no GPU, the second method runs in a process of its own.
+    process: trains and evaluates the second method at the same time (see `second_process`).
     """
     display = display or Display()
-    on_cpu = pick_device("auto").type == "cpu"
-    configs = {method: _config(method, seed) for method in QUICKSTART_METHODS}
-    for method, config in configs.items():  # before the first takes minutes
-        open_folder(out / method, config, resume=True)
     first, second = QUICKSTART_METHODS
-    with _in_background(second, out, seed, start=on_cpu and usable_cores() > 1) as process:
-        yield QuickstartRow("raw pixels", _pixel_accuracy())
-        outcome, results = _trained(configs[first], out / first, display)
+    outcome, results = _trained(quickstart_config(first, seed), out / first, display)
+    if results is None:
         yield _quickstart_row(first, outcome, results)
-        if results is None:
-            return
-        if process is not None:
-            display.say(f"waiting for {second}, which runs in another process")
-            process.wait()
-        # If the process failed, this trains on, and reports the error.
-        is_done = process is not None and process.returncode == 0
-        yield _quickstart_row(
-            second, *_trained(configs[second], out / second, display, is_done=is_done)
-        )
-
-
-def _config(method: str, seed: int) -> Config:
-    return replace(recipes.get(f"{method}/quickstart").config, seed=seed)
-
-
-@contextmanager
-def _in_background(
-    method: str, out: Path, seed: int, *, start: bool
-) -> Iterator["subprocess.Popen[bytes] | None"]:
-    """Train and evaluate a method in another process; stop it if this process stops earlier."""
-    if not start:
-        yield None
         return
-    words = [sys.executable, "-m", __name__, method, str(out), str(seed)]
-    group, silent = own_process_group(), subprocess.DEVNULL
-    process = subprocess.Popen(
-        words, stdin=silent, stdout=silent, stderr=silent,
-        process_group=group.process_group, creationflags=group.creationflags,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
+    # It takes seconds, so it comes last: the second method takes longer than the first.
+    yield QuickstartRow("raw pixels", _pixel_accuracy())
+    yield _quickstart_row(first, outcome, results)
+    if process is not None:
         if process.poll() is None:
-            interrupt(process)  # it saves a checkpoint
-            process.wait()
+            display.say(f"waiting for {second}, which runs in another process")
+        process.wait()
+    # If the process failed, this trains on, and reports the error.
+    is_done = process is not None and process.returncode == 0
+    config = quickstart_config(second, seed)
+    yield _quickstart_row(second, *_trained(config, out / second, display, is_done=is_done))
 
 
 def _trained(
@@ -200,7 +182,11 @@ def linear_probe(
 def _run_in_background() -> None:
     """Train and evaluate the method, folder and seed on the command line."""
     method, out, seed = sys.argv[1:]
-    _trained(_config(method, int(seed)), Path(out) / method, Display(quiet=True))
+    if pick_device("auto").type != "cpu":
+        sys.exit(1)  # two methods at a time on one GPU would gain little
+    config = quickstart_config(method, int(seed))
+    outcome, _ = _trained(config, Path(out) / method, Display(quiet=True))
+    sys.exit(0 if outcome.step == outcome.total else 1)
 
 
 if __name__ == "__main__":

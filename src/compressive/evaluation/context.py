@@ -157,6 +157,14 @@ class EvalContext:
         fit, held = stratified(labels, share, seed=self.seed)
         return fit.to(self.device), held.to(self.device)
 
+    def some_places(self, split: str, most: int) -> Int[Tensor, " some"]:
+        """Return the places of `most` images of a split that the seed draws; 0: of all images."""
+        count = len(self.source(split))
+        if not 0 < most < count:
+            return torch.arange(count)
+        draw = torch.Generator().manual_seed(self.seed)
+        return torch.randperm(count, generator=draw)[:most].sort().values
+
     def batches(self, split: str, size: int = BATCH) -> Iterator[Batch]:
         """Yield the images of a split in order."""
         return self.batches_at(split, torch.arange(len(self.source(split))), size)

@@ -1,5 +1,6 @@
 """Signals and child processes on POSIX and Windows."""
 
+import os
 import signal
 import subprocess
 from typing import NamedTuple
@@ -14,6 +15,11 @@ def stop_signals() -> list[int]:
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:  # nohup ignores it
         numbers.remove(hangup)
     return numbers
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class GroupOptions(NamedTuple):

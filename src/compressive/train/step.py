@@ -24,6 +24,7 @@ from compressive.methods import Builder, Method, Step
 from compressive.networks import feature_dim
 from compressive.rng import image_keys
 from compressive.sync_batchnorm import synchronize
+from compressive.train.arm_convolutions import speed_up_convolutions
 from compressive.train.compile_cache import start_compile_workers, use_compile_cache
 from compressive.train.drop_path import share_drop_path
 from compressive.train.online_eval import OnlineProbe
@@ -68,6 +69,8 @@ def build_learner(
     torch.manual_seed(config.seed)
     learner = Learner(method(config), classes)
     learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if not compiled:
+        speed_up_convolutions(learner, device)
     check_view_size(learner.method.encoder, config.network.name, config.views.size)
     train = config.train
     synchronize(learner, ranks=train.batch_norm_ranks)

@@ -1,6 +1,7 @@
 """Few-label evaluation: subsets depend on the seed, and penalties are tuned inside the subset."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,14 @@ def test_selected_penalty_has_the_lowest_sklearn_log_loss(tmp_path: Path) -> Non
     assert found.fits.penalties == (penalty,)
 
 
+def test_penalty_is_one_of_those_given(tmp_path: Path) -> None:
+    context = context_of(place(tmp_path, {"a": 40, "b": 40}, {"a": 3, "b": 3}))
+    few_label.run(context, penalties=(0.3, 3.0))
+    (record,) = context.results.records
+    assert set(record.protocol["chosen"]["l2"]) <= {0.3, 3.0}
+    context.close()
+
+
 @pytest.mark.slow
 def test_subsets_depend_on_the_seed_and_report_top_1_and_top_5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,9 +94,9 @@ def test_subsets_depend_on_the_seed_and_report_top_1_and_top_5(
     """Refit the classifiers for seven classes and count their predictions with numpy."""
     drawn: list[Tensor] = []
 
-    def record_subset(some: Features, classes: int) -> FewLabelFit:
+    def record_subset(some: Features, *options: Any) -> FewLabelFit:
         drawn.append(some.index)
-        return fit_few(some, classes)
+        return fit_few(some, *options)
 
     monkeypatch.setattr(few_label, "fit_few", record_subset)
     context = context_of(place(tmp_path, dict.fromkeys("abcdefg", 20), dict.fromkeys("abcdefg", 5)))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_context import Mean, context_of, place
 
 from compressive.evaluation.tasks import geometry
@@ -30,12 +31,17 @@ def test_geometry_matches_numpy(tmp_path: Path) -> None:
     context.close()
 
 
-def test_alignment_is_the_mean_squared_distance_between_views(tmp_path: Path) -> None:
-    """Encode the gallery's first pair of views."""
+@pytest.mark.parametrize("images", [0, 4])
+def test_alignment_is_the_mean_squared_distance_between_views(tmp_path: Path, images: int) -> None:
+    """Encode the gallery's first pair of views, of all images or of those that the seed draws."""
     context = context_of(place(tmp_path, {"a": 2, "b": 2}, {"a": 3, "b": 3}))
-    geometry.run(context)
+    geometry.run(context, alignment_images=images)
     (record,) = [r for r in context.results.records if r.metric == "alignment"]
-    (batch,) = context.batches("test")
+    places = torch.arange(6)
+    if images:
+        places = torch.randperm(6, generator=torch.Generator().manual_seed(0))[:images].sort()[0]
+    assert (record.n, record.image_set) == (images or 6, context.images("test", places))
+    (batch,) = context.batches_at("test", places)
     x, y = (
         Mean()(v).double().numpy()
         for v in geometry.augmented_pair(context, batch, geometry.evaluation_views(context))

@@ -371,3 +371,20 @@ def test_batches_mix_classes_of_a_sorted_folder(
     context.close()
     assert sorted(label for labels in seen for label in labels) == [0] * 4 + [1] * 4 + [2] * 4
     assert all(len(set(labels)) > 1 for labels in seen)
+
+
+def test_limited_images_are_the_first_of_the_shuffled_ones(tmp_path: Path) -> None:
+    """Two of three batches are measured; the values of their images do not change."""
+    place(tmp_path, {"a": 6, "b": 6}, {"a": 6, "b": 6})
+    config = tiny("method=c-simclr")
+    found = []
+    for images in (8, 0):
+        torch.manual_seed(0)
+        context = context_of(tmp_path, method=build(config).eval(), config=config)
+        information.run(context, batch_size=4, images=images)
+        found.append(context.results.values)
+        context.close()
+    limited, whole = found
+    assert {len(values) for values in limited.values()} == {8}
+    for name, values in limited.items():
+        assert values.tolist() == whole[name][:8].tolist()

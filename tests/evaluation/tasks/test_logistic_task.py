@@ -78,6 +78,15 @@ def test_few_held_out_images_select_the_penalty_by_log_loss(
         assert f"{len(held)} training images by {how}" in protocol["chosen_on"]
 
 
+def test_penalty_is_one_of_those_given(tmp_path: Path) -> None:
+    context = context_of(place(tmp_path, {"a": 20, "b": 20}, {"a": 4, "b": 4}))
+    logistic.run(context, penalties=(0.3, 3.0, 30.0))
+    protocol = context.results.records[-1].protocol
+    assert protocol["chosen"]["l2"] in (0.3, 3.0, 30.0)
+    assert protocol["converged"] == "3 of 3 penalties"
+    context.close()
+
+
 def test_final_fit_matches_sklearn_on_all_of_train(tmp_path: Path) -> None:
     """The final fit uses the selected penalty and the held-out part."""
     context = context_of(place(tmp_path, {"a": 20, "b": 12, "c": 9}, {"a": 8, "b": 4, "c": 6}))

@@ -36,7 +36,7 @@ def run(context: EvalContext, *, images: int = 0, extras: bool = True) -> None:
         context.skip("frost, which needs six photographs (--frost DIR); not in the mean")
     cells = [(name, severity) for name in names for severity in SEVERITIES]
     found: dict[tuple[str, int], list[Tensor]] = {cell: [] for cell in cells}
-    places, model, index = _test_places(context, images), context.model, []
+    places, model, index = context.some_places("test", images), context.model, []
     size = 2048 if model.size <= 64 and context.device.type != "cpu" else 256
     for number, batch in enumerate(context.batches_at("test", places, size)):
         crops = context.crop.pixels(batch).mul(255).round().byte()
@@ -49,15 +49,6 @@ def run(context: EvalContext, *, images: int = 0, extras: bool = True) -> None:
         context.progress("corruptions", min(len(places), (number + 1) * size), len(places))
     right = {cell: torch.cat(parts).cpu().double() for cell, parts in found.items()}
     _record_accuracies(context, names, right, torch.cat(index))
-
-
-def _test_places(context: EvalContext, most: int) -> Int[Tensor, " some"]:
-    """Return the places of all test images, or of some that the seed draws."""
-    count = len(context.source("test"))
-    if not 0 < most < count:
-        return torch.arange(count)
-    draw = torch.Generator().manual_seed(context.seed)
-    return torch.randperm(count, generator=draw)[:most].sort().values
 
 
 def mean_corruption_error(accuracy: Mapping[str, Sequence[float]]) -> CorruptionError:

@@ -1,6 +1,6 @@
 """Logistic regression with 1 % and 10 % of the labels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import stdev
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class FewLabelFit(NamedTuple):
     warning: str | None = None
 
 
-def run(context: EvalContext) -> None:
+def run(context: EvalContext, *, penalties: Sequence[float] = logistic.PENALTIES) -> None:
     """Record the mean accuracy of three draws for each fraction of the labels.
 
     SimCLR's lists for ImageNet replace the draws if they are in `options.benchmark_root`. A
@@ -42,17 +42,17 @@ def run(context: EvalContext) -> None:
         if (count := int(share * len(labels) + 1e-6)) < len(labels.unique()):
             context.skip(f"few labels {share:.0%}: {count:,} labels for {classes:,} classes")
         else:
-            _record_share(context, share)
+            _record_share(context, share, penalties)
 
 
-def _record_share(context: EvalContext, share: float) -> None:
+def _record_share(context: EvalContext, share: float, penalties: Sequence[float]) -> None:
     train, test = context.features("train"), context.features("test")
     # The lists include images that --held-out evaluates on.
     lists = None if context.splits.held_out else context.options.benchmark_root
     file = None if lists is None else lists / f"{share * 100:.0f}percent.txt"
     right, top_5, sizes, fits = [], [], [], []
     for some in _subsets(context, train, share, file):
-        found = fit_few(Features(*(part[some] for part in train)), context.classes)
+        found = fit_few(Features(*(part[some] for part in train)), context.classes, penalties)
         logits = found.fits.logits(test.feats)
         right.append(hits(logits, test.labels))
         top_5.append(hits(logits, test.labels, min(5, context.classes)))
@@ -93,7 +93,9 @@ def _subsets(
         context.progress(f"few labels {share:.0%}", draw + 1, _DRAWS, "")
 
 
-def fit_few(some: Features, classes: int) -> FewLabelFit:
+def fit_few(
+    some: Features, classes: int, penalties: Sequence[float] = logistic.PENALTIES
+) -> FewLabelFit:
     """Fit a classifier on few images; choose its penalty on every fifth image of each class.
 
     Classes with one image are never held out, because no image would be left to fit. If half of
@@ -114,6 +116,6 @@ def fit_few(some: Features, classes: int) -> FewLabelFit:
         reason = "not chosen: half of the classes or more have one image"
         return FewLabelFit(fits, _DEFAULT_PENALTY, reason)
     fit, held = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-    found = select_penalty(some, fit, held, classes, "log-loss")
+    found = select_penalty(some, fit, held, classes, "log-loss", penalties)
     how = "the log-loss of a fifth of the subset, then fitted on all of it"
     return FewLabelFit(found.fit, found.penalty, how, found.warning)

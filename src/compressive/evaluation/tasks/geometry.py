@@ -21,8 +21,13 @@ RANKED = 25_600  # images of RankMe, as its authors use
 _VIEWS_EPOCH = 2**32 - 3  # no run reaches it, so that the views are new
 
 
-def run(context: EvalContext, *, uniformity_images: int = 10_000) -> None:
-    """Record the geometry; the time of uniformity is quadratic in `uniformity_images`."""
+def run(
+    context: EvalContext, *, uniformity_images: int = 10_000, alignment_images: int = 0
+) -> None:
+    """Record the geometry; the time of uniformity is quadratic in `uniformity_images`.
+
+    `alignment_images` limits the number of test images of alignment; 0: all.
+    """
     name, test = context.splits.name, context.features("test")
     random = torch.Generator().manual_seed(context.seed)
     feats = test.feats[torch.randperm(len(test.feats), generator=random).to(context.device)]
@@ -37,16 +42,17 @@ def run(context: EvalContext, *, uniformity_images: int = 10_000) -> None:
     for metric, (value, n, details) in metrics.items():
         protocol = context.protocol(**details)
         context.results.add("geometry", name, metric, float(value), n=n, protocol=protocol)
-    views, distances = evaluation_views(context), []
-    for batch in context.batches("test"):
+    views, distances, index = evaluation_views(context), [], []
+    for batch in context.batches_at("test", context.some_places("test", alignment_images)):
         pair = [context.renormalize(view) for view in augmented_pair(context, batch, views)]
         h = [forward(context.model.network, view, context.dtype) for view in pair]
         x, y = (F.normalize(to_float64(each), dim=1) for each in h)
         distances.append((x - y).square().sum(1))
+        index.append(batch.index)
     augmentations = "the run's own" if context.model.config else "the paper's"
     details = {"augmentations": augmentations, "views": [asdict(view) for view in views]}
     protocol = context.protocol(on=on, alpha=2, **details)
-    images = context.images("test", test.index)
+    images = context.images("test", torch.cat(index))
     values = torch.cat(distances)
     context.results.add("geometry", name, "alignment", values, protocol=protocol, images=images)
 

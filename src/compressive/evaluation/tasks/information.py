@@ -44,8 +44,11 @@ class Information(NamedTuple):
     protocol: dict[str, Any]
 
 
-def run(context: EvalContext, *, batch_size: int = 256) -> None:
-    """Record the terms on test images; the candidates of an image are its batch."""
+def run(context: EvalContext, *, batch_size: int = 256, images: int = 0) -> None:
+    """Record the terms on test images; the candidates of an image are its batch.
+
+    `images` limits the number of test images; 0: all.
+    """
     method, config = context.model.method, context.model.config
     if method is None or config is None:
         why = context.model.why_no_method or "which needs the heads of a run"
@@ -54,7 +57,7 @@ def run(context: EvalContext, *, batch_size: int = 256) -> None:
     places = context.features("test").index.cpu()  # readable images only, so that batches are full
     # Shuffle: data sets are sorted by class, and candidates of one class are harder to distinguish.
     random = torch.Generator().manual_seed(context.seed)
-    places = places[torch.randperm(len(places), generator=random)]
+    places = places[torch.randperm(len(places), generator=random)][: images or None]
     found = measure_information(
         method,
         context.batches_at("test", places, min(batch_size, len(places))),
@@ -66,12 +69,12 @@ def run(context: EvalContext, *, batch_size: int = 256) -> None:
     )
     protocol = {**found.protocol, "bound": found.bound, "images_left_out": found.dropped}
     protocol["candidates"] = "at random"
-    images = context.images("test", found.index)
+    named = context.images("test", found.index)
     for metric in ("residual", "reducible_residual", "predictive", "positive_cosine"):
         values = getattr(found, metric)
         if values is not None:
             context.results.add(
-                "information", context.splits.name, metric, values, protocol=protocol, images=images
+                "information", context.splits.name, metric, values, protocol=protocol, images=named
             )
 
 

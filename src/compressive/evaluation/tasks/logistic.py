@@ -1,5 +1,6 @@
 """Logistic regression on the features of central crops, with the penalty chosen on train."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -18,8 +19,13 @@ LOGISTIC_REGRESSION = "multinomial logistic regression to its minimum, sum of lo
 Criterion = Literal["accuracy", "log-loss"]
 
 
-def run(context: EvalContext, *, few_held_out: int = 1000) -> logistic.Selection | None:
-    """Choose one of 45 penalties on the held-out part of train, fit on all of train, and record.
+def run(
+    context: EvalContext,
+    *,
+    few_held_out: int = 1000,
+    penalties: Sequence[float] = logistic.PENALTIES,
+) -> logistic.Selection | None:
+    """Choose one of the penalties on the held-out part of train, fit on all of train, and record.
 
     The criterion is accuracy, or the log-loss if fewer than `few_held_out` images are held out:
     the accuracy of few images is mostly chance. With 6 held-out images, accuracy chose l2 = 56,
@@ -34,7 +40,7 @@ def run(context: EvalContext, *, few_held_out: int = 1000) -> logistic.Selection
         return None
     criterion: Criterion = "log-loss" if len(held) < few_held_out else "accuracy"
     progress = partial(context.progress, "logistic", unit="fits")
-    found = select_penalty(train, fit, held, context.classes, criterion, progress)
+    found = select_penalty(train, fit, held, context.classes, criterion, penalties, progress)
     protocol = context.protocol(
         classifier=LOGISTIC_REGRESSION,
         augmentation="none",
@@ -53,6 +59,7 @@ def select_penalty(
     held: Int[Tensor, " held"],
     classes: int,
     criterion: Criterion,
+    penalties: Sequence[float] = logistic.PENALTIES,
     progress: logistic.Progress | None = None,
 ) -> logistic.Selection:
     """Fit on the rows `fit`, choose the penalty on the rows `held`, and fit on both."""
@@ -61,5 +68,6 @@ def select_penalty(
         (train.feats[held], train.labels[held]),
         top_k_accuracy if criterion == "accuracy" else lambda logits, labels: -nll(logits, labels),
         classes=classes,
+        penalties=penalties,
         progress=progress,
     )
