@@ -76,3 +76,38 @@ def test_network() -> None:
         assert float(row["milliseconds"]) == pytest.approx(found["ms"], abs=0.06)
         shown = row["relative to today's network"].split(",")[0]
         assert float(shown) == pytest.approx(found["speed relative to the network"], abs=6e-4)
+
+
+ATTEMPTS = "## Three attempts"
+
+
+def test_kernels_of_batch_norm() -> None:
+    rows = table_rows(PAGE, ATTEMPTS, "statistics")
+    found = result("norm-kernels")["terabytes_per_second"]
+    assert len(rows) == len(found) == 12
+    columns = ("layers", "moments", "moments_native", "gradient_sums", "gradient_sums_native")
+    for row, layer in zip(rows, found, strict=True):
+        shape, *cells = row.values()
+        assert shape == f"{layer['channels']} x {layer['side']}"
+        values = [layer[name] for name in columns]
+        assert [float(cell) for cell in cells] == pytest.approx(values, abs=0.006)
+
+
+def test_calls_of_nvjpeg() -> None:
+    calls = result("jpeg-calls")["calls"]
+    names = ("torchvision", "engine", "engine, normal priority")
+    rows = table_rows(PAGE, ATTEMPTS, "next to kernels")
+    for row, name in zip(rows, names, strict=True):
+        for load in ("alone", "next to Python", "next to kernels"):
+            shown = row[load]
+            assert shown == (f"{calls[load][name]['ms']:.1f}" if name in calls[load] else "")
+
+
+def test_start_in_parallel() -> None:
+    rows = table_rows(PAGE, ATTEMPTS, "first step")
+    starts = result("startup-resnet18-threads")["starts"]
+    keys = {"imports": "imports", "run built": "build", "first step": "first step"}
+    for row, kind in zip(rows, ("cold", "second"), strict=True):
+        for column, key in keys.items():
+            seconds = starts[f"now, {kind}"][0]["seconds"][key]
+            assert float(row[column]) == pytest.approx(seconds, abs=0.06)
