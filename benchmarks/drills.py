@@ -32,6 +32,7 @@ from launched import free_port, last_step, pretrain_words, ranks, stop_all
 
 SILENCE = COLLECTIVE = 20  # seconds; the defaults are 120 and 1800
 ANSWER = 120.0  # seconds to wait for a message or for steps
+CHECKPOINT = re.compile(r"step_\d+\.safetensors")
 RESUMING = re.compile(r"resuming from step ([\d,]+)")
 
 
@@ -78,6 +79,13 @@ class Drill:
         run = run or self.out
         goal = last_step(run) + count
         self.wait(lambda: last_step(run) >= goal, f"step {goal}")
+
+    def wait_for_checkpoint(self, run: Path | None = None) -> None:
+        """Wait until 20 steps are logged and a checkpoint after step 0 is saved."""
+        folder = (run or self.out) / "checkpoints"
+        self.wait_for_steps(20, run)
+        first = f"step_{0:08d}.safetensors"
+        self.wait(lambda: max((each.name for each in folder.iterdir()), default="") > first, "save")
 
     def wait(self, is_done: Callable[[], object], what: str, seconds: float = ANSWER) -> float:
         """Wait until a condition holds; return the seconds it took."""
@@ -134,7 +142,7 @@ def training(folder: Path) -> Iterator[Drill]:
     drill = Drill(folder)
     try:
         drill.start()
-        drill.wait_for_steps(20)
+        drill.wait_for_checkpoint()
         yield drill
     finally:
         drill.stop()
@@ -195,7 +203,7 @@ def partition(folder: Path) -> Drill:
             node(0)
             node(1)
             drill.wait(lambda: "2 processes" in drill.text(), "two processes")
-            drill.wait_for_steps(20)
+            drill.wait_for_checkpoint()
             drill.break_it(lambda: disconnect(names), r"error: another process")
             drill.resumed()  # alone
             connect(names)
@@ -218,7 +226,7 @@ def full_disk(folder: Path) -> Drill:
     drill = Drill(folder, out=str(disk / "run"), restarts=1)
     try:
         job = drill.start()
-        drill.wait_for_steps(20)
+        drill.wait_for_checkpoint()
 
         def fill() -> None:
             with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
@@ -261,14 +269,18 @@ def storage_outage(folder: Path) -> Drill:
     try:
         create_bucket(gate.port)
         drill.start()
-        drill.wait_for_steps(20, run)
+        drill.wait_for_checkpoint(run)
         before = last_step(run)
         drill.break_it(gate.close, "not mirrored yet, training continues", run)
         time.sleep(max(0.0, 60 - (time.monotonic() - drill.begin)))
         during = last_step(run) - before
         gate.open()
-        name = max(path.name for path in (run / "checkpoints").iterdir())
-        seconds = drill.wait(lambda: name in listed(gate.port), "upload after the outage")
+        # Training may delete this checkpoint before it is uploaded; a later one is as good.
+        newest = max(path.name for path in (run / "checkpoints").iterdir())
+        seconds = drill.wait(
+            lambda: max(CHECKPOINT.findall(listed(gate.port)), default="") >= newest,
+            "upload after the outage",
+        )
         drill.found |= {"survived": during > 0, "steps_lost": 0, "steps_during_outage": during}
         drill.found["seconds_to_upload_afterwards"] = round(seconds, 1)
     finally:
