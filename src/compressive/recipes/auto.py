@@ -55,6 +55,8 @@ def auto_recipe(
         "optim.warmup_epochs": (warmup, "official code; at most 10 % of the run"),
         "probe.neighbors": (min(20, max(1, count // 10)), "default; at most 10 % of the images"),
     }
+    if method == "c-simclr":
+        layer |= _adaptive(warmup)
     loads = "which timm cannot load because of its small stem" if stem else "which timm can load"
     paper_beta = Variant(_PAPER_BETA, "the paper's beta, with a linear warm-up")
     if weights:
@@ -69,6 +71,18 @@ def auto_recipe(
         needs="gpu" if has_gpu else "cpu",
         variants=(paper_beta,) if method == "c-simclr" else (),
     )
+
+
+def _adaptive(warmup: float) -> SettingSources:
+    """Return the compression that never cost accuracy in our comparisons."""
+    # Three seeds each: as accurate as SimCLR at its best temperature, DCL and a constant beta, or
+    # more accurate, and smoother, on CIFAR-10 (beta 3) and Tiny-ImageNet-100 (beta 1). From 0.3 to
+    # 3, beta hardly matters there; on the few built-in images, 3 costs 2 points.
+    return {
+        "bottleneck.schedule": ("adaptive", "ours: a constant beta costs accuracy on hard data"),
+        "bottleneck.beta": (1.0, "ours: the middle of the range without a loss of accuracy"),
+        "bottleneck.warmup_epochs": (warmup, "ours, as long as that of the learning rate"),
+    }
 
 
 def _view_size(side: int, has_gpu: bool) -> int:
