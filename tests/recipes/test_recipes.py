@@ -511,3 +511,9 @@ def test_automatic_settings_follow_the_method(
     config = auto_recipe(1000, 64, given={"method": method}).config
     assert config.method == method
     assert flat(config)[setting] == value
+
+
+@pytest.mark.parametrize(("batch", "beta"), [(32, 1.0), (255, 1.0), (256, 3.0), (512, 3.0)])
+def test_small_batches_are_compressed_less(batch: int, beta: float) -> None:
+    config = auto_recipe(1000, 64, given={"train.batch_size": batch}).config
+    assert config.bottleneck.beta == beta
