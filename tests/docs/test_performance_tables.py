@@ -103,6 +103,22 @@ def test_calls_of_nvjpeg() -> None:
             assert shown == (f"{calls[load][name]['ms']:.1f}" if name in calls[load] else "")
 
 
+def test_steps_with_nvjpeg() -> None:
+    steps = result("jpeg-steps")["steps"]
+    names = ("memory", "cpu", "torchvision", "engine", "engine, own stream")
+    names += ("engine, normal priority", "engine, quick switch", "engine, no pools")
+    rows = table_rows(PAGE, ATTEMPTS, "milliseconds per step", "waiting, 4 cores")
+    for row, name in zip(rows, names, strict=True):
+        _, *cells, rate = row.values()
+        shown = iter(cells)
+        for cores in ("16 cores", "4 cores"):
+            found = steps[cores].get(name, {"ms": [], "wait": []})
+            assert next(shown) == ", ".join(f"{ms:.1f}" for ms in found["ms"])
+            assert next(shown) == ", ".join(f"{100 * share:.0f} %" for share in found["wait"])
+        expected = steps["16 cores"][name].get("loader_images_per_second", [])
+        assert rate == "".join(f"{each:,.0f}" for each in expected)
+
+
 def test_start_in_parallel() -> None:
     rows = table_rows(PAGE, ATTEMPTS, "first step")
     starts = result("startup-resnet18-threads")["starts"]
