@@ -1,4 +1,4 @@
-"""Draw accuracy over smoothness of runs on Tiny-ImageNet-100, from the result file.
+"""Draw accuracy over smoothness of the final comparisons, from the result files.
 
 uv run --group docs python docs/pictures/adaptive.py
 """
@@ -11,18 +11,22 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "results" / "2026-11-17-compression" / "search-3-tiny-imagenet-100.json"
-INK, BLUE, ORANGE, GREEN = "#24292f", "#1f6feb", "#d4691e", "#2da44e"
-# Run: label, color, marker.
-RUNS = {
-    "simclr-k7-s1": ("SimCLR, kappa_b 7", ORANGE, "o"),
-    "dcl-k10-s1": ("DCL, kappa_b 10", GREEN, "s"),
-    "adaptive-k10-b3-e16384-s1": ("adaptive, kappa_b 10, beta 3, kappa_e 16384", BLUE, "o"),
-    "adaptive-k10-b3-s0": ("adaptive, kappa_b 10, beta 3 (seed 0)", BLUE, "^"),
-    "adaptive-k10-b10-s1": ("adaptive, kappa_b 10, beta 10", BLUE, "D"),
-    "adaptive-k15-b3-s1": ("adaptive, kappa_b 15, beta 3", BLUE, "X"),
+RESULTS = HERE.parent / "results" / "2026-11-17-compression"
+INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8c959f"
+# Method: label, color, marker.
+METHODS = {
+    "simclr": ("SimCLR at its best temperature", ORANGE, "o"),
+    "dcl": ("DCL", GREEN, "s"),
+    "constant": ("C-SimCLR, constant beta", GRAY, "X"),
+    "adaptive": ("C-SimCLR, adaptive beta", BLUE, "D"),
 }
-PANELS = {"logistic top-1": "all labels", "few labels 1% top-1": "1 % of the labels"}
+# Result file, settings of the adaptive rule, limits of x and y.
+PANELS = {
+    "CIFAR-10": ("final-cifar10.json", "kappa_b 5, beta 3", (1.38, 1.57), (87.0, 88.5)),
+    "Tiny-ImageNet-100": (
+        *("final-tiny-imagenet-100.json", "kappa_b 10, beta 1", (2.55, 3.15), (49.0, 52.0)),
+    ),
+}
 
 
 def main() -> None:
@@ -30,25 +34,31 @@ def main() -> None:
     matplotlib.rcParams.update(
         {"font.size": 10.5, "svg.hashsalt": "0", "svg.fonttype": "none", "text.color": INK}
     )
-    runs = {run["name"]: run for run in json.loads(RESULTS.read_text())["runs"]}
-    figure, panels = plt.subplots(1, 2, figsize=(9.5, 4.6))
-    for axes, (metric, title) in zip(panels, PANELS.items(), strict=True):
-        for name, (label, color, marker) in RUNS.items():
-            smoothness = runs[name]["smoothness"].items()
-            x = mean(value for key, value in smoothness if key.endswith(" lipschitz"))
-            found = runs[name]["held_out"][metric]
-            y, low, high = (100 * found[key] for key in ("value", "low", "high"))
-            error = [[y - low], [high - y]]
-            axes.errorbar(x, y, error, fmt=marker, color=color, ms=7, lw=1, label=label)
-        axes.set(xlim=(1.2, 3.2), xlabel="Lipschitz estimate (lower is smoother)")
-        axes.set_title(f"logistic regression, {title}", fontsize=10.5)
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 4.4))
+    for axes, (data, (file, settings, across, up)) in zip(panels, PANELS.items(), strict=True):
+        runs = json.loads((RESULTS / file).read_text())["runs"]
+        for method, (label, color, marker) in METHODS.items():
+            points = [
+                (_lipschitz(run), 100 * run["test"]["logistic top-1"]["value"])
+                for run in runs
+                if run["name"].startswith(method)
+            ]
+            x, y = [p[0] for p in points], [p[1] for p in points]
+            axes.plot(x, y, marker, color=color, ms=8, label=label)
+        axes.set(xlim=across, ylim=up, xlabel="Lipschitz estimate (lower is smoother)")
+        axes.set_title(f"{data} (adaptive: {settings})", fontsize=10.5)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("held-out accuracy, %")
+    panels[0].set_ylabel("logistic regression, test accuracy, %")
     figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="lower center", ncols=2, frameon=False
+        *panels[1].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False
     )
-    figure.tight_layout(rect=(0, 0.2, 1, 1))
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(HERE / "adaptive.svg", metadata={"Date": None})
+
+
+def _lipschitz(run: dict[str, dict[str, float]]) -> float:
+    ends = ("+ lipschitz", "- lipschitz")
+    return mean(value for name, value in run["smoothness"].items() if name.endswith(ends))
 
 
 if __name__ == "__main__":
