@@ -51,7 +51,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, inverse = ctx.saved_tensors
         grad, scale = _last(grad), inverse * weight
-        sums = reductions.batch_gradient_sums(grad, x, mean, scale, bias, ctx.has_relu)
+        sums = reductions.batch_gradient_sums(grad, x, mean, inverse, scale, bias, ctx.has_relu)
         return *_input_gradient(grad, x, (weight, bias, mean, inverse), sums, ctx.has_relu), None, None
 
 
@@ -67,9 +67,9 @@ def _input_gradient(
         is_positive = deviation * _spread(scale) + _spread(bias) > 0
         slant = torch.where(is_positive, slant, 0.0)
     count = x.numel() // x.shape[1]
-    offset, slope = sums[0] / count, sums[1] * inverse * inverse / count
+    offset, slope = sums[0] / count, sums[1] * inverse / count
     dx = (slant - _spread(offset) - deviation * _spread(slope)) * _spread(scale)
-    return dx.to(x.dtype), (sums[1] * inverse).to(weight.dtype), sums[0].to(bias.dtype)
+    return dx.to(x.dtype), sums[1].to(weight.dtype), sums[0].to(bias.dtype)
 
 
 def fused_batch_norm(
@@ -97,11 +97,11 @@ class _NormalizeAndPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, index, weight, mean, inverse = ctx.saved_tensors
         grad, count = _last(grad), x.numel() // x.shape[1]
-        sums = pooled.pooled_gradient_sums(grad, index, x, mean, ctx.sizes)
-        slope = sums[1] * inverse * inverse / count
+        sums = pooled.pooled_gradient_sums(grad, index, x, mean, inverse, ctx.sizes)
+        slope = sums[1] * inverse / count
         factors = torch.stack((inverse * weight, sums[0] / count, slope))
         dx = pooled.pooled_gradient(grad, index, x, mean, factors, ctx.sizes)
-        return dx, (sums[1] * inverse).to(weight.dtype), sums[0].to(weight.dtype), None, None
+        return dx, sums[1].to(weight.dtype), sums[0].to(weight.dtype), None, None
 
 
 def fused_pooled_batch_norm(

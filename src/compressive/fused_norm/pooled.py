@@ -112,7 +112,7 @@ def _pool_gradient_kernel(
     """Write sums for batch norm to target[:, part], or the gradient of x to target.
 
     A quad is two by two values of x. Four windows contain them: the one at the same place, above, left,
-    and both. factors[i]: scale, and what is subtracted from gradients: a constant and a slope.
+    and both. factors: 1 / std for sums, else scale, and what is subtracted: a constant and a slope.
     """
     part = tl.program_id(0)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
@@ -144,32 +144,39 @@ def _pool_gradient_kernel(
         g3, i3 = _window_gradient(
             grad, index, image, y - 1, z - 1, column, both, channels, out_height, out_width
         )
-        for corner in tl.static_range(4):
-            down: tl.constexpr = corner // 2
-            right: tl.constexpr = corner % 2
-            slant = tl.where(i0 == 3 * down + right, g0, 0.0)
-            if down == 0:
-                slant += tl.where(i1 == 6 + right, g1, 0.0)
-            if right == 0:
-                slant += tl.where(i2 == 3 * down + 2, g2, 0.0)
-            if corner == 0:
-                slant += tl.where(i3 == 8, g3, 0.0)
-            h = 2 * y + down - before
-            w = 2 * z + right - before
-            inside = both & ((h >= 0) & (h < height) & (w >= 0) & (w < width))[:, None]
-            here = ((image * height + h) * width + w)[:, None] * channels + column[None, :]
-            deviation = tl.load(x + here, mask=inside, other=0.0).to(tl.float32) - middle
-            if has_sums:
-                total += slant
-                products += slant * deviation
-            else:
-                value = (slant - offset - deviation * slope) * scale
-                tl.store(target + here, value.to(target.dtype.element_ty), mask=inside)
+        for down in tl.static_range(2):
+            for right in tl.static_range(2):
+                slant = tl.where(i0 == 3 * down + right, g0, 0.0)
+                if down == 0:
+                    slant += tl.where(i1 == 6 + right, g1, 0.0)
+                if right == 0:
+                    slant += tl.where(i2 == 3 * down + 2, g2, 0.0)
+                if down + right == 0:
+                    slant += tl.where(i3 == 8, g3, 0.0)
+                h = 2 * y + down - before
+                w = 2 * z + right - before
+                inside = both & ((h >= 0) & (h < height) & (w >= 0) & (w < width))[:, None]
+                here = ((image * height + h) * width + w)[:, None] * channels + column[None, :]
+                deviation = tl.load(x + here, mask=inside, other=0.0).to(tl.float32) - middle
+                if has_sums:
+                    total += slant
+                    products += slant * deviation
+                else:
+                    value = (slant - offset - deviation * slope) * scale
+                    tl.store(target + here, value.to(target.dtype.element_ty), mask=inside)
         start += parts * lines
     if has_sums:
         here = target + part * channels + column
+        unit = tl.load(factors + column, mask=has_channel, other=0.0)
         tl.store(here, tl.sum(total, 0), mask=has_channel)
-        tl.store(here + parts * channels, tl.sum(products, 0), mask=has_channel)
+        tl.store(here + parts * channels, tl.sum(products, 0) * unit, mask=has_channel)
+
+
+def _empty(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an empty channels_last tensor; torch.compile would fill what torch.empty_like returns."""
+    _, channels, height, width = shape
+    strides = (channels * height * width, 1, width * channels, channels)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
 
 
 def _block(channels: int, values: int) -> tuple[int, int]:
@@ -184,9 +191,7 @@ def pooled_norm(
     """Return the pool of relu((x - mean) * scale + bias) and the place of each largest value."""
     pool, (batch, channels) = Pool(*sizes), x.shape[:2]
     shape = (batch, channels, pool.out_height, pool.out_width)
-    last = torch.channels_last
-    pooled = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=last)
-    index = torch.empty(shape, dtype=torch.int8, device=x.device, memory_format=last)
+    pooled, index = _empty(x, shape, x.dtype), _empty(x, shape, torch.int8)
     windows = batch * pool.out_height * pool.out_width
     lines, columns = _block(channels, 1024)
     launcher(_pool_kernel)[(triton.cdiv(windows, lines), triton.cdiv(channels, columns))](
@@ -208,13 +213,13 @@ def pooled_norm(
 
 @triton_op("compressive::pooled_gradient_sums", mutates_args={})
 def pooled_gradient_sums(
-    grad: Tensor, index: Tensor, x: Tensor, mean: Tensor, sizes: list[int]
+    grad: Tensor, index: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, sizes: list[int]
 ) -> Tensor:
-    """Return sums of gradients, and of gradients times (x - mean), per channel: [2, channels]."""
+    """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
     lines, columns = _block(x.shape[1], 1024)
     parts = max(min(_PROGRAMS, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
     partial = x.new_empty((2, parts, x.shape[1]), dtype=torch.float32)
-    _launch_gradient(grad, index, x, mean, mean, partial, Pool(*sizes), parts, True)
+    _launch_gradient(grad, index, x, mean, inverse, partial, Pool(*sizes), parts, True)
     return add_parts(partial)
 
 
@@ -223,7 +228,7 @@ def pooled_gradient(
     grad: Tensor, index: Tensor, x: Tensor, mean: Tensor, factors: Tensor, sizes: list[int]
 ) -> Tensor:
     """Return the gradient of x; factors has scale, offset and slope of each channel."""
-    target = torch.empty_like(x, memory_format=torch.channels_last)
+    target = _empty(x, tuple(x.shape), x.dtype)
     lines, _ = _block(x.shape[1], 1024)
     parts = triton.cdiv(_quads(x, Pool(*sizes)), lines)
     _launch_gradient(grad, index, x, mean, factors, target, Pool(*sizes), parts, False)

@@ -84,6 +84,7 @@ def _gradient_kernel(
     grad,
     x,
     mean,
+    inverse,
     scale,
     bias,
     partial,
@@ -96,7 +97,7 @@ def _gradient_kernel(
     width: tl.constexpr,
     unroll: tl.constexpr,
 ):
-    """Write sums of gradients and of gradients times deviations to partial[:, part]."""
+    """Write sums of gradients and of gradients times normalized x to partial[:, part]."""
     part = tl.program_id(0)
     column = tl.program_id(1) * width + tl.arange(0, width)
     inside = column < channels
@@ -128,7 +129,8 @@ def _gradient_kernel(
         start += parts * chunk
     target = partial + part * channels + column
     tl.store(target, tl.sum(total, 0), mask=inside)
-    tl.store(target + parts * channels, tl.sum(products, 0), mask=inside)
+    unit = tl.load(inverse + column, mask=inside, other=0.0)
+    tl.store(target + parts * channels, tl.sum(products, 0) * unit, mask=inside)
 
 
 @triton.jit
@@ -214,22 +216,18 @@ def launch_moments(x: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
 def launch_gradient_sums(
     grad: Tensor,
     x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    bias: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor, Tensor],
     has_relu: bool,
     tile: Tile,
 ) -> Tensor:
-    """Return sums of gradients, and of gradients times (x - mean), per channel: [2, channels]."""
+    """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
     grid = _grid(x, tile)
     channels, parts = grid.channels, grid.parts
     partial = x.new_empty((2, parts, channels), dtype=torch.float32)
     launcher(_gradient_kernel)[(parts, grid.blocks)](
         grad,
         x,
-        mean,
-        scale,
-        bias,
+        *rows,
         partial,
         grid.rows,
         channels,
@@ -252,10 +250,18 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton_op("compressive::batch_gradient_sums", mutates_args={})
 def batch_gradient_sums(
-    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, bias: Tensor, has_relu: bool
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    has_relu: bool,
 ) -> Tensor:
-    """Return sums of gradients, and of gradients times (x - mean), per channel: [2, channels].
+    """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels].
 
     has_relu: whether ReLU follows; gradients count where (x - mean) * scale + bias > 0.
     """
-    return launch_gradient_sums(grad, x, mean, scale, bias, has_relu, GRADIENT_TILE)
+    return launch_gradient_sums(
+        grad, x, (mean, inverse, scale, bias), has_relu, GRADIENT_TILE
+    )
