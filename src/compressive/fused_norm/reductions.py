@@ -191,7 +191,7 @@ def add_parts(partial: Tensor) -> Tensor:
 
 
 def launch_moments(x: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance per channel of a channels_last tensor."""
+    """Return a center per channel, and the sums of deviations from it and of their squares."""
     grid = _grid(x, tile)
     rows, channels, parts = grid.rows, grid.channels, grid.parts
     center = x.new_empty(channels, dtype=torch.float32)
@@ -209,8 +209,7 @@ def launch_moments(x: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
         unroll=tile.unroll,
         num_warps=tile.warps,
     )
-    offset, square = (add_parts(partial) / rows).unbind()
-    return center + offset, (square - offset * offset).clamp(min=0)
+    return center, add_parts(partial)
 
 
 def launch_gradient_sums(
@@ -245,7 +244,9 @@ def launch_gradient_sums(
 @triton_op("compressive::batch_moments", mutates_args={})
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance per channel of a channels_last tensor."""
-    return launch_moments(x, MOMENTS_TILE)
+    center, sums = launch_moments(x, MOMENTS_TILE)
+    offset, square = (sums / (x.numel() // x.shape[1])).unbind()
+    return center + offset, (square - offset * offset).clamp(min=0)
 
 
 @triton_op("compressive::batch_gradient_sums", mutates_args={})
