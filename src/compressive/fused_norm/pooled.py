@@ -217,7 +217,7 @@ def pooled_gradient_sums(
 ) -> Tensor:
     """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
     lines, columns = _block(x.shape[1], 1024)
-    parts = max(min(_PROGRAMS, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
+    parts = max(min(PROGRAMS, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
     partial = x.new_empty((2, parts, x.shape[1]), dtype=torch.float32)
     _launch_gradient(grad, index, x, mean, inverse, partial, Pool(*sizes), parts, True)
     return add_parts(partial)
@@ -235,7 +235,7 @@ def pooled_gradient(
     return target
 
 
-_PROGRAMS = 1056
+PROGRAMS = 1056
 
 
 def _quads(x: Tensor, pool: Pool) -> int:
