@@ -1,7 +1,7 @@
 """Batch norm of training whose sums over the batch are Triton kernels.
 
-Everything that is computed per value stays in plain PyTorch, so that torch.compile fuses it. Reads and
-writes of whole activations for one layer, counted in the code that torch 2.11 generates:
+Everything that is computed per value stays in plain PyTorch, so that torch.compile fuses it. Reads
+and writes of whole activations for one layer, counted in the code that torch 2.11 generates:
 
                                    today            here
     norm, ReLU: forward            1 + 2            1 + 2 (sums + values)
@@ -52,7 +52,11 @@ class _Normalize(torch.autograd.Function):
         x, weight, bias, mean, inverse = ctx.saved_tensors
         grad, scale = _last(grad), inverse * weight
         sums = reductions.batch_gradient_sums(grad, x, mean, inverse, scale, bias, ctx.has_relu)
-        return *_input_gradient(grad, x, (weight, bias, mean, inverse), sums, ctx.has_relu), None, None
+        return (
+            *_input_gradient(grad, x, (weight, bias, mean, inverse), sums, ctx.has_relu),
+            None,
+            None,
+        )
 
 
 def _input_gradient(

@@ -1,4 +1,4 @@
-"""Replace the batch norms of a ResNet, and the ReLUs behind them, by faster ones of equal results."""
+"""Replace the batch norms of a ResNet, and the ReLUs behind them, by faster equal ones."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -94,8 +94,8 @@ def fuse(network: nn.Module, *, biased_variance: bool = False, stem: bool = True
 def _keep_inputs_of_kernels() -> None:
     """Make torch.compile store what a kernel reads, if it is also used elsewhere.
 
-    Otherwise it is stored for the kernel only, and computed again for each other use. For the gradient
-    of a residual block, this is three more reads of whole activations.
+    Otherwise it is stored for the kernel only, and computed again for each other use. For the
+    gradient of a residual block, this is three more reads of whole activations.
     """
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
     from torch._inductor.lowering import needs_realized_inputs

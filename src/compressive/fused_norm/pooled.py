@@ -1,7 +1,8 @@
 """Triton kernels for the stem of a ResNet: batch norm, ReLU and a 3x3 max-pool of stride 2.
 
-The activation between ReLU and pool has four times the size of the result. It is neither written nor
-read: the pool stores which of the nine values was largest, and the backward pass reads these numbers.
+The activation between ReLU and pool has four times the size of the result. It is neither written
+nor read: the pool stores which of the nine values was largest, and the backward pass reads these
+numbers. A window without a positive value has the number 9 and gets no gradient.
 """
 
 from typing import NamedTuple
@@ -13,8 +14,6 @@ from torch import Tensor
 from torch.library import triton_op
 
 from compressive.fused_norm.reductions import add_parts, launcher
-
-_NOTHING = 9  # index of a window without a positive value, which gets no gradient
 
 
 class Pool(NamedTuple):
@@ -111,8 +110,9 @@ def _pool_gradient_kernel(
 ):
     """Write sums for batch norm to target[:, part], or the gradient of x to target.
 
-    A quad is two by two values of x. Four windows contain them: the one at the same place, above, left,
-    and both. factors: 1 / std for sums, else scale, and what is subtracted: a constant and a slope.
+    A quad is two by two values of x. Four windows contain them: the one at the same place, above,
+    left, and both. factors: 1 / std for sums; else scale, and what is subtracted: a constant and a
+    slope.
     """
     part = tl.program_id(0)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
@@ -173,7 +173,7 @@ def _pool_gradient_kernel(
 
 
 def _empty(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an empty channels_last tensor; torch.compile would fill what torch.empty_like returns."""
+    """Return an empty channels_last tensor; torch.compile would fill that of torch.empty_like."""
     _, channels, height, width = shape
     strides = (channels * height * width, 1, width * channels, channels)
     return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
@@ -216,7 +216,7 @@ def pooled_gradient_sums(
     grad: Tensor, index: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, sizes: list[int]
 ) -> Tensor:
     """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
-    lines, columns = _block(x.shape[1], 1024)
+    lines, _ = _block(x.shape[1], 1024)
     parts = max(min(PROGRAMS, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
     partial = x.new_empty((2, parts, x.shape[1]), dtype=torch.float32)
     _launch_gradient(grad, index, x, mean, inverse, partial, Pool(*sizes), parts, True)

@@ -1,9 +1,9 @@
 """Triton kernels for the sums over a batch that batch norm needs; import only if Triton is there.
 
 An activation in channels_last memory format is a matrix of `rows` = batch * height * width lines of
-`channels` values. Each program reads tiles of whole lines or parts of lines, at a distance, and writes
-one row of partial results. A second kernel adds these rows. There are no atomics, so that results do
-not depend on the order of programs.
+`channels` values. Each program reads tiles of whole lines or parts of lines, at a distance, and
+writes one row of partial results. A second kernel adds these rows. There are no atomics, so that
+results do not depend on the order of programs.
 """
 
 from typing import Any, NamedTuple
@@ -51,8 +51,8 @@ def _moments_kernel(
     column = tl.program_id(1) * width + tl.arange(0, width)
     inside = column < channels
     line = tl.arange(0, height)
-    # All programs compute the same center from a few rows of the whole batch. It is near the mean, so
-    # that no digits cancel when the variance is computed from the sums.
+    # All programs compute the same center from a few rows of the whole batch. It is near the mean,
+    # so that no digits cancel when the variance is computed from the sums.
     sample = x + (line * (rows // height)).to(tl.int64)[:, None] * channels + column[None, :]
     middle = tl.sum(tl.load(sample, mask=inside[None, :], other=0.0).to(tl.float32), 0) / height
     tl.store(center + column, middle, mask=inside & (part == 0))
@@ -134,9 +134,7 @@ def _gradient_kernel(
 
 
 @triton.jit
-def _add_parts_kernel(
-    partial, sums, channels, parts, height: tl.constexpr, width: tl.constexpr
-):
+def _add_parts_kernel(partial, sums, channels, parts, height: tl.constexpr, width: tl.constexpr):
     """Add the rows of partial[i] to sums[i]; the second program id is i."""
     column = tl.program_id(0) * width + tl.arange(0, width)
     inside = column < channels
@@ -263,6 +261,4 @@ def batch_gradient_sums(
 
     has_relu: whether ReLU follows; gradients count where (x - mean) * scale + bias > 0.
     """
-    return launch_gradient_sums(
-        grad, x, (mean, inverse, scale, bias), has_relu, GRADIENT_TILE
-    )
+    return launch_gradient_sums(grad, x, (mean, inverse, scale, bias), has_relu, GRADIENT_TILE)
