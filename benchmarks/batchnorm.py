@@ -10,8 +10,8 @@ views of 224 pixels in bfloat16, always next to the plain network. Gradients are
 of the plain network in float32: `noise` is the difference of the plain network in bfloat16.
 
 Variants: `pooled` (Triton kernels, and the max-pool of the stem fused with its norm), `fused`
-(Triton kernels), `sums` (the same sums in plain PyTorch, no Triton), `cooperative`, `tiled` (options
-of torch.compile for the plain network).
+(Triton kernels), `sums` (the same sums in plain PyTorch, no Triton), `cooperative` and `tiled`
+(options of torch.compile for the plain network).
 """
 
 import argparse
