@@ -243,8 +243,7 @@ def randomize(network: nn.Module) -> None:
 def exact_gradients(arguments: argparse.Namespace) -> list[Tensor]:
     """Return the gradients of the plain network in float32, without torch.compile."""
     plain = Normalized("network", arguments)
-    tf32 = {"enabled": True, "benchmark": False, "deterministic": False, "allow_tf32": False}
-    with torch.backends.cudnn.flags(**tf32):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         plain.loss(plain.network(plain.x.float())).backward()
     found = [p.grad.double().flatten() for p in plain.network.parameters()]
     if arguments.device == "cuda":

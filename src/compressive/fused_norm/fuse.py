@@ -117,7 +117,7 @@ def _is_relu(module: nn.Module, norm: str, act: str) -> bool:
     return type(getattr(module, act, None)) is nn.ReLU and is_direct
 
 
-def _is_pool(pool: nn.Module) -> bool:
+def _is_pool(pool: object) -> bool:
     if type(pool).__name__ == "SamePool":
         return True
     if type(pool) is not nn.MaxPool2d:

@@ -58,7 +58,7 @@ def _pool_kernel(
     image = (row // out_height).to(tl.int64)
     largest = tl.zeros((lines, columns), tl.float32)
     place = tl.full((lines, columns), 9, tl.int32)
-    for step in tl.static_range(9):
+    for step in tl.static_range(9):  # pyright: ignore[reportGeneralTypeIssues]
         y = top + step // 3
         z = left + step % 3
         inside = is_window & (y >= 0) & (y < height) & (z >= 0) & (z < width)
@@ -118,6 +118,7 @@ def _pool_gradient_kernel(
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     has_channel = column < channels
     middle = tl.load(mean + column, mask=has_channel, other=0.0)[None, :]
+    scale, offset, slope = middle, middle, middle
     if not has_sums:
         scale = tl.load(factors + column, mask=has_channel, other=0.0)[None, :]
         offset = tl.load(factors + channels + column, mask=has_channel, other=0.0)[None, :]
@@ -144,8 +145,8 @@ def _pool_gradient_kernel(
         g3, i3 = _window_gradient(
             grad, index, image, y - 1, z - 1, column, both, channels, out_height, out_width
         )
-        for down in tl.static_range(2):
-            for right in tl.static_range(2):
+        for down in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
+            for right in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
                 slant = tl.where(i0 == 3 * down + right, g0, 0.0)
                 if down == 0:
                     slant += tl.where(i1 == 6 + right, g1, 0.0)

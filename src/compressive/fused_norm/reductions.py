@@ -55,15 +55,16 @@ def _moments_kernel(
     # so that no digits cancel when the variance is computed from the sums.
     sample = x + (line * (rows // height)).to(tl.int64)[:, None] * channels + column[None, :]
     middle = tl.sum(tl.load(sample, mask=inside[None, :], other=0.0).to(tl.float32), 0) / height
-    tl.store(center + column, middle, mask=inside & (part == 0))
+    if part == 0:
+        tl.store(center + column, middle, mask=inside)
     place = line[:, None] * channels + column[None, :]
     chunk: tl.constexpr = height * unroll
     total = tl.zeros((height, width), tl.float32)
     squares = tl.zeros((height, width), tl.float32)
     start = part * chunk
     while start < rows:
-        begin = x + start.to(tl.int64) * channels
-        for step in tl.static_range(unroll):
+        begin = x + tl.cast(start, tl.int64) * channels
+        for step in tl.static_range(unroll):  # pyright: ignore[reportGeneralTypeIssues]
             here = begin + step * height * channels + place
             if is_even:
                 deviation = tl.load(here).to(tl.float32) - middle[None, :]
@@ -102,6 +103,7 @@ def _gradient_kernel(
     column = tl.program_id(1) * width + tl.arange(0, width)
     inside = column < channels
     center = tl.load(mean + column, mask=inside, other=0.0)[None, :]
+    slope, offset = center, center
     if has_relu:
         slope = tl.load(scale + column, mask=inside, other=0.0)[None, :]
         offset = tl.load(bias + column, mask=inside, other=0.0)[None, :]
@@ -113,7 +115,7 @@ def _gradient_kernel(
     start = part * chunk
     while start < rows:
         begin = start.to(tl.int64) * channels
-        for step in tl.static_range(unroll):
+        for step in tl.static_range(unroll):  # pyright: ignore[reportGeneralTypeIssues]
             here = begin + step * height * channels + place
             if is_even:
                 slant = tl.load(grad + here).to(tl.float32)
