@@ -53,7 +53,7 @@ LAYERS = [
     (2048, 7, 4),
 ]
 TILES = [
-    reductions.Tile(columns, unroll, warps, 132 * per_processor)
+    reductions.ReductionTile(columns, unroll, warps, 132 * per_processor)
     for columns, unroll, warps, per_processor in (
         (128, 4, 4, 8),
         (128, 2, 4, 8),
@@ -94,7 +94,7 @@ def layers(arguments: argparse.Namespace) -> None:
     """Choose the tiles with the least total time over all layers, and report bandwidths."""
     torch.manual_seed(0)
     device = arguments.device
-    times: dict[str, dict[reductions.Tile, float]] = {"moments": {}, "gradient sums": {}}
+    times: dict[str, dict[reductions.ReductionTile, float]] = {"moments": {}, "gradient sums": {}}
     for channels, side, count in LAYERS:
         x, grad = (images(channels, side, arguments.views, device) for _ in range(2))
         mean, inverse, scale, bias = torch.randn(4, channels, device=device).unbind()
@@ -132,7 +132,7 @@ def layers(arguments: argparse.Namespace) -> None:
     )
 
 
-def _named(tile: reductions.Tile) -> str:
+def _named(tile: reductions.ReductionTile) -> str:
     return f"{tile.columns}x{tile.unroll}x{tile.warps}x{tile.programs // 132}"
 
 

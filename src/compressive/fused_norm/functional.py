@@ -19,10 +19,10 @@ from torch import Tensor
 from compressive.fused_norm import pooled, reductions
 
 _Row = Float[Tensor, "feat"]
-_Image = Float[Tensor, "batch feat h w"]
+_Activation = Float[Tensor, "batch feat h w"]
 
 
-def _spread(row: Tensor) -> Tensor:
+def _per_channel(row: Tensor) -> Tensor:
     """Return a row with one value per channel in the shape of images."""
     return row.view(1, -1, 1, 1)
 
@@ -40,7 +40,7 @@ class _Normalize(torch.autograd.Function):
         mean, variance = reductions.batch_moments(x)
         inverse = torch.rsqrt(variance + eps)
         scale = inverse * weight
-        y = (x.float() - _spread(mean)) * _spread(scale) + _spread(bias)
+        y = (x.float() - _per_channel(mean)) * _per_channel(scale) + _per_channel(bias)
         y = (y.relu() if has_relu else y).to(x.dtype)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.has_relu = has_relu
@@ -65,20 +65,20 @@ def _input_gradient(
     """Return the gradients of input, weight and bias."""
     weight, bias, mean, inverse = rows
     scale = inverse * weight
-    deviation = x.float() - _spread(mean)
+    deviation = x.float() - _per_channel(mean)
     slant = grad.float()
     if has_relu:
-        is_positive = deviation * _spread(scale) + _spread(bias) > 0
+        is_positive = deviation * _per_channel(scale) + _per_channel(bias) > 0
         slant = torch.where(is_positive, slant, 0.0)
     count = x.numel() // x.shape[1]
     offset, slope = sums[0] / count, sums[1] * inverse / count
-    dx = (slant - _spread(offset) - deviation * _spread(slope)) * _spread(scale)
+    dx = (slant - _per_channel(offset) - deviation * _per_channel(slope)) * _per_channel(scale)
     return dx.to(x.dtype), sums[1].to(weight.dtype), sums[0].to(bias.dtype)
 
 
 def fused_batch_norm(
-    x: _Image, weight: _Row, bias: _Row, eps: float, *, has_relu: bool
-) -> tuple[_Image, _Row, _Row]:
+    x: _Activation, weight: _Row, bias: _Row, eps: float, *, has_relu: bool
+) -> tuple[_Activation, _Row, _Row]:
     """Return relu(norm(x)) or norm(x), and mean and biased variance of the batch per channel."""
     return _Normalize.apply(x, weight, bias, eps, has_relu)  # pyright: ignore[reportReturnType]
 
@@ -109,7 +109,7 @@ class _NormalizeAndPool(torch.autograd.Function):
 
 
 def fused_pooled_batch_norm(
-    x: _Image, weight: _Row, bias: _Row, eps: float, *, before: int = 1
+    x: _Activation, weight: _Row, bias: _Row, eps: float, *, before: int = 1
 ) -> tuple[Float[Tensor, "batch feat h2 w2"], _Row, _Row]:
     """Return the 3x3 max-pool of stride 2 of relu(norm(x)), and mean and variance per channel.
 

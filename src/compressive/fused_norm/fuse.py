@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_FLOAT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class FusedBatchNorm:
@@ -42,7 +42,7 @@ class FusedBatchNorm:
 
 def _is_supported(x: Tensor) -> bool:
     is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return x.is_cuda and is_last and x.dtype in _DTYPES
+    return x.is_cuda and is_last and x.dtype in _FLOAT_TYPES
 
 
 def _padding(pool: nn.Module | None, x: Tensor) -> int | None:

@@ -180,7 +180,7 @@ def _empty(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
 
 
-def _block(channels: int, values: int) -> tuple[int, int]:
+def _tile_sides(channels: int, values: int) -> tuple[int, int]:
     columns = min(64, triton.next_power_of_2(channels))
     return values // columns, columns
 
@@ -194,7 +194,7 @@ def pooled_norm(
     shape = (batch, channels, pool.out_height, pool.out_width)
     pooled, index = _empty(x, shape, x.dtype), _empty(x, shape, torch.int8)
     windows = batch * pool.out_height * pool.out_width
-    lines, columns = _block(channels, 1024)
+    lines, columns = _tile_sides(channels, 1024)
     launcher(_pool_kernel)[(triton.cdiv(windows, lines), triton.cdiv(channels, columns))](
         x,
         mean,
@@ -217,7 +217,7 @@ def pooled_gradient_sums(
     grad: Tensor, index: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, sizes: list[int]
 ) -> Tensor:
     """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
-    lines, _ = _block(x.shape[1], 1024)
+    lines, _ = _tile_sides(x.shape[1], 1024)
     parts = max(min(PROGRAMS, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
     partial = x.new_empty((2, parts, x.shape[1]), dtype=torch.float32)
     _launch_gradient(grad, index, x, mean, inverse, partial, Pool(*sizes), parts, True)
@@ -230,7 +230,7 @@ def pooled_gradient(
 ) -> Tensor:
     """Return the gradient of x; factors has scale, offset and slope of each channel."""
     target = _empty(x, tuple(x.shape), x.dtype)
-    lines, _ = _block(x.shape[1], 1024)
+    lines, _ = _tile_sides(x.shape[1], 1024)
     parts = triton.cdiv(_quads(x, Pool(*sizes)), lines)
     _launch_gradient(grad, index, x, mean, factors, target, Pool(*sizes), parts, False)
     return target
@@ -256,7 +256,7 @@ def _launch_gradient(
     has_sums: bool,
 ) -> None:
     channels = x.shape[1]
-    lines, columns = _block(channels, 1024)
+    lines, columns = _tile_sides(channels, 1024)
     launcher(_pool_gradient_kernel)[(parts, triton.cdiv(channels, columns))](
         grad,
         index,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 
-class Tile(NamedTuple):
+class ReductionTile(NamedTuple):
     """How much one program reads at once; the product of rows and columns is 8 per thread."""
 
     columns: int = 128  # at most; 8 values are 16 bytes, the longest load of a thread
@@ -29,8 +29,8 @@ class Tile(NamedTuple):
         return max(256 * self.warps // columns, 1), columns
 
 
-MOMENTS_TILE = Tile()
-GRADIENT_TILE = Tile(unroll=2)
+MOMENTS_TILE = ReductionTile()
+GRADIENT_TILE = ReductionTile(unroll=2)
 
 
 @triton.jit
@@ -164,7 +164,7 @@ class _Grid(NamedTuple):
     is_even: bool
 
 
-def _grid(x: Tensor, tile: Tile) -> _Grid:
+def _grid(x: Tensor, tile: ReductionTile) -> _Grid:
     channels = x.shape[1]
     rows = x.numel() // channels
     height, width = tile.block(channels)
@@ -190,7 +190,7 @@ def add_parts(partial: Tensor) -> Tensor:
     return sums
 
 
-def launch_moments(x: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
+def launch_moments(x: Tensor, tile: ReductionTile) -> tuple[Tensor, Tensor]:
     """Return a center per channel, and the sums of deviations from it and of their squares."""
     grid = _grid(x, tile)
     rows, channels, parts = grid.rows, grid.channels, grid.parts
@@ -217,7 +217,7 @@ def launch_gradient_sums(
     x: Tensor,
     rows: tuple[Tensor, Tensor, Tensor, Tensor],
     has_relu: bool,
-    tile: Tile,
+    tile: ReductionTile,
 ) -> Tensor:
     """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
     grid = _grid(x, tile)
