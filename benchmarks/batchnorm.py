@@ -1,17 +1,20 @@
-"""Time a compiled ResNet-50 with other reductions in its batch norms against the plain one.
+"""Time a compiled ResNet with other reductions in its batch norms against the plain one.
 
     python benchmarks/batchnorm.py                 # on an H200; about 200 seconds
-    python benchmarks/batchnorm.py pooled fused    # some variants
+    python benchmarks/batchnorm.py all pooled      # some variants
     python benchmarks/batchnorm.py --only layers   # bandwidth of the kernels; 20 seconds
+    python benchmarks/batchnorm.py --network resnet18-cifar all
 
 Prints JSON lines as results arrive. First the bandwidth of the kernels for each shape of layer, and
 the choice of tiles. Then, for each variant, milliseconds per forward and backward pass over 512
-views of 224 pixels in bfloat16, always next to the plain network. Gradients are compared with those
-of the plain network in float32: `noise` is the difference of the plain network in bfloat16.
+views of 224 pixels in bfloat16 (resnet18-cifar: 1,024 of 32 pixels), always next to the plain
+network. Gradients are compared with those of the plain network in float32: `noise` is the
+difference of the plain network in bfloat16.
 
-Variants: `pooled` (Triton kernels, and the max-pool of the stem fused with its norm), `fused`
-(Triton kernels), `sums` (the same sums in plain PyTorch, no Triton), `cooperative` and `tiled`
-(options of torch.compile for the plain network).
+Variants: `fused` (Triton kernels), `pooled` (also fuses the max-pool of the stem with its norm),
+`all` (also computes the first convolution over blocks of pixels, as train.fused_norm does), `sums`
+(the same sums in plain PyTorch, no Triton), `cooperative` and `tiled` (options of torch.compile for
+the plain network).
 """
 
 import argparse
@@ -72,7 +75,8 @@ OWN_KINDS = {  # parts of the names of our kernels
     "gradient sums": ("_gradient_kernel",),
     "partial sums": ("_add_parts_kernel",),
 }
-VARIANTS = ("pooled", "fused", "sums", *OPTIONS)
+VARIANTS = ("all", "pooled", "fused", "sums", *OPTIONS)
+SIZES = {"resnet50": (512, 224), "resnet18-cifar": (1024, 32)}  # views and their pixels
 
 
 def report(**line: object) -> None:
@@ -194,12 +198,13 @@ class Normalized(Contestant):
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         device = torch.device(arguments.device)
-        super().__init__(Variant(), arguments.views, arguments.size, device)
+        super().__init__(Variant(), arguments.views, arguments.size, device, arguments.network)
         self.name = name
         self.target: Tensor | None = None
         randomize(self.network)
-        if name in ("pooled", "fused", "sums"):
-            self.fused = fuse.fuse(self.network, stem=name == "pooled")
+        if name in ("all", "pooled", "fused", "sums"):
+            parts = {"pool": name in ("all", "pooled"), "blocks": name == "all"}
+            self.fused = fuse.fuse(self.network, **parts)
 
     def _settings(self) -> contextlib.ExitStack:
         stack = super()._settings()
@@ -233,11 +238,12 @@ def randomize(network: nn.Module) -> None:
     They stay small: with large ones, rounding errors grow from block to block.
     """
     torch.manual_seed(1)
-    for name, module in network.named_modules():
-        if isinstance(module, nn.BatchNorm2d):
-            largest = 0.2 if name.endswith("bn3") else 1.0
-            nn.init.uniform_(module.weight, largest / 2, largest)
-            nn.init.uniform_(module.bias, -0.2 * largest, 0.2 * largest)
+    norms = {n: m for n, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    last = "bn3" if any(name.endswith("bn3") for name in norms) else "bn2"
+    for name, module in norms.items():
+        largest = 0.2 if name.endswith(last) else 1.0
+        nn.init.uniform_(module.weight, largest / 2, largest)
+        nn.init.uniform_(module.bias, -0.2 * largest, 0.2 * largest)
 
 
 def exact_gradients(arguments: argparse.Namespace) -> list[Tensor]:
@@ -296,6 +302,8 @@ def _measure(
         torch.cuda.reset_peak_memory_stats()
         one.pass_once()
     peak = torch.cuda.max_memory_allocated() if arguments.device == "cuda" else 0
+    while arguments.after and not arguments.after.exists():
+        time.sleep(0.2)
     ms = race({"network": plain.pass_once, name: one.pass_once}, arguments.device, arguments.rounds)
     own = [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
     ratios = [a / max(b, 1e-9) for a, b in zip(own, noise, strict=True)]
@@ -321,13 +329,17 @@ def main() -> None:
     parser.add_argument("variant", nargs="*", choices=[*VARIANTS, []], metavar="VARIANT")
     parser.add_argument("--only", choices=["layers", "networks"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--views", type=int, default=512)
-    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--network", choices=list(SIZES), default="resnet50")
+    parser.add_argument("--views", type=int, help="views per pass")
+    parser.add_argument("--size", type=int, help="pixels of a view")
+    parser.add_argument("--after", type=Path, help="compile, but wait for this file before timing")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
         "--seconds", type=float, default=200, help="start no variant near this limit"
     )
     arguments = parser.parse_args()
+    views, size = SIZES[arguments.network]
+    arguments.views, arguments.size = arguments.views or views, arguments.size or size
     report(**environment(arguments.device, "triton"))
     for name, part in (("layers", layers), ("networks", networks)):
         if arguments.only in (None, name):

@@ -90,9 +90,17 @@ VARIANTS = {
 class Contestant:
     """One compiled network with its input."""
 
-    def __init__(self, variant: Variant, views: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        views: int,
+        size: int,
+        device: torch.device,
+        name: str = "resnet50",
+    ) -> None:
         torch.manual_seed(0)
-        network: Any = networks.backbone("resnet50").to(device)
+        name, _, stem = name.partition("-")
+        network: Any = networks.backbone(name, stem=stem or "imagenet").to(device)
         x = torch.randn(views, 3, size, size, device=device, dtype=torch.bfloat16)
         x = x.to(memory_format=torch.channels_last)
         if variant.folded_stem:

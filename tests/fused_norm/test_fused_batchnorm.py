@@ -2,11 +2,14 @@
 
 import copy
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -49,7 +52,79 @@ def test_each_norm_is_converted_and_weights_keep_their_names() -> None:
     assert len(relus) == 16
     assert all(name.endswith("act3") for name in relus)
     assert found["maxpool"] == "Identity"
+    assert found["conv1"] == "BlockConv2d"
     assert fuse.fuse(network) == 0
+
+
+@needs_triton
+def test_a_small_stem_keeps_its_convolution() -> None:
+    network = backbone("resnet18", stem="cifar")
+    assert fuse.fuse(network) == 20
+    found = kinds(network)
+    assert found["conv1"] == "Conv2d"
+    assert found["act1"] == "Identity"
+    relus = [name for name, kind in found.items() if kind == "ReLU"]
+    assert len(relus) == 8
+    assert all(name.endswith("act2") for name in relus)
+
+
+@needs_triton
+def test_parts_can_be_left_out() -> None:
+    network = backbone("resnet18")
+    assert fuse.fuse(network, pool=False, blocks=False) == 20
+    found = kinds(network)
+    assert found["maxpool"] == "MaxPool2d"
+    assert found["conv1"] == "Conv2d"
+
+
+@needs_triton
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))])
+def test_copies_compute_the_same(copied: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    network = tiny()
+    fuse.fuse(network)
+    other = copied(network)
+    x = torch.randn(4, 3, 32, 32)
+    assert torch.equal(network(x), other(x))
+    assert kinds(network) == kinds(other)
+
+
+@needs_triton
+def test_blocks_of_networks_that_only_look_alike_stay() -> None:
+    class Other(Bottleneck):
+        """Might have another order of layers."""
+
+    network = tiny()
+    network.layer1[0].__class__ = Other
+    fuse.fuse(network)
+    found = kinds(network)
+    assert found["layer1.0.bn1"] == "BatchNorm2d"
+    assert found["layer1.0.act1"] == "ReLU"
+
+
+@pytest.mark.parametrize("sides", [(32, 32), (33, 20), (7, 9)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_convolution_over_blocks_is_the_same(
+    sides: tuple[int, int], channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 5, 7, 2, 3, dtype=torch.float64)
+    x = torch.randn(2, channels, *sides, dtype=torch.float64, requires_grad=True)
+    expected = conv(x)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, *conv.parameters()), grad)
+    monkeypatch.setattr(fuse, "_is_on_gpu", lambda x: True)
+    conv.__class__ = fuse.BlockConv2d
+    with mock.patch.object(F, "pixel_unshuffle", wraps=F.pixel_unshuffle) as called:
+        found = conv(x)
+    assert called.call_count == 2
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(found, (x, *conv.parameters()), grad), wanted, strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    conv.eval()
+    assert torch.equal(conv(x), expected)
 
 
 @needs_triton
@@ -108,15 +183,19 @@ def check_norm(
     weight = (torch.rand(shape[1], device=device) + 0.5).requires_grad_()
     bias = (0.3 * torch.randn(shape[1], device=device)).requires_grad_()
     y, means, variances = functional.fused_batch_norm(x, weight, bias, 1e-5, has_relu=relu)
-    grad = torch.randn(shape, device=device).to(dtype).to(memory_format=last)
-    y.backward(grad)
     wide = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
     expected = F.batch_norm(wide[0], None, None, wide[1], wide[2], True, 0.0, 1e-5)
-    expected = expected.relu() if relu else expected
-    expected.backward(grad.double())
-    axes = (0, 2, 3)
     # The mean is rounded to float32, which shifts values that are far from 0.
     far = 1 + abs(mean) / std
+    # Rounding can move a value across 0, and ReLU then drops its gradient: one or two of 10 million
+    # values, also with torch's own batch norm in float32. These have no gradient here.
+    is_sure = expected.detach().abs() > 1e-6 * far
+    grad = (torch.randn(shape, device=device) * is_sure).to(dtype).to(memory_format=last)
+    y.backward(grad)
+    expected = expected.relu() if relu else expected
+    expected.backward(grad.double())
+    assert is_sure.sum() > 0.99 * is_sure.numel()
+    axes = (0, 2, 3)
     exact = wide[0].detach()
     assert float((means - exact.mean(axes)).abs().max()) < 2e-7 * (abs(mean) + std)
     true = exact.var(axes, correction=0)
@@ -186,7 +265,7 @@ def interpreted() -> None:
     reductions.MOMENTS_TILE = reductions.MOMENTS_TILE._replace(programs=3)
     reductions.GRADIENT_TILE = reductions.GRADIENT_TILE._replace(programs=3)
     pooled.PROGRAMS = 3
-    fuse._is_supported = lambda x: True
+    fuse._is_on_gpu = lambda x: True
     check_all("cpu")
     sys.stdout.write("equal\n")
 

@@ -1,4 +1,4 @@
-"""Replace the batch norms of a ResNet, and the ReLUs behind them, by faster equal ones."""
+"""Replace the batch norms of ResNets, the ReLUs behind them and the stem by faster layers."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -7,21 +7,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from compressive.networks import SamePool, timm
+
 _FLOAT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class FusedBatchNorm:
-    """Mixin for a batch norm that also applies the ReLU and the max-pool behind it.
+class FusedBatchNorm2d(nn.BatchNorm2d):
+    """A batch norm that also applies the ReLU and the max-pool behind it.
 
     On a GPU, in training and for images in channels_last memory format, it calls Triton kernels.
     Otherwise it calls the layers that it replaces.
     """
 
-    def forward(self: Any, x: Tensor) -> Tensor:
+    has_relu: bool
+    pool: nn.Module | None
+
+    def forward(self, x: Tensor) -> Tensor:
         """Return the norm of x, with ReLU and pool if these follow."""
         before = _padding(self.pool, x)
         if not (self.training and _is_supported(x)) or before is None:
-            y = super().forward(x)  # type: ignore[misc]  # pyright: ignore
+            y = super().forward(x)
             y = F.relu(y) if self.has_relu else y
             return y if self.pool is None else self.pool(y)
         from compressive.fused_norm import functional
@@ -31,18 +36,51 @@ class FusedBatchNorm:
             y, mean, var = functional.fused_batch_norm(x, *row, has_relu=self.has_relu)
         else:
             y, mean, var = functional.fused_pooled_batch_norm(x, *row, before=before)
-        with torch.no_grad():
-            n = x.numel() // x.shape[1]
-            factor = 1.0 if self.is_variance_biased else n / (n - 1)
-            self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * factor, self.momentum)
+        self._average(mean, var, x.numel() // x.shape[1])
         return y
+
+    @torch.no_grad()
+    def _average(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Update the running statistics; torch averages the unbiased variance."""
+        moving = self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
+        running_mean, running_var, batches, momentum = moving
+        assert running_mean is not None
+        assert running_var is not None
+        assert batches is not None
+        assert momentum is not None
+        batches.add_(1)
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(variance * (count / (count - 1)), momentum)
+
+
+class BlockConv2d(nn.Conv2d):
+    """The 7x7 convolution of stride 2 as a 4x4 convolution of stride 1 over 2x2 blocks of pixels.
+
+    It computes the same sums on a GPU in training. Its input has 16 channels: those of four pixels,
+    and zeros. cuDNN would copy images of three channels to eight, and compute with all of them.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution of images."""
+        if not (self.training and _is_on_gpu(x)):
+            return super().forward(x)
+        height, width = x.shape[-2:]
+        missing = 4 - self.in_channels
+        # Row i of the result is the sum over rows 2 i - 3, ..., 2 i + 3. With a row of zeros before
+        # the first row of the kernel, these are the blocks i - 2, ..., i + 1.
+        x = F.pad(x, (4, 2 + width % 2, 4, 2 + height % 2, 0, missing))
+        kernel = F.pad(self.weight, (1, 0, 1, 0, 0, missing))
+        return F.conv2d(F.pixel_unshuffle(x, 2), F.pixel_unshuffle(kernel, 2), self.bias)
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _is_supported(x: Tensor) -> bool:
     is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return x.is_cuda and is_last and x.dtype in _FLOAT_TYPES
+    # For one value per channel, torch has an error.
+    return _is_on_gpu(x) and is_last and x.dtype in _FLOAT_TYPES and x.numel() > x.shape[1]
 
 
 def _padding(pool: nn.Module | None, x: Tensor) -> int | None:
@@ -53,40 +91,44 @@ def _padding(pool: nn.Module | None, x: Tensor) -> int | None:
     return height % 2 if height % 2 == width % 2 else None
 
 
-def fuse(network: nn.Module, *, biased_variance: bool = False, stem: bool = True) -> int:
-    """Use Triton kernels for the batch norms of a timm ResNet; return how many were changed.
+def fuse(network: nn.Module, *, pool: bool = True, blocks: bool = True) -> int:
+    """Use Triton kernels for the batch norms of timm's ResNets; return how many were changed.
 
-    This works in place and keeps parameters, statistics and their names. Norms that are followed by
-    other layers than ReLU, or are not plain batch norms, stay as they are.
+    This works in place and keeps parameters, statistics and their names. Layers that the kernels do
+    not support stay as they are. The result is for torch.compile and slow without it.
 
-    biased_variance: whether the network was built with it.
-    stem: also fuse the max-pool of the stem.
+    pool: also fuse the max-pool of the stem with its norm.
+    blocks: also compute the first convolution over blocks of pixels.
     """
     if find_spec("triton") is None:
         return 0
     _keep_inputs_of_kernels()
     count = 0
-    for module in list(network.modules()):
+    resnet = timm.models.resnet
+    known = (resnet.ResNet, resnet.BasicBlock, resnet.Bottleneck)
+    for module in [each for each in network.modules() if type(each) in known]:
         pairs = [(f"bn{i}", f"act{i}") for i in (1, 2, 3) if hasattr(module, f"bn{i}")]
         last = pairs[-1][0] if pairs else ""
+        # A block adds its shortcut between the last norm and ReLU; the stem does not.
+        is_stem = type(module) is resnet.ResNet
         for norm_name, act_name in pairs:
             norm = getattr(module, norm_name)
-            if not _is_plain(norm, biased_variance):
+            if not _is_plain(norm):
                 continue
-            _convert(norm, biased_variance)
+            _convert(norm)
             count += 1
-            # A block adds its shortcut between the last norm and ReLU; the stem does not.
-            is_stem = hasattr(module, "maxpool")
             if (norm_name != last or is_stem) and _is_relu(module, norm_name, act_name):
                 norm.has_relu = True
                 setattr(module, act_name, nn.Identity())
-            if is_stem and stem and norm.has_relu and _is_pool(module.maxpool):
+            if is_stem and pool and norm.has_relu and _is_pool(module.maxpool):
                 norm.pool = module.maxpool
                 module.maxpool = nn.Identity()
+        if is_stem and blocks and _is_wide(getattr(module, "conv1", None)):
+            module.conv1.__class__ = BlockConv2d
         shortcut = getattr(module, "downsample", None)
         for part in shortcut if isinstance(shortcut, nn.Sequential) else ():
-            if _is_plain(part, biased_variance):
-                _convert(part, biased_variance)
+            if _is_plain(part):
+                _convert(part)
                 count += 1
     return count
 
@@ -103,11 +145,9 @@ def _keep_inputs_of_kernels() -> None:
     needs_realized_inputs.add(triton_kernel_wrapper_mutation)  # type: ignore[arg-type]
 
 
-def _is_plain(norm: nn.Module, biased_variance: bool) -> bool:
-    known = type(norm) is nn.BatchNorm2d
-    known |= biased_variance and type(norm).__name__ == "_BiasedBatchNorm2d"
-    has_rows = isinstance(norm, nn.BatchNorm2d) and norm.affine and norm.track_running_stats
-    return known and has_rows and norm.momentum is not None  # type: ignore[union-attr]
+def _is_plain(norm: nn.Module) -> bool:
+    is_known = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats
+    return is_known and norm.momentum is not None
 
 
 def _is_relu(module: nn.Module, norm: str, act: str) -> bool:
@@ -118,7 +158,7 @@ def _is_relu(module: nn.Module, norm: str, act: str) -> bool:
 
 
 def _is_pool(pool: object) -> bool:
-    if type(pool).__name__ == "SamePool":
+    if type(pool) is SamePool:
         return True
     if type(pool) is not nn.MaxPool2d:
         return False
@@ -126,8 +166,15 @@ def _is_pool(pool: object) -> bool:
     return sizes == (3, 2, 1, 1, False) and not pool.return_indices
 
 
-def _convert(norm: Any, biased_variance: bool) -> None:
+def _is_wide(conv: object) -> bool:
+    """Return whether a layer is the first convolution of a ResNet."""
+    if type(conv) is not nn.Conv2d or conv.in_channels > 4 or conv.groups > 1:
+        return False
+    sizes = conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.padding_mode
+    return sizes == ((7, 7), (2, 2), (3, 3), (1, 1), "zeros")
+
+
+def _convert(norm: Any) -> None:
     # Change the class of the object: an optimizer or a hook may already refer to it.
-    name = f"Fused{type(norm).__name__.strip('_')}"
-    norm.__class__ = type(name, (FusedBatchNorm, type(norm)), {"__module__": __name__})
-    norm.has_relu, norm.pool, norm.is_variance_biased = False, None, biased_variance
+    norm.__class__ = FusedBatchNorm2d
+    norm.has_relu, norm.pool = False, None

@@ -29,8 +29,8 @@ class ReductionTile(NamedTuple):
         return max(256 * self.warps // columns, 1), columns
 
 
-MOMENTS_TILE = ReductionTile()
-GRADIENT_TILE = ReductionTile(unroll=2)
+MOMENTS_TILE = ReductionTile(columns=64)
+GRADIENT_TILE = ReductionTile()
 
 
 @triton.jit
