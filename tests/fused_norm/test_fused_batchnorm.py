@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -270,18 +271,66 @@ def interpreted() -> None:
     sys.stdout.write("equal\n")
 
 
-@pytest.mark.slow
-@needs_triton
-def test_kernels_equal_torch_in_the_interpreter() -> None:
+def compiled() -> None:
+    """Compare a compiled network with the plain one on a GPU."""
+    torch.manual_seed(0)
+    network = tiny().cuda().to(memory_format=torch.channels_last)
+    changed = copy.deepcopy(network)
+    fuse.fuse(changed)
+    graph = torch.compile(changed, fullgraph=True, dynamic=False)
+    x = torch.randn(8, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
+    target = torch.randn(8, 64, device="cuda")
+    for one in (network, graph):
+        (one(x) * target).sum().backward()
+    for (name, p), q in zip(network.named_parameters(), changed.parameters(), strict=True):
+        assert relative(q.grad, p.grad.double()) < 1e-2, name  # type: ignore[arg-type]
+    for (name, value), other in zip(network.named_buffers(), changed.buffers(), strict=True):
+        torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-3, msg=name)
+    sys.stdout.write("equal\n")
+
+
+def trained() -> None:
+    """Compare compiled training of BYOL, whose target has norms as well, with torch's norms."""
+    from tiny import last, silent
+    from tiny import tiny as tiny_run
+
+    from compressive.train.loop import pretrain
+
+    found = []
+    for setting in ("yes", "no"):
+        changes = ("method=byol", "train.device=cuda", "train.steps=3", "train.precision=float32")
+        config = tiny_run(*changes, "views.size=32", f"train.fused_norm={setting}")
+        with tempfile.TemporaryDirectory() as folder:
+            pretrain(config, Path(folder) / "run", display=silent())
+            found.append(last(Path(folder) / "run"))
+    one, other = (state["learner"] for state in found)
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        torch.testing.assert_close(one[name], value, rtol=1e-2, atol=1e-2, msg=name)
+    moments = [state["optimizer"]["state"].values() for state in found]
+    for mine, wanted in zip(*moments, strict=True):
+        assert relative(mine["momentum_buffer"], wanted["momentum_buffer"].double()) < 0.05
+    sys.stdout.write("equal\n")
+
+
+def output_of(function: Callable[[], None], **environment: str) -> str:
+    """Return the output in a process without shape checks, which cannot be traced."""
     here = Path(__file__)
     path = os.pathsep.join([str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
-        [sys.executable, str(here)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        [sys.executable, str(here), function.__name__],
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
     )
-    assert run.stdout == "equal\n", run.stderr[-3000:]
+    assert not run.returncode, run.stderr[-3000:]
+    return run.stdout
+
+
+@pytest.mark.slow
+@needs_triton
+def test_kernels_equal_torch_in_the_interpreter() -> None:
+    assert output_of(interpreted, TRITON_INTERPRET="1") == "equal\n"
 
 
 @pytest.mark.gpu
@@ -300,19 +349,10 @@ def test_kernels_equal_torch_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_compiled_network_is_one_graph_with_equal_gradients() -> None:
-    torch.manual_seed(0)
-    network = tiny().cuda().to(memory_format=torch.channels_last)
-    changed = copy.deepcopy(network)
-    fuse.fuse(changed)
-    compiled = torch.compile(changed, fullgraph=True, dynamic=False)
-    x = torch.randn(8, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
-    target = torch.randn(8, 64, device="cuda")
-    for one in (network, compiled):
-        (one(x) * target).sum().backward()
-    for (name, p), q in zip(network.named_parameters(), changed.parameters(), strict=True):
-        assert relative(q.grad, p.grad.double()) < 1e-2, name  # type: ignore[arg-type]
+@pytest.mark.parametrize("function", [compiled, trained])
+def test_compiled_steps_have_equal_gradients(function: Callable[[], None]) -> None:
+    assert output_of(function) == "equal\n"
 
 
 if __name__ == "__main__":
-    interpreted()
+    {"interpreted": interpreted, "compiled": compiled, "trained": trained}[sys.argv[1]]()
