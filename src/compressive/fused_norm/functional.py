@@ -41,7 +41,9 @@ class _Normalize(torch.autograd.Function):
         inverse = torch.rsqrt(variance + eps)
         scale = inverse * weight
         y = (x.float() - _per_channel(mean)) * _per_channel(scale) + _per_channel(bias)
-        y = (y.relu() if has_relu else y).to(x.dtype)
+        y = y.relu() if has_relu else y
+        # A conversion to the same type here makes all gradients 0 in torch 2.11 if compiled.
+        y = y if y.dtype == x.dtype else y.to(x.dtype)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.has_relu = has_relu
         ctx.mark_non_differentiable(mean, variance)
