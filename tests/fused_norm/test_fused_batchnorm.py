@@ -271,6 +271,45 @@ def interpreted() -> None:
     sys.stdout.write("equal\n")
 
 
+class NaiveSums:
+    """What the kernels of `reductions` compute, in torch."""
+
+    @staticmethod
+    def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.float().mean((0, 2, 3)), x.float().var((0, 2, 3), correction=0)
+
+    @staticmethod
+    def batch_gradient_sums(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+        *rows, has_relu = rest
+        mean, inverse, scale, bias = (row.view(1, -1, 1, 1) for row in rows)
+        deviation = x.float() - mean
+        keep = deviation * scale + bias > 0 if has_relu else torch.ones_like(x, dtype=torch.bool)
+        slant = grad.float() * keep
+        return torch.stack([slant.sum((0, 2, 3)), (slant * deviation * inverse).sum((0, 2, 3))])
+
+
+def traced() -> None:
+    """Trace the autograd function; torch.compile may differentiate it otherwise than autograd."""
+    from compressive.fused_norm import functional
+
+    functional.reductions = NaiveSums
+    torch.manual_seed(0)
+    weight, bias = torch.rand(2, 5, requires_grad=True).unbind()
+    target = torch.randn(4, 5, 6, 6)
+
+    def loss(x: Tensor) -> Tensor:
+        y, _, _ = functional.fused_batch_norm(x, weight, bias, 1e-5, has_relu=True)
+        return (y * target).sum()
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(4, 5, 6, 6, dtype=dtype, requires_grad=True)
+        graph = torch.compile(loss, fullgraph=True, dynamic=False, backend="eager")
+        found, expected = (torch.autograd.grad(one(x), x)[0] for one in (graph, loss))
+        assert expected.norm() > 0.1
+        torch.testing.assert_close(found, expected)
+    sys.stdout.write("equal\n")
+
+
 def compiled() -> None:
     """Compare a compiled network with the plain one on a GPU."""
     torch.manual_seed(0)
@@ -333,6 +372,12 @@ def test_kernels_equal_torch_in_the_interpreter() -> None:
     assert output_of(interpreted, TRITON_INTERPRET="1") == "equal\n"
 
 
+@pytest.mark.slow
+@needs_triton
+def test_traced_function_has_equal_gradients() -> None:
+    assert output_of(traced) == "equal\n"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_kernels_equal_torch_on_a_gpu() -> None:
@@ -355,4 +400,5 @@ def test_compiled_steps_have_equal_gradients(function: Callable[[], None]) -> No
 
 
 if __name__ == "__main__":
-    {"interpreted": interpreted, "compiled": compiled, "trained": trained}[sys.argv[1]]()
+    functions = (interpreted, traced, compiled, trained)
+    {each.__name__: each for each in functions}[sys.argv[1]]()

@@ -52,6 +52,7 @@ OBSTACLES = {
     "eager": r"train\.compile",
     "recomputed": r"train\.activation_checkpointing",
     "network": "test_vit",
+    "torch": r"2\.6\.0\+cu124 is older than 2\.11",
     "triton": "Triton is not installed",
 }
 
@@ -70,6 +71,8 @@ def test_what_does_not_fit_keeps_its_norms_or_is_refused(
     monkeypatch.setattr(norm_kernels, "is_rocm", lambda: obstacle == "rocm")
     monkeypatch.setattr(norm_kernels, "world_size", lambda: 1 + (obstacle == "processes"))
     monkeypatch.setattr(norm_kernels, "find_spec", lambda _: obstacle != "triton")
+    if obstacle == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.6.0+cu124")
     if obstacle != "network":
         monkeypatch.setattr(norm_kernels, "fuse", lambda _: pytest.fail("changed"))
     device = torch.device(obstacle) if obstacle in ("cpu", "mps") else CUDA

@@ -4,11 +4,16 @@ from importlib.util import find_spec
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from compressive.config import Config
 from compressive.distributed import world_size
 from compressive.fused_norm.fuse import fuse
 from compressive.platforms.accelerators import is_rocm
+
+# The oldest version that was tested. torch.compile of older ones might differentiate custom
+# functions wrongly, as 2.11 did in one case (see fused_norm.functional).
+_TESTED_TORCH = "2.11"
 
 
 def fuse_norms(learner: nn.Module, config: Config, device: torch.device, *, compiled: bool) -> int:
@@ -38,4 +43,6 @@ def _obstacle(config: Config, device: torch.device, *, compiled: bool) -> str:
         return "steps are not compiled (train.compile)"
     if config.train.activation_checkpointing:
         return "activations are computed again (train.activation_checkpointing)"
+    if TorchVersion(torch.__version__) < _TESTED_TORCH:
+        return f"torch {torch.__version__} is older than {_TESTED_TORCH}"
     return "" if find_spec("triton") else "Triton is not installed"
