@@ -11,7 +11,7 @@ from result_tables import table_rows, welch
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "compression.md"
 CIFAR10 = DOCS / "results" / "2026-11-15-cifar10.md"
-TINY = DOCS / "results" / "2026-11-17-compression" / "final-tiny-imagenet-100.json"
+FINAL = DOCS / "results" / "2026-11-17-compression"
 # Each column: the row of a table on the CIFAR-10 page, and the metric in the result file.
 COLUMNS = {
     "logistic": ("logistic regression, top-1 (central crops)", "logistic top-1"),
@@ -24,9 +24,15 @@ SECTIONS = {
     "C-SimCLR, kappa_b 5, beta 0.3": "## At kappa_b = 5, the recipes",
     "C-BYOL, beta 0.01": "## BYOL and C-BYOL: 200 epochs",
 }
+# (result file, runs of the method, runs of the method that it is compared with)
 RUNS = {
-    "adaptive C-SimCLR, kappa_b 10, beta 1": "adaptive-k10-b1",
-    "C-SimCLR, kappa_b 10, beta 0.3": "constant-k10-b0.3",
+    "adaptive C-SimCLR, kappa_b 5, beta 3": ("final-cifar10.json", "adaptive-k5-b3", "simclr-k5"),
+    "adaptive C-SimCLR, kappa_b 10, beta 1": (
+        *("final-tiny-imagenet-100.json", "adaptive-k10-b1", "simclr-k7"),
+    ),
+    "C-SimCLR, kappa_b 10, beta 0.3": (
+        *("final-tiny-imagenet-100.json", "constant-k10-b0.3", "simclr-k7"),
+    ),
 }
 ROWS = {row["method"]: row for row in table_rows(PAGE, "## Evidence", "smoother directions")}
 
@@ -45,11 +51,10 @@ def test_rows_of_cifar10_repeat_its_page(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_rows_of_tiny_imagenet_match_the_result_file(method: str) -> None:
-    runs = {run["name"]: run for run in json.loads(TINY.read_text())["runs"]}
-    ours, theirs = (
-        [runs[f"{name}-s{seed}"] for seed in range(3)] for name in (RUNS[method], "simclr-k7")
-    )
+def test_rows_of_final_comparisons_match_their_files(method: str) -> None:
+    file, *names = RUNS[method]
+    runs = {run["name"]: run for run in json.loads((FINAL / file).read_text())["runs"]}
+    ours, theirs = ([runs[f"{name}-s{seed}"] for seed in range(3)] for name in names)
     for column, (_, metric) in COLUMNS.items():
         values = ([100 * run["test"][metric]["value"] for run in group] for group in (ours, theirs))
         *expected, _p = welch(*values)

@@ -494,14 +494,26 @@ def test_median_side_uses_the_shorter_sides(tmp_path: Path) -> None:
     ("method", "setting", "value"),
     [
         ("byol", "target.ema_decay", 0.99),
+        ("c-simclr", "bottleneck.schedule", "adaptive"),
+        ("c-simclr", "bottleneck.beta", 1.0),
+        ("c-simclr", "bottleneck.warmup_epochs", 10.0),
         ("c-byol", "bottleneck.kappa_e", 16384.0),
         ("c-byol", "bottleneck.beta", 0.01),
+        ("c-byol", "bottleneck.schedule", "constant"),
         ("dcl", "bottleneck.kappa_b", 10.0),
         ("vicreg", "network.projection_dim", 2048),
         ("simclr", "optim.lr", 0.2),
     ],
 )
-def test_automatic_settings_follow_the_method(method: str, setting: str, value: float) -> None:
+def test_automatic_settings_follow_the_method(
+    method: str, setting: str, value: float | str
+) -> None:
     config = auto_recipe(1000, 64, given={"method": method}).config
     assert config.method == method
     assert flat(config)[setting] == value
+
+
+@pytest.mark.parametrize(("batch", "beta"), [(32, 1.0), (255, 1.0), (256, 3.0), (512, 3.0)])
+def test_small_batches_are_compressed_less(batch: int, beta: float) -> None:
+    config = auto_recipe(1000, 64, given={"train.batch_size": batch}).config
+    assert config.bottleneck.beta == beta
