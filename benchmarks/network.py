@@ -99,8 +99,9 @@ class Contestant:
         name: str = "resnet50",
     ) -> None:
         torch.manual_seed(0)
-        name, _, stem = name.partition("-")
-        network: Any = networks.backbone(name, stem=stem or "imagenet").to(device)
+        name, _, small = name.partition("-")
+        stem: networks.Stem = "cifar" if small == "cifar" else "imagenet"
+        network: Any = networks.backbone(name, stem=stem).to(device)
         x = torch.randn(views, 3, size, size, device=device, dtype=torch.bfloat16)
         x = x.to(memory_format=torch.channels_last)
         if variant.folded_stem:

@@ -292,7 +292,7 @@ def traced() -> None:
     """Trace the autograd function; torch.compile may differentiate it otherwise than autograd."""
     from compressive.fused_norm import functional
 
-    functional.reductions = NaiveSums
+    functional.reductions = NaiveSums  # type: ignore[assignment]  # pyright: ignore
     torch.manual_seed(0)
     weight, bias = torch.rand(2, 5, requires_grad=True).unbind()
     target = torch.randn(4, 5, 6, 6)

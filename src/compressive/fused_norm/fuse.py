@@ -113,7 +113,7 @@ def fuse(network: nn.Module, *, pool: bool = True, blocks: bool = True) -> int:
         is_stem = type(module) is resnet.ResNet
         for norm_name, act_name in pairs:
             norm = getattr(module, norm_name)
-            if not _is_plain(norm):
+            if not _is_plain_norm(norm):
                 continue
             _convert(norm)
             count += 1
@@ -123,11 +123,12 @@ def fuse(network: nn.Module, *, pool: bool = True, blocks: bool = True) -> int:
             if is_stem and pool and norm.has_relu and _is_pool(module.maxpool):
                 norm.pool = module.maxpool
                 module.maxpool = nn.Identity()
-        if is_stem and blocks and _is_wide(getattr(module, "conv1", None)):
-            module.conv1.__class__ = BlockConv2d
+        first: Any = getattr(module, "conv1", None)
+        if is_stem and blocks and _is_wide(first):
+            first.__class__ = BlockConv2d
         shortcut = getattr(module, "downsample", None)
         for part in shortcut if isinstance(shortcut, nn.Sequential) else ():
-            if _is_plain(part):
+            if _is_plain_norm(part):
                 _convert(part)
                 count += 1
     return count
@@ -145,7 +146,7 @@ def _keep_inputs_of_kernels() -> None:
     needs_realized_inputs.add(triton_kernel_wrapper_mutation)  # type: ignore[arg-type]
 
 
-def _is_plain(norm: nn.Module) -> bool:
+def _is_plain_norm(norm: nn.Module) -> bool:
     is_known = type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats
     return is_known and norm.momentum is not None
 
@@ -166,7 +167,7 @@ def _is_pool(pool: object) -> bool:
     return sizes == (3, 2, 1, 1, False) and not pool.return_indices
 
 
-def _is_wide(conv: object) -> bool:
+def _is_wide(conv: Any) -> bool:
     """Return whether a layer is the first convolution of a ResNet."""
     if type(conv) is not nn.Conv2d or conv.in_channels > 4 or conv.groups > 1:
         return False
