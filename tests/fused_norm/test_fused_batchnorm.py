@@ -337,7 +337,9 @@ def trained() -> None:
 
     found = []
     for setting in ("yes", "no"):
-        changes = ("method=byol", "train.device=cuda", "train.steps=3", "train.precision=float32")
+        # The third step replays a CUDA graph. Large steps would multiply rounding errors.
+        changes = ("method=byol", "train.device=cuda", "train.steps=3", "optim.lr=1e-5")
+        changes += ("train.precision=float32",)
         config = tiny_run(*changes, "views.size=32", f"train.fused_norm={setting}")
         with tempfile.TemporaryDirectory() as folder:
             pretrain(config, Path(folder) / "run", display=silent())
@@ -346,9 +348,13 @@ def trained() -> None:
     assert one.keys() == other.keys()
     for name, value in other.items():
         torch.testing.assert_close(one[name], value, rtol=1e-2, atol=1e-2, msg=name)
-    moments = [state["optimizer"]["state"].values() for state in found]
-    for mine, wanted in zip(*moments, strict=True):
-        assert relative(mine["momentum_buffer"], wanted["momentum_buffer"].double()) < 0.05
+    moments = [
+        torch.cat(
+            [row["momentum_buffer"].flatten() for row in state["optimizer"]["state"].values()]
+        )
+        for state in found
+    ]
+    assert relative(moments[0], moments[1].double()) < 1e-2  # 1e-5 with other sums on a CPU
     sys.stdout.write("equal\n")
 
 
@@ -396,7 +402,7 @@ def test_kernels_equal_torch_on_a_gpu() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("function", [compiled, trained])
 def test_compiled_steps_have_equal_gradients(function: Callable[[], None]) -> None:
-    assert output_of(function) == "equal\n"
+    assert output_of(function, NVIDIA_TF32_OVERRIDE="0") == "equal\n"
 
 
 if __name__ == "__main__":
