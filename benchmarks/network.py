@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,18 @@ VARIANTS = {
 class Contestant:
     """One compiled network with its input."""
 
-    def __init__(self, variant: Variant, views: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        views: int,
+        size: int,
+        device: torch.device,
+        name: str = "resnet50",
+    ) -> None:
         torch.manual_seed(0)
-        network: Any = networks.backbone("resnet50").to(device)
+        name, _, small = name.partition("-")
+        stem: networks.Stem = "cifar" if small == "cifar" else "imagenet"
+        network: Any = networks.backbone(name, stem=stem).to(device)
         x = torch.randn(views, 3, size, size, device=device, dtype=torch.bfloat16)
         x = x.to(memory_format=torch.channels_last)
         if variant.folded_stem:
@@ -185,21 +194,27 @@ def profile(arguments: argparse.Namespace) -> dict[str, object]:
     """Return the time of each kind of kernel in today's network, and the slowest kernels."""
     device = torch.device(arguments.device)
     one = Contestant(VARIANTS["network"], arguments.views, arguments.size, device)
+    return kernel_times(one, KINDS)
+
+
+def kernel_times(one: Contestant, names: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
+    """Return milliseconds per pass for each kind of kernel, and of the slowest kernels."""
     for _ in range(3):
         one.pass_once()
     passes = 5
     activity = torch.profiler.ProfilerActivity
-    kind = activity.CUDA if device.type == "cuda" else activity.CPU
+    kind = activity.CUDA if one.device.type == "cuda" else activity.CPU
     with torch.profiler.profile(activities=[kind]) as recorded:
         for _ in range(passes):
             one.pass_once()
     kinds: dict[str, float] = defaultdict(float)
     kernels: dict[str, float] = defaultdict(float)
+    is_cuda = one.device.type == "cuda"
     for event in recorded.key_averages():
-        total = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
+        total = event.self_device_time_total if is_cuda else event.self_cpu_time_total
         ms = total / 1e3 / passes
         name = event.key.lower()
-        match = (kind for kind, parts in KINDS.items() if any(part in name for part in parts))
+        match = (kind for kind, parts in names.items() if any(part in name for part in parts))
         kinds[next(match, "other")] += ms
         kernels[event.key[:110]] += ms
     slowest = sorted(kernels.items(), key=lambda item: -item[1])[:40]

@@ -423,6 +423,10 @@ class Train(_Section):
         "auto", "auto: bf16 on cuda; losses are always float32"
     )
     compile: Literal["auto", "yes", "no"] = setting("auto", "use torch.compile; auto: on cuda")
+    fused_norm: Literal["auto", "yes", "no"] = setting(
+        "no",
+        "batch norms of ResNets as Triton kernels; auto: if a single process compiles for CUDA",
+    )
     activation_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, slower"
     )
@@ -440,6 +444,10 @@ class Train(_Section):
         if self.parallel == "fsdp" and self.compile == "yes":
             rule = "train.compile must be auto or no with train.parallel=fsdp"
             raise ValueError(f"{rule}, which does not compile the network, got yes")
+        if self.fused_norm == "yes" and (self.compile == "no" or self.activation_checkpointing):
+            other = "compile=no" if self.compile == "no" else "activation_checkpointing=true"
+            rule = f"train.fused_norm must be auto or no with train.{other}"
+            raise ValueError(f"{rule}; its kernels need compiled steps that store activations")
         if self.batch_size % self.grad_accum_steps:
             rule = f"train.grad_accum_steps must divide train.batch_size, {self.batch_size}"
             raise ValueError(f"{rule}, got {self.grad_accum_steps}")

@@ -93,6 +93,24 @@ def test_kernels_of_batch_norm() -> None:
         assert [float(cell) for cell in cells] == pytest.approx(values, abs=0.006)
 
 
+def test_networks_with_kernels_of_batch_norm() -> None:
+    networks = result("norm-networks")["networks"]
+    found = [*networks["resnet50"].values(), *networks["resnet18-cifar"].values()]
+    rows = table_rows(PAGE, ATTEMPTS, "plain network")
+    columns = {"milliseconds": "ms", "plain network": "network_ms", "peak GB": "peak_gb"}
+    for row, one in zip(rows, found, strict=True):
+        for column, key in columns.items():
+            assert row[column] == f"{one[key]:.1f}"
+        assert row["ratio"] == f"{one['network_ms'] / one['ms']:.3f}"
+        assert row["gradients"] == f"{one['difference_from_float32']:.4f} ({one['noise']:.4f})"
+        assert 0.998 < one["median_parameter_ratio"] < 1.003
+        assert one["largest_parameter_ratio"] < 2.05
+    *_, pooled, last = networks["resnet50"].values()
+    kernels = sum(last["ms_by_kind"].values())
+    assert kernels == pytest.approx(60.9, abs=0.06)
+    assert pooled["network_ms"] / kernels == pytest.approx(1.17, abs=0.006)
+
+
 def test_calls_of_nvjpeg() -> None:
     calls = result("jpeg-calls")["calls"]
     names = ("torchvision", "engine", "engine, normal priority")

@@ -13,8 +13,8 @@ from compressive.rundir.records import finite_number
 # Prefixes of settings that do not change what is learned; seeds are averaged over.
 _NOT_LEARNED = (
     *("recipe", "seed", "data.cache_on_device", "data.workers", "health.", "probe."),
-    *("train.activation_checkpointing", "train.compile", "train.device", "train.log_every"),
-    *("train.save_every", "train.tensorboard", "train.track"),
+    *("train.activation_checkpointing", "train.compile", "train.device", "train.fused_norm"),
+    *("train.log_every", "train.save_every", "train.tensorboard", "train.track"),
 )
 _TITLES = {  # name of a metric: title, axis label
     "held-out probe": ("Linear probe, held-out labels", "accuracy, %"),

@@ -27,6 +27,7 @@ from compressive.sync_batchnorm import synchronize
 from compressive.train.arm_convolutions import speed_up_convolutions
 from compressive.train.compile_cache import start_compile_workers, use_compile_cache
 from compressive.train.drop_path import share_drop_path
+from compressive.train.norm_kernels import fuse_norms
 from compressive.train.online_eval import OnlineProbe
 
 ViewMaker = Callable[[Batch], Sequence[Tensor]]
@@ -74,6 +75,7 @@ def build_learner(
     check_view_size(learner.method.encoder, config.network.name, config.views.size)
     train = config.train
     synchronize(learner, ranks=train.batch_norm_ranks)
+    fuse_norms(learner, config, device, compiled=compiled)
     share_drop_path(learner, train.batch_size // train.grad_accum_steps // world_size())
     return learner
 
