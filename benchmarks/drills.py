@@ -271,7 +271,7 @@ def storage_outage(folder: Path) -> Drill:
         drill.start()
         drill.wait_for_checkpoint(run)
         before = last_step(run)
-        drill.break_it(gate.close, "not mirrored yet, training continues", run)
+        drill.break_it(gate.close, "not mirrored yet", run)
         time.sleep(max(0.0, 60 - (time.monotonic() - drill.begin)))
         during = last_step(run) - before
         gate.open()

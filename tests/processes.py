@@ -17,7 +17,8 @@ import torch.multiprocessing as mp
 
 def together(worker: Callable[..., None], arguments: tuple[Any, ...], processes: int) -> None:
     """Call worker(rank, *arguments) in every process; fail if one fails."""
-    multiprocessing.set_forkserver_preload(["torch.distributed", "timm", "compressive.train.run"])
+    # Not timm by itself: it would import wandb (3 s), which compressive avoids.
+    multiprocessing.set_forkserver_preload(["torch.distributed", "compressive.train.run"])
     mp.start_processes(worker, arguments, nprocs=processes, start_method="forkserver")
 
 

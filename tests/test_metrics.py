@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from compressive import metrics
 from compressive.metrics import (
@@ -146,6 +145,9 @@ def test_ece_matches_torchmetrics(
     seed: int, classes: int, bins: int, scale: float, whole: bool
 ) -> None:
     """Cover bin edges: integer logits give confidences of exactly 1/2, and 10 or more give 1."""
+    # Its import takes 3 s, so only the process that runs this test imports it.
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     rng = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(64, classes, generator=rng)
     logits = logits.round() if whole else logits

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.autograd import Function
 
 F = TypeVar("F", bound=Callable)
 
@@ -148,6 +149,38 @@ def outside_func_transforms() -> Iterator[None]:
     """Compute with plain tensors, also inside of torch.func.grad, vmap or another transform."""
     with torch._C._DisableFuncTorch():
         yield
+
+
+def differentiable_once(gradient: Tensor, name: str) -> Tensor:
+    """Return a gradient from a backward pass; a second derivative through it raises an error.
+
+    `name` is what was differentiated, in the plural, for the message.
+    """
+    if torch.compiler.is_compiling():
+        return gradient
+    result = _Once.apply(gradient, name)
+    assert isinstance(result, Tensor)
+    return result
+
+
+class _Once(Function):
+    """The identity; its own derivative is an error."""
+
+    # torch's once_differentiable does not work with torch.func: second derivatives would be 0.
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, name: str) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
+        ctx.name = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise RuntimeError(f"{ctx.name} are differentiable once, not twice")
 
 
 def can_check_values(tensor: Tensor) -> bool:

@@ -133,6 +133,7 @@ assert sys.modules["wandb"].logged[0]["eval_top1"] == 2.0
 """
 
 
+@pytest.mark.slow
 def test_wandb_is_imported_only_when_timm_logs_to_it(tmp_path: Path) -> None:
     """timm imports wandb at its own import if it is installed: 2.8 s on an ARM core."""
     (tmp_path / "wandb.py").write_text("logged = []\nlog = logged.append\n")

@@ -80,7 +80,7 @@ def test_second_derivatives_raise_an_error() -> None:
     conv = replaced(nn.Conv2d(2, 3, 3))
     x = torch.randn(2, 2, 5, 5, requires_grad=True)
     (first,) = torch.autograd.grad(conv(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=r"convolutions .* once"):
         first.sum().backward()
 
 

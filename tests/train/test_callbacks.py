@@ -21,6 +21,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = tiny("train.steps=6", "train.log_every=2", "probe.every_epochs=0.6")
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run without callbacks."""
+    threads, out = torch.get_num_threads(), tmp_path_factory.mktemp("plain") / "run"
+    torch.set_num_threads(1)
+    pretrain(CONFIG, out, display=silent())
+    torch.set_num_threads(threads)
+    return out
+
+
 class Recorder(Callback):
     def __init__(self) -> None:
         self.logs: list[tuple[int, dict[str, Any]]] = []
@@ -58,10 +68,9 @@ def test_callbacks_see_the_lines_and_files_of_the_run(tmp_path: Path) -> None:
     assert all(type(value) in (float, str) for _, each in recorder.logs for value in each.values())
 
 
-def test_callbacks_do_not_change_the_run(tmp_path: Path) -> None:
-    pretrain(CONFIG, tmp_path / "a", display=silent())
-    pretrain(CONFIG, tmp_path / "b", display=silent(), callbacks=[Recorder()])
-    assert not differences(last(tmp_path / "a"), last(tmp_path / "b"))
+def test_callbacks_do_not_change_the_run(tmp_path: Path, plain: Path) -> None:
+    pretrain(CONFIG, tmp_path / "run", display=silent(), callbacks=[Recorder()])
+    assert not differences(last(tmp_path / "run"), last(plain))
 
 
 class Broken(Recorder):
@@ -79,7 +88,9 @@ class Broken(Recorder):
 
 
 @pytest.mark.parametrize("where", ["on_log", "on_evaluation", "on_checkpoint", "on_end"])
-def test_exception_of_a_callback_is_raised_after_saving(where: str, tmp_path: Path) -> None:
+def test_exception_of_a_callback_is_raised_after_saving(
+    where: str, tmp_path: Path, plain: Path
+) -> None:
     broken, after, out = Broken(where), Recorder(), tmp_path / "run"
     with pytest.raises(ZeroDivisionError, match="my mistake"):
         pretrain(CONFIG, out, display=silent(), callbacks=[broken, after])
@@ -91,8 +102,7 @@ def test_exception_of_a_callback_is_raised_after_saving(where: str, tmp_path: Pa
         assert not after.ends
         # The same call without the mistake completes the run, bitwise as if it had not stopped.
         pretrain(CONFIG, out, display=silent())
-    pretrain(CONFIG, tmp_path / "plain", display=silent())
-    assert not differences(last(out), last(tmp_path / "plain"))
+    assert not differences(last(out), last(plain))
 
 
 def test_interrupt_in_a_callback_is_not_held_back(tmp_path: Path) -> None:

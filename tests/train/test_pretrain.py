@@ -97,6 +97,7 @@ def killed(config: Config, out: Path, *, after: int) -> None:
     assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_bitwise(tmp_path: Path, uninterrupted: Path) -> None:
     """Send SIGKILL while steps and saves alternate, then finish the run in this process."""
     out, config = tmp_path / "run", tiny(*STEERED)
@@ -929,6 +930,7 @@ def joined(state: dict[str, Any], part: str, ends: tuple[str, ...]) -> Tensor:
     return torch.cat([state[name].double().flatten() for name in names])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_match_one(tmp_path: Path) -> None:
     """Train SimCLR with SGD for 3 steps: 8 images in each of two torchrun processes, 16 in one.

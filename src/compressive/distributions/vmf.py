@@ -13,6 +13,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from compressive.checks import (
     can_check_values,
     check_same_device,
+    differentiable_once,
     full_precision,
     in_func_transform,
     promote_to_float32,
@@ -36,6 +37,7 @@ class _UnitVector(constraints.Constraint):
 
 unit_vector: constraints.Constraint = _UnitVector()
 
+_SAMPLES = "samples of VonMisesFisher"
 _LARGEST = 1e100  # its square must not overflow; tested to 1e8
 
 
@@ -286,8 +288,8 @@ class _Moving(Function):
             turn = cosine * (grad * z).sum(-1, keepdim=True) - along
             shape, dtype, device = ctx.like_kappa
             grad_kappa = (to_float64(turn) * slope).squeeze(-1).sum_to_size(shape)
-            grad_kappa = vmf_sampler.differentiable_once(grad_kappa.to(dtype).to(device))
-        return None, vmf_sampler.differentiable_once(grad_mu), grad_kappa, None, None
+            grad_kappa = differentiable_once(grad_kappa.to(dtype).to(device), _SAMPLES)
+        return None, differentiable_once(grad_mu, _SAMPLES), grad_kappa, None, None
 
 
 class _Sag(Function):

@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 
 from compressive.checks import in_func_transform
 from compressive.distributions import special
@@ -211,32 +210,3 @@ def _interpolation() -> tuple[Tensor, Tensor]:
     """Return Chebyshev points around 0, and the matrix from values there to coefficients."""
     nodes = torch.cos(chebyshev_phases(_POWERS)) / 2
     return nodes, torch.linalg.inv(_powers(nodes))
-
-
-class _Once(Function):
-    """The identity; its own derivative is an error."""
-
-    # torch's once_differentiable does not work with torch.func: second derivatives would be 0.
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        raise RuntimeError("samples of VonMisesFisher are differentiable once, not twice")
-
-
-def differentiable_once(gradient: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """Return a gradient from a backward pass; a second derivative through it raises an error."""
-    if torch.compiler.is_compiling():
-        return gradient
-    result = _Once.apply(gradient)
-    assert isinstance(result, Tensor)
-    return result

@@ -35,7 +35,14 @@ _UNREACHABLE = "NETWORK_CONNECTION|CURL|Connection|UNAVAILABLE|timed? ?out|resol
 
 
 class StorageError(OSError):
-    """Raised in one line if object storage refuses a request or cannot be reached."""
+    """Raised in one line if object storage refuses a request or cannot be reached.
+
+    `problem` is the line without `hint`, which says what to do next.
+    """
+
+    def __init__(self, number: int | None, problem: str, hint: str = "") -> None:
+        super().__init__(number, f"{problem}; {hint}" if hint else problem)
+        self.problem: str = problem
 
 
 class StorageMissing(StorageError):
@@ -146,15 +153,15 @@ def _permanent(error: Exception, place: str) -> StorageError | None:
     if re.search(_DENIED, text):
         hint = f"check {CREDENTIALS[scheme]} and the permissions of this account"
         return StorageError(
-            errno.EACCES, f"{place}: the server refuses the credentials or the access; {hint}"
+            errno.EACCES, f"{place}: the server refuses the credentials or the access", hint
         )
     if re.search(_NO_BUCKET, text):
         kind = "repository" if scheme == "hf" else "bucket"
         name = "/".join(path.split("/")[:3]) if scheme == "hf" else path.partition("/")[0]
         hint = "check its name, its region or endpoint, and your credentials"
-        return StorageError(errno.ENOENT, f"{place}: there is no {kind} {name}; {hint}")
+        return StorageError(errno.ENOENT, f"{place}: there is no {kind} {name}", hint)
     if isinstance(error, FileNotFoundError) or re.search(_MISSING, text):
-        return StorageMissing(errno.ENOENT, f"{place} does not exist; check the address")
+        return StorageMissing(errno.ENOENT, f"{place} does not exist", "check the address")
     return None
 
 
@@ -166,4 +173,4 @@ def _given_up(error: Exception, place: str, doing: str, tries: int) -> StorageEr
     times = f"after {tries} attempts" if tries > 1 else ""
     hint = "check the network and the endpoint, and run the same command again"
     server = f"{place}: the server{where} {what} {times}".rstrip()
-    return StorageError(errno.EIO, f"{server} ({reason}); {hint}")
+    return StorageError(errno.EIO, f"{server} ({reason})", hint)

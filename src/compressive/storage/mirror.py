@@ -146,8 +146,9 @@ class Mirror:
                 is_behind = False
             except Exception as error:
                 if not is_behind:
-                    why = getattr(error, "strerror", None) or str(error)
-                    warn(f"not mirrored yet, training continues: {why}")
+                    # No hint: the user has nothing to do while the command runs.
+                    why = getattr(error, "problem", None) or str(error)
+                    warn(f"not mirrored yet, the command continues and tries again: {why}")
                 is_behind = True
 
     def stop(self) -> None:

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from compressive.distributions.vmf_sampler import differentiable_once
+from compressive.checks import differentiable_once
 
 _BLOCK_VALUES = 2**18  # of a matrix of patches: the fastest power of 2; 1 MB of float32
+_NAME = "convolutions of a training run on an ARM CPU"
 
 Pair = tuple[int, int]
 
@@ -65,9 +66,11 @@ class _Convolution(torch.autograd.Function):
         (x, weight), size = ctx.saved_tensors, (ctx.stride, ctx.padding)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = differentiable_once(input_gradient(grad, weight, x.shape[2:], *size))
+            found = input_gradient(grad, weight, x.shape[2:], *size)
+            of_x = differentiable_once(found, _NAME)
         if ctx.needs_input_grad[1]:
-            of_weight = differentiable_once(weight_gradient(grad, x, weight.shape[2:], *size))
+            found = weight_gradient(grad, x, weight.shape[2:], *size)
+            of_weight = differentiable_once(found, _NAME)
         return of_x, of_weight, None, None
 
 
