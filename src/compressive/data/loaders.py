@@ -1,6 +1,5 @@
 """Loaders of batches on the device: `Resident` caches a decoded source, `Streaming` decodes it."""
 
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
@@ -20,6 +19,7 @@ from compressive.data.source import Source, fetch_ahead, pixels
 from compressive.data.worker_threads import useful_threads
 from compressive.platforms.accelerators import device_memory
 from compressive.platforms.memory import free_host_memory
+from compressive.platforms.processes import usable_cores as usable_cores
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
@@ -247,11 +247,6 @@ def free_memory(device: torch.device) -> int:
     if memory is None:
         return free_host_memory()
     return min(memory.free, free_host_memory()) if device.type == "mps" else memory.free
-
-
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_indices(plan: Iterable[BatchIndices], count: int) -> Iterator[BatchIndices]:

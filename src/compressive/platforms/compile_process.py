@@ -11,7 +11,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from compressive.platforms.processes import own_process_group
+from compressive.platforms.processes import own_process_group, usable_cores
 
 COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
 _AHEAD_OFF, _AHEAD_ON = ("0", "no", "off"), ("1", "yes", "on")
@@ -34,7 +34,7 @@ class CompileProcess:
             process_group=group.process_group,
             creationflags=group.creationflags,
         )
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _kill, self._process)
 
     def send(self, job: dict[str, Any]) -> None:
         """Let the process compile; see `compile_network.CompileJob`."""
@@ -57,7 +57,7 @@ class CompileProcess:
         return self._process.poll()
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     """End the process; its own processes end when their pipes are closed."""
     with suppress(OSError):
         process.kill()
@@ -97,13 +97,6 @@ def can_compile_ahead(*, has_gpu: bool) -> bool:
     if wanted in _AHEAD_OFF or int(os.environ.get("WORLD_SIZE") or 1) > 1:
         return False
     return wanted in _AHEAD_ON or (has_gpu and usable_cores() >= _FEWEST_CORES)
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _may_have_gpu() -> bool:

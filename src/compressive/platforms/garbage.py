@@ -7,19 +7,19 @@ time until the first step.
 import gc
 
 _RARE = (100_000, 50, 100)  # as fast as no search at all, and memory stays bounded
-_usual: list[tuple[int, int, int]] = []
+_saved: list[tuple[int, int, int]] = []
 
 
 def collect_rarely() -> None:
     """Search rarely until `collect_as_usual` is called; do nothing if the user turned it off."""
-    if not _usual and gc.isenabled():
-        _usual.append(gc.get_threshold())
+    if not _saved and gc.isenabled():
+        _saved.append(gc.get_threshold())
         gc.set_threshold(*_RARE)
 
 
 def collect_as_usual() -> None:
     """Restore the thresholds, unless someone else has changed them meanwhile."""
-    if _usual:
-        before = _usual.pop()
+    if _saved:
+        before = _saved.pop()
         if gc.get_threshold() == _RARE:
             gc.set_threshold(*before)

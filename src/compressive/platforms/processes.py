@@ -1,5 +1,6 @@
-"""Signals and child processes on POSIX and Windows."""
+"""Signals, child processes and cores on POSIX and Windows."""
 
+import os
 import signal
 import subprocess
 from typing import NamedTuple
@@ -32,3 +33,8 @@ def own_process_group() -> GroupOptions:
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
     """Ask a process that has its own group to stop."""
     process.send_signal(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
