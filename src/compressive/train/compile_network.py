@@ -36,6 +36,8 @@ class CompileJob(NamedTuple):
 def compile_network(config: Config, device: torch.device, dtype: torch.dtype, classes: int) -> None:
     """Make a step with black images, as `loop.compute_gradients` does."""
     learner = build_learner(config, build, classes, device, compiled=True)
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device)
     compile_learner(learner, config, device)
     count = config.train.batch_size // config.train.grad_accum_steps
     numbers, size = learner.method.view_numbers, config.views.size
@@ -64,9 +66,8 @@ def compile_requested_network() -> None:
     job = CompileJob(**json.loads(line))
     device = torch.device(job.device)
     use_compile_cache(device)  # the folder of the run, by its environment
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device)
     start_compile_workers(device)
+    prepare_compiler(device)
     compile_network(from_dict(job.settings), device, getattr(torch, job.dtype), job.classes)
     os._exit(0)
 
