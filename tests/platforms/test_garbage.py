@@ -1,7 +1,7 @@
 """Reference cycles are searched rarely during startup, and as usual afterwards."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def test_run_collects_rarely_until_its_first_step(tmp_path: Path) -> None:
     gc.set_threshold(703, 11, 12)
     seen: list[tuple[int, ...]] = []
 
-    def callback(step: int, metrics: dict[str, float]) -> None:
+    def callback(step: int, metrics: Mapping[str, float | str]) -> None:
         seen.append(gc.get_threshold())
 
     pretrain(tiny(), tmp_path / "run", display=silent(), callbacks=[callback])

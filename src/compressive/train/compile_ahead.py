@@ -96,7 +96,7 @@ def _load_libraries(device: torch.device) -> None:
         images = torch.zeros(8, 64, 16, 16, **kind).contiguous(memory_format=torch.channels_last)
         made = torch.nn.functional.conv2d(images, weight.requires_grad_(), padding=1)
         torch.autograd.grad(made, weight, torch.zeros_like(made))
-        torch.zeros(64, 64, **kind) @ torch.zeros(64, 64, **kind)
+        torch.mm(torch.zeros(64, 64, **kind), torch.zeros(64, 64, **kind))
         torch.cuda.synchronize(device)
 
 

@@ -42,8 +42,8 @@ def compile_network(config: Config, device: torch.device, dtype: torch.dtype, cl
     count = config.train.batch_size // config.train.grad_accum_steps
     numbers, size = learner.method.view_numbers, config.views.size
     # The layout of the views of `augment`: the key of the code depends on it.
-    views = torch.zeros(len(numbers) * count, 3, size, size, dtype=dtype, device=device)
-    views = views.contiguous(memory_format=torch.channels_last).chunk(len(numbers))
+    black = torch.zeros(len(numbers) * count, 3, size, size, dtype=dtype, device=device)
+    views = black.contiguous(memory_format=torch.channels_last).chunk(len(numbers))
     labels = torch.full((count,), -1, device=device)
     beta = torch.zeros((), device=device)
     with autocast(device, dtype), skip_value_checks():
