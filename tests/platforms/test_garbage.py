@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 from tiny import silent, tiny
 
-from compressive.platforms.garbage import collect_as_usual, collect_rarely
+from compressive.platforms.garbage import (
+    collect_as_usual,
+    collect_rarely,
+    skip_existing_objects,
+)
 from compressive.train.loop import pretrain
 
 
@@ -39,6 +43,22 @@ def test_choices_of_the_user_are_kept() -> None:
     gc.disable()
     collect_rarely()
     assert gc.get_threshold() == (702, 11, 12)
+
+
+def test_existing_objects_are_skipped_until_the_first_step() -> None:
+    skip_existing_objects()  # not during startup
+    assert gc.get_freeze_count() == 0
+    collect_rarely()
+    skip_existing_objects()
+    assert gc.get_freeze_count() > 0
+    collect_as_usual()
+    assert gc.get_freeze_count() == 0
+    gc.freeze()  # the user's choice
+    collect_rarely()
+    skip_existing_objects()
+    collect_as_usual()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
 
 
 def test_run_collects_rarely_until_its_first_step(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from compressive.platforms.compile_process import (
     end_early,
     take_process,
 )
+from compressive.platforms.garbage import skip_existing_objects
 from compressive.rundir.compile_marks import mark_name
 from compressive.train.compile_cache import use_compile_cache
 
@@ -82,6 +83,7 @@ def prepare_compiler(device: torch.device) -> None:
     thread.start()
     importlib.import_module("torch._inductor.compile_fx")
     importlib.import_module("torch._dynamo.repro.after_dynamo")
+    skip_existing_objects()
     # Both are parts of each key of the compile cache, and are computed once.
     threading.Thread(target=_hash_versions, name="hash versions").start()
 
