@@ -84,9 +84,9 @@ def prepare_compiler(device: torch.device) -> None:
     importlib.import_module("torch._inductor.compile_fx")
     importlib.import_module("torch._dynamo.repro.after_dynamo")
     skip_existing_objects()
-    thread.join()  # the run needs them now, and CUDA graphs allow no calls of other threads
     # Both are parts of each key of the compile cache, and are computed once.
     threading.Thread(target=_hash_versions, name="hash versions").start()
+    thread.join()  # the run needs them now, and CUDA graphs allow no calls of other threads
 
 
 def _load_libraries(device: torch.device) -> None:
