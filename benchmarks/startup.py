@@ -13,8 +13,9 @@ versions are timed in turn.
 `breakdown` has the seconds of imports, of building the run with its first checkpoint, of compiling
 and of a step. `seconds` are those since the start of Python, `parts` are differences between them,
 and `compiler` is torch's own account of what it did (nested, so they do not add up). `caches`
-counts hits and misses of torch's caches. `ahead` is the exit code of the process that compiles the
-network, `rebuilt` names kernels that were not loaded from the cache.
+counts hits and misses of torch's caches. `ahead` has the exit code and the last error of the
+process that compiles the network (COMPRESSIVE_COMPILE_AHEAD=auto), `rebuilt` names kernels that
+were not loaded from the cache.
 """
 
 import argparse
@@ -166,7 +167,7 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
                 "breakdown": break_down(ended),
                 "loss": loss,
                 "second_loss": second,
-                "ahead": None if ahead is None else ahead.process.exit_code,
+                "ahead": ahead and [ahead.process.exit_code, ahead.process.last_error],
                 "rebuilt": rebuilt,
                 "has_bytecode": Path(cache_from_source(str(torch.__file__))).exists(),
                 "processor_seconds": round(processor, 2),

@@ -71,8 +71,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     monkeypatch.setattr(module, "use_compile_cache", lambda _: CompileCache(tmp_path, 0))
     monkeypatch.setattr(compile_process, "usable_cores", lambda: 16)
     monkeypatch.setattr(compile_process, "_may_have_gpu", lambda: True)
-    for name in ("COMPRESSIVE_COMPILE_AHEAD", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     return found
 
 
@@ -110,6 +110,9 @@ def test_process_does_not_start_where_it_is_of_no_use(
             patch.setenv(variable, text)
             assert compile_ahead(tiny(), CUDA, build) is None
             start_early()
+    with monkeypatch.context() as patch:
+        patch.delenv("COMPRESSIVE_COMPILE_AHEAD")  # the default
+        assert compile_ahead(tiny(), CUDA, build) is None
     assert started == []
     monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "yes")
     assert compile_ahead(tiny("train.compile=yes"), CPU, build) is not None
@@ -157,12 +160,13 @@ def test_marks_are_found_without_torch(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_process_that_fails_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path / "python", "exit 3", monkeypatch)
+    program(tmp_path / "python", "echo no memory >&2; exit 3", monkeypatch)
     process = CompileProcess()
     process._process.wait(10)
     process.send({"settings": "x" * 10**6})
     assert not process.finish(10)
     assert process.exit_code == 3
+    assert process.last_error == "no memory"
 
 
 def test_process_that_succeeds_has_read_its_job(
@@ -201,7 +205,9 @@ def test_process_ends_when_its_input_is_closed(job: bytes) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         process.stdin.write(job)
-        process.stdin.close()
+        process.stdin.flush()
+        if not job:
+            process.stdin.close()
         assert process.wait(120) == 1
 
 

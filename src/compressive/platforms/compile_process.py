@@ -7,14 +7,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from compressive.platforms.processes import own_process_group, usable_cores
 
 COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
-_AHEAD_OFF, _AHEAD_ON = ("0", "no", "off"), ("1", "yes", "on")
+_AHEAD_DEFAULT = "off"  # not yet measured on a GPU
+_AHEAD_ON = ("1", "yes", "on")
 _FEWEST_CORES = 6  # below, two processes that compile slow each other down
 _PROGRAM = "compressive.train.compile_network"
 
@@ -25,16 +27,18 @@ class CompileProcess:
     def __init__(self) -> None:
         paths = os.pathsep.join(path for path in sys.path if path)
         group = own_process_group()  # so that Ctrl-C in a terminal reaches only the run
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+        self.last_error: str = ""  # the last line that the process wrote, after `finish`
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-P", "-m", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             env={**os.environ, "PYTHONPATH": paths},
             process_group=group.process_group,
             creationflags=group.creationflags,
         )
-        self.close = weakref.finalize(self, _kill, self._process)
+        self.close = weakref.finalize(self, _kill, self._process, self._errors)
 
     def send(self, job: dict[str, Any]) -> None:
         """Let the process compile; see `compile_network.CompileJob`."""
@@ -48,6 +52,10 @@ class CompileProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         has_compiled = self._process.poll() == 0
+        if self.close.alive:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
+            self.last_error = lines[-1] if lines else ""
         self.close()
         return has_compiled
 
@@ -57,8 +65,9 @@ class CompileProcess:
         return self._process.poll()
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
     """End the process; its own processes end when their pipes are closed."""
+    errors.close()
     with suppress(OSError):
         process.kill()
     with suppress(OSError):
@@ -92,11 +101,12 @@ def end_early() -> None:
 
 
 def can_compile_ahead(*, has_gpu: bool) -> bool:
-    """Return whether another process would save time; the user's choice comes first."""
-    wanted = os.environ.get(COMPILE_AHEAD, "").lower()
-    if wanted in _AHEAD_OFF or int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    """Return whether the user wants another process or, with "auto", whether it saves time."""
+    wanted = os.environ.get(COMPILE_AHEAD, _AHEAD_DEFAULT).lower()
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         return False
-    return wanted in _AHEAD_ON or (has_gpu and usable_cores() >= _FEWEST_CORES)
+    is_useful = has_gpu and usable_cores() >= _FEWEST_CORES
+    return wanted in _AHEAD_ON or (wanted == "auto" and is_useful)
 
 
 def _may_have_gpu() -> bool:

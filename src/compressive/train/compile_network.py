@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ def compile_network(config: Config, device: torch.device, dtype: torch.dtype, cl
     """Make a step with black images, as `loop.compute_gradients` does."""
     learner = build_learner(config, build, classes, device, compiled=True)
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device)
+        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
     compile_learner(learner, config, device)
     count = config.train.batch_size // config.train.grad_accum_steps
     numbers, size = learner.method.view_numbers, config.views.size
@@ -63,12 +64,17 @@ def compile_requested_network() -> None:
     if not (line := sys.stdin.buffer.readline()):
         os._exit(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    job = CompileJob(**json.loads(line))
-    device = torch.device(job.device)
-    use_compile_cache(device)  # the folder of the run, by its environment
-    start_compile_workers(device)
-    prepare_compiler(device)
-    compile_network(from_dict(job.settings), device, getattr(torch, job.dtype), job.classes)
+    try:
+        job = CompileJob(**json.loads(line))
+        device = torch.device(job.device)
+        use_compile_cache(device)  # the folder of the run, by its environment
+        start_compile_workers(device)
+        prepare_compiler(device)
+        compile_network(from_dict(job.settings), device, getattr(torch, job.dtype), job.classes)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # Python's own exit would abort, because the thread above reads
     os._exit(0)
 
 
