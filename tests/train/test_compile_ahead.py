@@ -306,7 +306,7 @@ def stop(*given, **options):
 def compiled(function, **options):
     if "mode" in options:
         return compile(function, **options)
-    made = compile(function, backend="aot_eager", **options)  # views: compiling them takes long
+    made = compile(function, backend="aot_eager", dynamic=False)  # views: compiling takes long
     def make(*given):
         cache.autograd_cache_key = key
         views = made(*given)
