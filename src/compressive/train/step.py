@@ -181,7 +181,7 @@ def view_maker(
 
     # Triton shortens the names of files to 150 characters. Kernels with longer names, which list
     # their operations, are not found in the cache, and building them takes 2 s at each start.
-    short = {"triton.descriptive_names": ""}
+    short: dict[str, Any] = {"triton.descriptive_names": ""}
     made = torch.compile(views, dynamic=False, options=short) if compiled else views
 
     @torch.no_grad()
