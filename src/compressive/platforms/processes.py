@@ -1,4 +1,4 @@
-"""Signals and child processes on POSIX and Windows."""
+"""Signals, child processes and cores on POSIX and Windows."""
 
 import os
 import signal

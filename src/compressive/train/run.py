@@ -24,6 +24,7 @@ from compressive.rundir.metrics_log import MetricsLogger
 from compressive.rundir.sharded_checkpoint import load_shards
 from compressive.tracking import tracked_run
 from compressive.train import images
+from compressive.train.compile_ahead import CompiledAhead, compile_ahead, prepare_compiler
 from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.initial_weights import start_from_weights
 from compressive.train.observers import Observers
@@ -90,7 +91,14 @@ class Run:
         if source is not None:
             config = images.from_python(config, source)
         self.config: Config = config
+        self.ahead: CompiledAhead | None = compile_ahead(config, self.device, method)
         source = images.load_source(config, source)
+        classes = 0 if source.labels is None else int(source.labels.max()) + 1
+        self.dtype: torch.dtype = precision(config.train.precision, self.device)
+        if self.ahead is not None:
+            self.ahead.send(config, self.device, self.dtype, classes)
+        if is_compiled(config.train.compile, self.device):
+            prepare_compiler(self.device)
         self.count: int = len(source)
         # Only the first process reads the state of all files: there may be a million.
         is_first, place = rank() == 0, config.data.source
@@ -113,7 +121,7 @@ class Run:
         self.health: Health = Health(config, warmup=self.schedule.warmup)
         self.accuracy: Accuracy | None = None
         # Build networks first: this may fail, and reading images may take long.
-        self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
+        self._build_networks(method, classes)
         self.side: int = canvas_side(source, config.views.size, config.data.max_side)
         decoding = partial(display.progress, "decoding", unit="images")
         self.loader: images.Loader = images.load_images(
@@ -133,7 +141,6 @@ class Run:
     def _build_networks(self, method: Builder, classes: int) -> None:
         """Build the learner, its optimizers, and the functions of a step."""
         config, device = self.config, self.device
-        self.dtype: torch.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
         self.learner = learner = build_learner(config, method, classes, device, compiled=compiled)
         self.method: Method = learner.method
@@ -238,8 +245,15 @@ class Run:
             check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
             self._load_state(state)
 
+    def finish_compiling_ahead(self) -> None:
+        """Wait for the process that compiles the network, if there is one; call it any time."""
+        if self.ahead is not None:
+            self.ahead.finish()
+            self.ahead = None
+
     def close(self) -> None:
         """Stop threads, close files and release the lock."""
+        self.ahead = None  # ends its process
         self.loader.close()
         try:
             self.observers.close()

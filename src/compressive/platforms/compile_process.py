@@ -1,0 +1,115 @@
+"""A process that compiles the network of a run: start it, send it the job, and end it.
+
+It imports torch while this process does. See `train.compile_ahead`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from contextlib import suppress
+from typing import IO, Any
+
+from compressive.platforms.processes import own_process_group, usable_cores
+
+COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
+_AHEAD_DEFAULT = "off"  # not yet measured on a GPU
+_AHEAD_ON = ("1", "yes", "on")
+_FEWEST_CORES = 6  # below, two processes that compile slow each other down
+_PROGRAM = "compressive.train.compile_network"
+
+
+class CompileProcess:
+    """The process; it ends with this object or this process."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        group = own_process_group()  # so that Ctrl-C in a terminal reaches only the run
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+        self.last_error: str = ""  # the last line that the process wrote, after `finish`
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": paths},
+            process_group=group.process_group,
+            creationflags=group.creationflags,
+        )
+        self.close = weakref.finalize(self, _kill, self._process, self._errors)
+
+    def send(self, job: dict[str, Any]) -> None:
+        """Let the process compile; see `compile_network.CompileJob`."""
+        with suppress(OSError):  # it has ended
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def finish(self, seconds: float) -> bool:
+        """Wait for the process, end it, and return whether it has compiled the network."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        has_compiled = self._process.poll() == 0
+        if self.close.alive:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
+            self.last_error = lines[-1] if lines else ""
+        self.close()
+        return has_compiled
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self._process.poll()
+
+
+def _kill(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
+    """End the process; its own processes end when their pipes are closed."""
+    errors.close()
+    with suppress(OSError):
+        process.kill()
+    with suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+
+
+_early: list[CompileProcess] = []
+
+
+def start_early() -> None:
+    """Start a process before torch is imported, if there is a GPU, for `take_process`."""
+    if not _early and can_compile_ahead(has_gpu=_may_have_gpu()):
+        with suppress(OSError):  # no more processes or memory
+            _early.append(CompileProcess())
+
+
+def take_process() -> CompileProcess | None:
+    """Return the process that was started early, or a new one; None if there cannot be one."""
+    with suppress(OSError):
+        return _early.pop() if _early else CompileProcess()
+    return None
+
+
+def end_early() -> None:
+    """End the process that was started early, if nothing took it."""
+    while _early:
+        _early.pop().close()
+
+
+def can_compile_ahead(*, has_gpu: bool) -> bool:
+    """Return whether the user wants another process or, with "auto", whether it saves time."""
+    wanted = os.environ.get(COMPILE_AHEAD, _AHEAD_DEFAULT).lower()
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        return False
+    is_useful = has_gpu and usable_cores() >= _FEWEST_CORES
+    return wanted in _AHEAD_ON or (wanted == "auto" and is_useful)
+
+
+def _may_have_gpu() -> bool:
+    """Return whether torch may find a CUDA device."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    return not is_hidden and any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
