@@ -13,19 +13,22 @@ versions are timed in turn.
 `breakdown` has the seconds of imports, of building the run with its first checkpoint, of compiling
 and of a step. `seconds` are those since the start of Python, `parts` are differences between them,
 and `compiler` is torch's own account of what it did (nested, so they do not add up). `caches`
-counts hits and misses of torch's caches. `ahead` has the exit code and the last error of the
-process that compiles the network (COMPRESSIVE_COMPILE_AHEAD=auto), `rebuilt` names kernels that
-were not loaded from the cache.
+counts hits and misses of torch's caches. `ahead` has the exit code and the messages of the
+process that compiles the network (COMPRESSIVE_COMPILE_AHEAD=off turns it off), `rebuilt` names
+kernels that were not loaded from the cache. `later_steps_ms` has the milliseconds of later steps
+(median and minimum), which show whether kernels were chosen well.
 """
 
 import argparse
 import json
 import logging
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
@@ -140,14 +143,20 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
         mark("first checkpoint")
         make, batches = run.make_views, run.batches()
         ahead = getattr(run, "ahead", None)
+        if ahead is not None:
+            finish = ahead.finish
+
+            def finish_and_mark() -> None:
+                finish()
+                if "network ahead" not in ended:
+                    mark("network ahead")
+
+            ahead.finish = finish_and_mark
 
         def views(batch: Any) -> Any:
             made = make(batch)
             if "views" not in ended:
                 mark("views")
-            if ahead is not None and "network ahead" not in ended:
-                run.finish_compiling_ahead()
-                mark("network ahead")
             return made
 
         run.make_views = views
@@ -156,6 +165,8 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
         processor = time.process_time()  # tells the work from the wait on a busy machine
         second = float(train_step(run, batches).loss)
         mark("second step")
+        later = time_steps(lambda: train_step(run, batches), mark) if device != "cpu" else []
+        ended.pop("later", None)
         run.close()
     names, times = list(ended), list(ended.values())
     parts = {b: round(times[i + 1] - times[i], 2) for i, b in enumerate(names[1:])}
@@ -167,7 +178,8 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
                 "breakdown": break_down(ended),
                 "loss": loss,
                 "second_loss": second,
-                "ahead": ahead and [ahead.process.exit_code, ahead.process.last_error],
+                "later_steps_ms": later,
+                "ahead": ahead and [ahead.process.exit_code, *messages(ahead.process, begin)],
                 "rebuilt": rebuilt,
                 "has_bytecode": Path(cache_from_source(str(torch.__file__))).exists(),
                 "processor_seconds": round(processor, 2),
@@ -175,6 +187,29 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
             }
         )
     )
+
+
+def messages(process: Any, begin: float) -> list[str]:
+    """Return when each part of the process was done, in seconds since `begin`, and errors."""
+    found = []
+    for line in process.messages:
+        at, _, what = line.partition(" ")
+        is_time = at.replace(".", "").isdigit()
+        found.append(f"{float(at) - begin:.2f} {what}" if is_time else line)
+    return found[-10:]
+
+
+def time_steps(step: Callable[[], object], synchronize: Callable[[str], None]) -> list[float]:
+    """Return the milliseconds of a step in the median and minimum of blocks of five."""
+    found: list[float] = []
+    for _ in range(6):
+        synchronize("later")
+        begin = time.perf_counter()
+        for _ in range(5):
+            step()
+        synchronize("later")
+        found.append(round(200 * (time.perf_counter() - begin), 2))
+    return [statistics.median(found), min(found)]
 
 
 def start_as_command(config: Any) -> None:

@@ -7,11 +7,16 @@ not change. What is not found, because the process failed or was slow, the run c
 """
 
 import importlib
+import os
 import threading
-from contextlib import suppress
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,28 +34,76 @@ from compressive.platforms.garbage import skip_existing_objects
 from compressive.rundir.compile_marks import mark_name
 from compressive.train.compile_cache import use_compile_cache
 
-_LONGEST_WAIT = 300.0  # seconds after this process has compiled the views
+_LEAST_WAIT = 30.0  # seconds, and as long as this process has been busy meanwhile
+_ONE_AT_A_TIME = "ahead.lock"
 
 
-class CompiledAhead(NamedTuple):
+class CompiledAhead:
     """The process that compiles the network of a run, and the mark of its settings."""
 
-    process: CompileProcess
-    mark: Path
+    def __init__(self, process: CompileProcess, mark: Path, lock: int) -> None:
+        self.process: CompileProcess = process
+        self.mark: Path = mark
+        self._unlock = weakref.finalize(self, os.close, lock)
+        self._started: float = time.monotonic()
 
     def send(self, config: Config, device: torch.device, dtype: torch.dtype, classes: int) -> None:
         """Let the process compile this network; `classes` are those of the online probe."""
         job = {"settings": asdict(config), "device": str(device), "classes": classes}
         self.process.send({**job, "dtype": str(dtype).removeprefix("torch.")})
 
-    def finish(self) -> None:
-        """Wait until the network is compiled, and mark its settings.
+    def allow_step(self) -> None:
+        """Let the process use the memory that is free, because this one has allocated images."""
+        self.process.send("step")
 
-        They are marked even if the process failed: the run has then compiled the network itself.
+    def finish(self) -> None:
+        """Wait until the network is compiled, and mark its settings; call it any time.
+
+        They are marked even if the process failed: the run then compiles the network itself, and
+        later ones find it. A process that hangs delays a run only once.
         """
-        self.process.finish(_LONGEST_WAIT)
-        with suppress(OSError):
-            self.mark.touch()
+        if self.process.close.alive:
+            self.process.finish(_LEAST_WAIT + time.monotonic() - self._started)
+            with suppress(OSError):
+                self.mark.touch()
+        self.close()
+
+    def close(self) -> None:
+        """End the process, and let another run start one."""
+        self.process.close()
+        self._unlock()
+
+    @contextmanager
+    def finished_before_compiling(self) -> Iterator[None]:
+        """Wait for the process when this one has traced a graph and is about to compile it."""
+        try:
+            with watch_compiler(before=self.finish):  # tracing takes 2 s and needs no code
+                yield
+            self.finish()
+        finally:
+            self.close()
+
+
+@contextmanager
+def watch_compiler(
+    before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Call functions before and after torch compiles the first graph that is traced in a block."""
+    module: Any = importlib.import_module("torch._inductor.compile_fx")
+    compile_fx = module.compile_fx  # torch.compile imports it when a graph is traced
+
+    def watched(*given: Any, **options: Any) -> Any:
+        module.compile_fx = compile_fx
+        before()
+        compiled = compile_fx(*given, **options)
+        after()
+        return compiled
+
+    module.compile_fx = watched
+    try:
+        yield
+    finally:
+        module.compile_fx = compile_fx
 
 
 def compile_ahead(config: Config, device: torch.device, method: Builder) -> CompiledAhead | None:
@@ -67,19 +120,56 @@ def compile_ahead(config: Config, device: torch.device, method: Builder) -> Comp
         if (cache := use_compile_cache(device)) is None:
             return None
         mark = cache.folder / mark_name(config)
-        if mark.exists() or (process := take_process()) is None:
+        if mark.exists() or (lock := _locked(cache.folder / _ONE_AT_A_TIME)) is None:
             return None
-        return CompiledAhead(process, mark)
+        if (process := take_process()) is None:
+            os.close(lock)
+            return None
+        # First this process uses the GPU, which may admit only one.
+        with suppress(Exception):  # the run reports what is wrong
+            torch.empty(1, device=device)
+            process.send(str(device))
+        return CompiledAhead(process, mark, lock)
     finally:
         end_early()
 
 
-def prepare_compiler(device: torch.device) -> None:
-    """Import torch's compiler; meanwhile, load the libraries of the GPU and hash torch's files.
+def _locked(path: Path) -> int | None:
+    """Return the descriptor of a locked file; None if another run has locked it."""
+    with suppress(OSError, ImportError):
+        fcntl: Any = importlib.import_module("fcntl")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        return lock
+    return None
 
-    The compiler is Python code, and the rest runs without Python's lock.
-    """
-    thread = threading.Thread(target=_load_libraries, args=(device,), name="load libraries")
+
+def prepare_compiling(
+    ahead: CompiledAhead | None,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    classes: int,
+) -> None:
+    """Let the process compile the network, if there is one, and load what this one needs."""
+    if ahead is not None:
+        ahead.send(config, device, dtype, classes)
+    if is_compiled(config.train.compile, device):
+        prepare_compiler(device)
+
+
+def prepare_compiler(device: torch.device) -> None:
+    """Import torch's compiler; meanwhile, load the libraries of the GPU and hash torch's files."""
+    import_compiler(meanwhile=partial(load_libraries, device))
+
+
+def import_compiler(meanwhile: Callable[[], None]) -> None:
+    """Import torch's compiler and call a function meanwhile, which runs without Python's lock."""
+    thread = threading.Thread(target=meanwhile, name="load libraries")
     thread.start()
     importlib.import_module("torch._inductor.compile_fx")
     importlib.import_module("torch._dynamo.repro.after_dynamo")
@@ -89,7 +179,7 @@ def prepare_compiler(device: torch.device) -> None:
     thread.join()  # the run needs them now, and CUDA graphs allow no calls of other threads
 
 
-def _load_libraries(device: torch.device) -> None:
+def load_libraries(device: torch.device) -> None:
     """Create the context of a GPU, and load cuDNN and cuBLAS; no random number is drawn."""
     if device.type != "cuda":
         return

@@ -1,15 +1,18 @@
 """A process that compiles the network of a run into the compile cache; see `compile_ahead`.
 
-    python -m compressive.train.compile_network
-
-reads a `CompileJob` as one JSON line and ends when its input is closed.
+It reads JSON lines: the name of the device, a `CompileJob`, and permission to use memory of the
+GPU for a step. It ends when its input is closed.
 """
 
 import json
 import os
 import sys
 import threading
+import time
 import traceback
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +20,12 @@ import torch
 from compressive.checks import autocast, skip_value_checks
 from compressive.config import Config, from_dict
 from compressive.methods import build
-from compressive.platforms.garbage import collect_rarely
-from compressive.train.compile_ahead import prepare_compiler
+from compressive.platforms.accelerators import device_memory
+from compressive.train.compile_ahead import import_compiler, load_libraries, watch_compiler
 from compressive.train.compile_cache import start_compile_workers, use_compile_cache
 from compressive.train.step import build_learner, compile_learner
 
-_MEMORY_SHARE = 0.5  # of a GPU, so that the run does not fail for lack of memory
+_MEMORY_SHARE = 0.5  # of the free memory of a GPU, so that the run does not fail for lack of it
 
 
 class CompileJob(NamedTuple):
@@ -37,8 +40,6 @@ class CompileJob(NamedTuple):
 def compile_network(config: Config, device: torch.device, dtype: torch.dtype, classes: int) -> None:
     """Make a step with black images, as `loop.compute_gradients` does."""
     learner = build_learner(config, build, classes, device, compiled=True)
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device.index)
     compile_learner(learner, config, device)
     count = config.train.batch_size // config.train.grad_accum_steps
     numbers, size = learner.method.view_numbers, config.views.size
@@ -52,32 +53,62 @@ def compile_network(config: Config, device: torch.device, dtype: torch.dtype, cl
         (step.loss + probe_loss).backward()
 
 
-def _end_with_parent() -> None:
-    """End this process when the pipe from the parent is closed."""
-    sys.stdin.buffer.read()
-    os._exit(1)
+def limit_memory(device: torch.device) -> None:
+    """Use at most half of the memory of a GPU that is free now."""
+    memory = device_memory(device)
+    if device.type == "cuda" and memory is not None:
+        most = torch.cuda.memory_reserved(device) + _MEMORY_SHARE * memory.free
+        torch.cuda.set_per_process_memory_fraction(most / memory.total, device)
+
+
+class Requests:
+    """Lines from the parent, read by a thread that ends this process with the parent."""
+
+    def __init__(self) -> None:
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self) -> Any:
+        """Wait for the next message."""
+        return json.loads(self._lines.get())
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            self._lines.put(line)
+        os._exit(1)
+
+
+def _say(what: str) -> None:
+    """Write when a part was done; `benchmarks/startup.py` shows it."""
+    with suppress(OSError):  # the disk may be full
+        print(f"{time.time():.2f} {what}", file=sys.stderr, flush=True)
 
 
 def compile_requested_network() -> None:
     """Read the job, compile, and end without waiting for compile workers."""
-    prepare_compiler(torch.device("cpu"))  # the device is not known yet
-    if not (line := sys.stdin.buffer.readline()):
-        os._exit(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(OSError):  # without memory, Linux ends this process rather than the run
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    requests = Requests()
     try:
-        job = CompileJob(**json.loads(line))
+        _say("torch imported")
+        import_compiler(meanwhile=lambda: load_libraries(torch.device(requests.next())))
+        _say("compiler imported")
+        job = CompileJob(**requests.next())
         device = torch.device(job.device)
         use_compile_cache(device)  # the folder of the run, by its environment
         start_compile_workers(device)
-        prepare_compiler(device)
-        compile_network(from_dict(job.settings), device, getattr(torch, job.dtype), job.classes)
+
+        def wait_for_memory() -> None:
+            _say("forward pass compiled")
+            requests.next()
+            limit_memory(device)
+
+        with watch_compiler(after=wait_for_memory):
+            compile_network(from_dict(job.settings), device, getattr(torch, job.dtype), job.classes)
+        _say("step made")
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        with suppress(OSError):  # the disk may be full
+            traceback.print_exc()
+            sys.stderr.flush()
         os._exit(1)  # Python's own exit would abort, because the thread above reads
     os._exit(0)
-
-
-if __name__ == "__main__":
-    collect_rarely()
-    compile_requested_network()

@@ -132,9 +132,9 @@ def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor 
     steps: list[Step] = []
     for batch in islice(batches, count):
         views, labels = run.make_views(batch), run.visible_labels[batch.index]
-        run.finish_compiling_ahead()
         synchronize = _average_gradients(run.parallel_learner, is_last=len(steps) == count - 1)
-        with autocast(run.device, run.dtype), synchronize, skip_value_checks():
+        code = run.use_code_of_process()
+        with code, autocast(run.device, run.dtype), synchronize, skip_value_checks():
             step, probe_loss = run.parallel_learner(views, run.beta, labels)
             with Backward("the backward pass with its all-reduce"):
                 ((step.loss + probe_loss) / count).backward()

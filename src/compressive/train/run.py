@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from compressive.rundir.metrics_log import MetricsLogger
 from compressive.rundir.sharded_checkpoint import load_shards
 from compressive.tracking import tracked_run
 from compressive.train import images
-from compressive.train.compile_ahead import CompiledAhead, compile_ahead, prepare_compiler
+from compressive.train.compile_ahead import CompiledAhead, compile_ahead, prepare_compiling
 from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.initial_weights import start_from_weights
 from compressive.train.observers import Observers
@@ -95,10 +96,7 @@ class Run:
         source = images.load_source(config, source)
         classes = 0 if source.labels is None else int(source.labels.max()) + 1
         self.dtype: torch.dtype = precision(config.train.precision, self.device)
-        if self.ahead is not None:
-            self.ahead.send(config, self.device, self.dtype, classes)
-        if is_compiled(config.train.compile, self.device):
-            prepare_compiler(self.device)
+        prepare_compiling(self.ahead, config, self.device, self.dtype, classes)
         self.count: int = len(source)
         # Only the first process reads the state of all files: there may be a million.
         is_first, place = rank() == 0, config.data.source
@@ -127,6 +125,8 @@ class Run:
         self.loader: images.Loader = images.load_images(
             source, config, self.side, self.device, decoding
         )
+        if self.ahead is not None:
+            self.ahead.allow_step()  # the images have their memory
         self.notes.append(images.loader_note(self.loader))
         self._lock: int | None = None
         try:
@@ -245,15 +245,15 @@ class Run:
             check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
             self._load_state(state)
 
-    def finish_compiling_ahead(self) -> None:
-        """Wait for the process that compiles the network, if there is one; call it any time."""
-        if self.ahead is not None:
-            self.ahead.finish()
-            self.ahead = None
+    def use_code_of_process(self) -> AbstractContextManager[None]:
+        """Return a block for the first step: it waits for the code of another process, if any."""
+        ahead, self.ahead = self.ahead, None
+        return nullcontext() if ahead is None else ahead.finished_before_compiling()
 
     def close(self) -> None:
         """Stop threads, close files and release the lock."""
-        self.ahead = None  # ends its process
+        if self.ahead is not None:
+            self.ahead.close()
         self.loader.close()
         try:
             self.observers.close()
