@@ -29,11 +29,11 @@ class Process:
     """Stands for a process."""
 
     def __init__(self) -> None:
-        self.jobs: list[dict[str, Any]] = []
+        self.jobs: list[Any] = []
         self.is_closed = False
 
-    def send(self, job: dict[str, Any]) -> None:
-        self.jobs.append(job)
+    def send(self, message: Any) -> None:
+        self.jobs.append(message)
 
     def finish(self, seconds: float) -> bool:
         self.is_closed = seconds > 0
@@ -70,8 +70,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     monkeypatch.setattr(compile_process, "CompileProcess", start)
     monkeypatch.setattr(module, "use_compile_cache", lambda _: CompileCache(tmp_path, 0))
     monkeypatch.setattr(compile_process, "usable_cores", lambda: 16)
+    monkeypatch.setattr(compile_process, "core_quota", lambda: 16.0)
+    monkeypatch.setattr(compile_process, "free_host_memory", lambda: 10**11)
     monkeypatch.setattr(compile_process, "_may_have_gpu", lambda: True)
-    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
+    monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
+    monkeypatch.delenv("COMPRESSIVE_COMPILE_AHEAD", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return found
 
@@ -99,7 +102,10 @@ def test_process_does_not_start_where_it_is_of_no_use(
     assert compile_ahead(tiny(), CUDA, lambda config: build(config)) is None
     for place, name, value in (
         (module, "world_size", 2),
-        (compile_process, "usable_cores", 2),
+        (compile_process, "usable_cores", 3),
+        (compile_process, "core_quota", 2.5),
+        (compile_process, "free_host_memory", 10**9),
+        (module, "_locked", None),
         (module, "use_compile_cache", None),
     ):
         with monkeypatch.context() as patch:
@@ -110,10 +116,8 @@ def test_process_does_not_start_where_it_is_of_no_use(
             patch.setenv(variable, text)
             assert compile_ahead(tiny(), CUDA, build) is None
             start_early()
-    with monkeypatch.context() as patch:
-        patch.delenv("COMPRESSIVE_COMPILE_AHEAD")  # the default
-        assert compile_ahead(tiny(), CUDA, build) is None
     assert started == []
+    assert compile_ahead(tiny(), CUDA, build) is not None
     monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "yes")
     assert compile_ahead(tiny("train.compile=yes"), CPU, build) is not None
 
@@ -151,7 +155,7 @@ def test_marks_are_found_without_torch(tmp_path: Path, monkeypatch: pytest.Monke
     assert not may_need_compiling(tiny("train.device=cuda", "train.compile=no"), is_complete=True)
     (tmp_path / "torch9").mkdir()
     mark = tmp_path / "torch9" / module.mark_name(config)
-    CompiledAhead(Process(), mark).finish()  # type: ignore[arg-type]
+    CompiledAhead(Process(), mark, os.open(tmp_path, os.O_RDONLY)).finish()  # type: ignore[arg-type]
     assert not may_need_compiling(config, is_complete=True)
     assert not may_need_compiling(Config(), is_complete=False)
     assert may_need_compiling(other, is_complete=True)
@@ -198,17 +202,13 @@ def test_process_ends_with_its_object(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [b"", b'{"settings": {}}\n'])
-def test_process_ends_when_its_input_is_closed(job: bytes) -> None:
-    """A killed run closes the pipe; a job that is not complete is an error."""
-    words = [sys.executable, "-m", "compressive.train.compile_network"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdin is not None
-        process.stdin.write(job)
-        process.stdin.flush()
-        if not job:
-            process.stdin.close()
-        assert process.wait(120) == 1
+def test_process_rejects_an_incomplete_job() -> None:
+    process = CompileProcess()
+    process.send("cpu")
+    process.send({"settings": {}})
+    assert not process.finish(120)
+    assert process.exit_code == 1
+    assert "missing 3 required" in process.messages[-1]
 
 
 @pytest.mark.slow

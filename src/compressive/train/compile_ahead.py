@@ -62,7 +62,7 @@ class CompiledAhead:
         They are marked even if the process failed: the run then compiles the network itself, and
         later ones find it. A process that hangs delays a run only once.
         """
-        if self.process.close.alive:
+        if self._unlock.alive:
             self.process.finish(_LEAST_WAIT + time.monotonic() - self._started)
             with suppress(OSError):
                 self.mark.touch()
