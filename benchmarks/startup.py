@@ -190,13 +190,12 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
 
 
 def messages(process: Any, begin: float) -> list[str]:
-    """Return when each part of the process was done, in seconds since `begin`, and errors."""
-    found = []
-    for line in process.messages:
-        at, _, what = line.partition(" ")
-        is_time = at.replace(".", "").isdigit()
-        found.append(f"{float(at) - begin:.2f} {what}" if is_time else line)
-    return found[-10:]
+    """Return when each part of the process was done, in seconds since `begin`, and the last lines."""
+    words = [line.partition(" ") for line in process.messages]
+    times = {i: float(at) for i, (at, _, _) in enumerate(words) if at.replace(".", "").isdigit()}
+    parts = [f"{at - begin:.2f} {words[i][2]}" for i, at in times.items()]
+    others = [line for i, line in enumerate(process.messages) if i not in times]
+    return [*parts, *others[-4:]]
 
 
 def time_steps(step: Callable[[], object], synchronize: Callable[[str], None]) -> list[float]:

@@ -227,14 +227,19 @@ def test_run_uses_the_gpu_first(large_machine: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_process_leaves_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[float, torch.device]] = []
+    found: list[float] = []
+
+    def limit(fraction: float, device: torch.device | int | None = None) -> None:
+        if device is not None:
+            torch.cuda._utils._get_device_index(device)  # rejects "cuda" without a number
+        found.append(fraction)
+
     monkeypatch.setattr(compile_network, "device_memory", lambda _: DeviceMemory(40, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 5)
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda *given: found.append(given)
-    )
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
     compile_network.limit_memory(CUDA)
-    assert found == [(0.25, CUDA)]
+    compile_network.limit_memory(torch.device("cuda:1"))
+    assert found == [0.25, 0.25]
 
 
 # A program without `if __name__ == "__main__"`.

@@ -58,7 +58,7 @@ def limit_memory(device: torch.device) -> None:
     memory = device_memory(device)
     if device.type == "cuda" and memory is not None:
         most = torch.cuda.memory_reserved(device) + _MEMORY_SHARE * memory.free
-        torch.cuda.set_per_process_memory_fraction(most / memory.total, device)
+        torch.cuda.set_per_process_memory_fraction(most / memory.total, device.index)
 
 
 class Requests:
