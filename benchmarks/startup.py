@@ -190,7 +190,7 @@ def start(network: str, device: str, given: list[str], begin: float, place: Path
 
 
 def messages(process: Any, begin: float) -> list[str]:
-    """Return when each part of the process was done, in seconds since `begin`, and the last lines."""
+    """Return when each part was done, in seconds since `begin`, and the last other lines."""
     words = [line.partition(" ") for line in process.messages]
     times = {i: float(at) for i, (at, _, _) in enumerate(words) if at.replace(".", "").isdigit()}
     parts = [f"{at - begin:.2f} {words[i][2]}" for i, at in times.items()]
