@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from tiny import tiny
+from tiny import silent, tiny
 
 from compressive.methods import build
 from compressive.platforms import compile_process, processes
@@ -25,6 +25,7 @@ from compressive.train import compile_ahead as module
 from compressive.train import compile_network
 from compressive.train.compile_ahead import CompiledAhead, compile_ahead, watch_compiler
 from compressive.train.compile_cache import CompileCache
+from compressive.train.loop import pretrain
 
 CUDA = torch.device("cuda")
 
@@ -99,8 +100,10 @@ def test_hanging_process_delays_a_run_once(
 ) -> None:
     monkeypatch.setattr(module, "_LEAST_WAIT", 0.1)
     shell("trap '' TERM INT HUP; while :; do sleep 1; done")
+    begin = time.monotonic()
     ahead = started()
     ahead.finish()
+    assert time.monotonic() - begin < 10
     assert not is_running(child(ahead))
     assert compile_ahead(tiny(), CUDA, build) is None
 
@@ -132,6 +135,26 @@ def test_interrupt_while_waiting(
         ahead.finish()
     assert not is_running(child(ahead))
     started().close()
+
+
+def test_run_that_cannot_be_built(
+    large_machine: Path, shell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook keeps the last error with the run, so that the process must not depend on it."""
+    pid = large_machine / "pid"
+    shell(f"echo $$ > {pid}; exec sleep 60")
+    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "yes")
+
+    def fail(*_: Any) -> NoReturn:
+        wait_until(lambda: pid.exists() and pid.read_text())
+        raise ValueError("no images")
+
+    monkeypatch.setattr("compressive.train.images.load_source", fail)
+    with pytest.raises(ValueError, match="no images") as kept:
+        pretrain(tiny("train.compile=yes"), large_machine / "run", display=silent())
+    assert not is_running(int(pid.read_text()))
+    assert kept.value is not None
+    assert module._open  # the error keeps the run
 
 
 def test_one_process_at_a_time(large_machine: Path, shell: Callable[[str], None]) -> None:

@@ -46,6 +46,7 @@ class CompiledAhead:
         self.mark: Path = mark
         self._unlock = weakref.finalize(self, os.close, lock)
         self._started: float = time.monotonic()
+        _open.add(self)
 
     def send(self, config: Config, device: torch.device, dtype: torch.dtype, classes: int) -> None:
         """Let the process compile this network; `classes` are those of the online probe."""
@@ -82,6 +83,15 @@ class CompiledAhead:
             self.finish()
         finally:
             self.close()
+
+
+_open: weakref.WeakSet[CompiledAhead] = weakref.WeakSet()
+
+
+def end_compiling_ahead() -> None:
+    """End the processes of this program, for example of a run that could not be built."""
+    for each in list(_open):
+        each.close()
 
 
 @contextmanager

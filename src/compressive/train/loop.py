@@ -29,6 +29,7 @@ from compressive.rundir.files import local_path
 from compressive.rundir.machine_copies import copy_to_machines
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.callbacks import Callback, LogFunction
+from compressive.train.compile_ahead import end_compiling_ahead
 from compressive.train.compile_cache import record_compiled
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
@@ -193,11 +194,15 @@ def seed_step(seed: int, attempt: int, step: int) -> None:
 
 @contextmanager
 def started_fast() -> Iterator[None]:
-    """Search for reference cycles rarely until `train` has made the first step."""
+    """Search for reference cycles rarely until `train` has made the first step.
+
+    If there is none, end the process that compiles the network.
+    """
     collect_rarely()
     try:
         yield
     finally:
+        end_compiling_ahead()
         collect_as_usual()
 
 
