@@ -232,7 +232,7 @@ from compressive.train.run import Run
 
 compile_ahead._LEAST_WAIT = 3600.0  # a busy machine may need long
 small = ("views.policy=crop", "views.blur=false", "network.hidden_dim=8", "train.compile=yes")
-config = tiny("data.limit=32", "method=c-simclr", "train.steps=3", *small)
+config = tiny("data.source=builtin", "data.limit=32", "method=c-simclr", "train.steps=3", *small)
 run = Run(config, Path(sys.argv[1]), silent(), resume=False)
 run.restore()
 started = run.ahead is not None
