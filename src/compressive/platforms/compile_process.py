@@ -86,6 +86,7 @@ def _kill(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
     with suppress(OSError):
         if process.poll() is None and hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
+    with suppress(OSError):
         process.kill()
     with suppress(OSError):
         if process.stdin is not None:
