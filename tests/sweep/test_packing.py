@@ -160,10 +160,12 @@ def test_mps_runs_during_the_sweep(
     text = f'echo "$1" "$CUDA_MPS_PIPE_DIRECTORY" >> {log}; [ "$1" = -d ] || cat >> {log}'
     script(tmp_path / "nvidia-cuda-mps-control", text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "COMPRESSIVE_COMPILE_AHEAD"):
+        monkeypatch.delenv(name, raising=False)
     said: list[str] = []
     with gpu_sharing(said.append, probe=["sh", "-c", "true" if is_usable else "false"]) as more:
-        assert bool(more) == is_usable
+        assert ("CUDA_MPS_PIPE_DIRECTORY" in more) == is_usable
+        assert more["COMPRESSIVE_COMPILE_AHEAD"] == "off"  # its memory would be that of a run
         assert len(said) == (0 if is_usable else 1)
         (start,) = log.read_text().splitlines()
         if is_usable:
@@ -171,8 +173,9 @@ def test_mps_runs_during_the_sweep(
             assert Path(more["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
     assert log.read_text().splitlines()[-1] == "quit"
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # the user has started it
+    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "yes")
     with gpu_sharing(said.append) as more:
-        assert more == {}
+        assert more == {"COMPRESSIVE_COMPILE_AHEAD": "yes"}
     assert log.read_text().count("quit") == 1
 
 

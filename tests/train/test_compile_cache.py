@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from compressive.config import Config
 from compressive.train import compile_cache
 from compressive.train.compile_cache import (
     cache_name,
@@ -20,6 +21,7 @@ from compressive.train.compile_cache import (
     start_compile_workers,
     use_compile_cache,
 )
+from compressive.train.step import view_maker
 
 CPU = torch.device("cpu")
 
@@ -251,6 +253,14 @@ def test_second_start_compiles_nothing_and_computes_the_same(tmp_path: Path) -> 
     assert again["values"] == first["values"]
     assert again["fxgraph_cache_miss"] > 0
     assert "is damaged; steps are compiled again" in text
+
+
+def test_kernels_of_views_have_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton shortens the names of files, so that kernels with long names are built each time."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda _, **how: seen.append(how))
+    view_maker(Config(), torch.float32, compiled=True)
+    assert seen[0]["options"]["triton.descriptive_names"] == ""
 
 
 def test_compile_workers_start_for_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,10 @@ from compressive.cli.terminal import (
 from compressive.config import DEVICE_NAMES, METHODS, Config, with_data
 from compressive.data.location import check_exists
 from compressive.metric_info import ONE_SEED
+from compressive.platforms.compile_process import start_early
+from compressive.platforms.garbage import collect_rarely
 from compressive.recipes.options import as_changes
+from compressive.rundir.compile_marks import may_need_compiling
 from compressive.rundir.folder import read_config
 from compressive.rundir.places import join_places
 from compressive.tracking import check_trackers
@@ -201,6 +204,9 @@ def pretrain_command(
         check_trackers(config.train.track)
         check_exists(place)
         check_remote_folder(out)
+        collect_rarely()  # until the first step
+        if may_need_compiling(config, is_complete=bool(recipe)):
+            start_early()
         from compressive import distributed
         from compressive.train.start import pretrain
 

@@ -1,8 +1,11 @@
-"""Signals and child processes on POSIX and Windows."""
+"""Signals, child processes and cores on POSIX and Windows."""
 
+import math
 import os
 import signal
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -20,6 +23,15 @@ def stop_signals() -> list[int]:
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_quota() -> float:
+    """Return how many cores the limit of a container allows; infinity if there is none."""
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            return int(quota) / int(period)
+    return math.inf
 
 
 class GroupOptions(NamedTuple):

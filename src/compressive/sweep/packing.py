@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from compressive.platforms.compile_process import COMPILE_AHEAD
+
 AUTOMATIC = "auto"
 _FILLED = 0.9  # of the memory; the rest is for fragmentation and evaluation
 _GROWTH = 1.1  # memory of a run later, relative to what it uses after its first steps
@@ -142,9 +144,11 @@ def gpu_sharing(
     With MPS the kernels of several processes run at the same time. If it is running already, it is
     used and not stopped. If it cannot be used, processes take turns, which is slower.
     """
+    # A process that compiles ahead uses memory that is measured, or that another run needs.
+    alone = {COMPILE_AHEAD: os.environ.get(COMPILE_AHEAD, "off")}
     is_running = _MPS_FOLDER in os.environ or os.path.exists("/tmp/nvidia-mps/control")
     if is_running or shutil.which(_MPS) is None:
-        yield {}
+        yield alone
         return
     with tempfile.TemporaryDirectory(prefix="mps") as folder:  # paths of sockets must be short
         more = {_MPS_FOLDER: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
@@ -158,7 +162,7 @@ def gpu_sharing(
             say(f"MPS cannot be used ({type(error).__name__}); runs share the GPU without it")
             more = {}
         try:
-            yield more
+            yield {**alone, **more}
         finally:
             with suppress(OSError, subprocess.SubprocessError):
                 subprocess.run([_MPS], input=b"quit\n", timeout=30, **quiet)

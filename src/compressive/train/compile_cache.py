@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 import torch
 
 from compressive.platforms.accelerators import device_name
+from compressive.rundir.compile_marks import CACHE_OFF, COMPILE_CACHE, default_root
 from compressive.rundir.files import write_text
 from compressive.rundir.folder import package_version
 
-COMPILE_CACHE = "COMPRESSIVE_COMPILE_CACHE"
-_CACHE_OFF = ("0", "no", "off")
 _TORCH_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _LIMIT = 4 * 10**9  # bytes of all folders; ResNet-18 needs about 10 MB
 _FILE_LIST = "files.json"  # size and checksum of each file
@@ -53,7 +52,7 @@ def use_compile_cache(device: torch.device) -> CompileCache | None:
     """
     _cache_custom_gradients()
     wanted = os.environ.get(COMPILE_CACHE, "")
-    if wanted.lower() in _CACHE_OFF or _is_chosen(os.environ.get(_TORCH_FOLDER)):
+    if wanted.lower() in CACHE_OFF or _is_chosen(os.environ.get(_TORCH_FOLDER)):
         return None
     root = Path(wanted or default_root()).expanduser().absolute()
     return _opened(root, cache_name(device))
@@ -77,11 +76,6 @@ def start_compile_workers(device: torch.device) -> None:
         # Import it in this thread: another thread might see half-imported modules.
         pool: Any = importlib.import_module("torch._inductor.async_compile")
         getattr(pool, "maybe_warm_pool", lambda: None)()  # torch 2.6 starts them on import
-
-
-def default_root() -> Path:
-    """Return the folder of all compile caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "compressive" / "compile"
 
 
 def cache_name(device: torch.device) -> str:

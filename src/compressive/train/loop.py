@@ -23,11 +23,13 @@ from compressive.data.loaders import Batch
 from compressive.data.source import Source
 from compressive.distributed import any_process, rank, world_size
 from compressive.methods import Builder, Step, build
+from compressive.platforms.garbage import collect_as_usual, collect_rarely
 from compressive.progress import Display
 from compressive.rundir.files import local_path
 from compressive.rundir.machine_copies import copy_to_machines
 from compressive.rundir.metrics_log import REQUESTED, STOPPED
 from compressive.train.callbacks import Callback, LogFunction
+from compressive.train.compile_ahead import end_compiling_ahead
 from compressive.train.compile_cache import record_compiled
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
@@ -77,7 +79,7 @@ def pretrain(
     """
     other = None if continue_from is None else local_path(continue_from)
     parts: dict[str, Any] = {"source": source, "method": method, "given": given}
-    with display or Display(quiet=rank() > 0) as shown:
+    with display or Display(quiet=rank() > 0) as shown, started_fast():
         parts["observers"] = Observers(config, shown, callbacks)
         run = Run(config, local_path(out), shown, resume=resume, continue_from=other, **parts)
         shown.say(_summary(run))
@@ -102,6 +104,7 @@ def train(run: Run, requests: list[int]) -> HealthStatus:
         step = train_step(run, batches)
         if run.step == first + 1:
             record_compiled()
+            collect_as_usual()
         is_time_to_log = run.schedule.is_time_to_log(run.step)
         if is_time_to_log:
             status = log(run, step)
@@ -131,7 +134,8 @@ def compute_gradients(run: Run, batches: Iterator[Batch]) -> tuple[Step, Tensor 
     for batch in islice(batches, count):
         views, labels = run.make_views(batch), run.visible_labels[batch.index]
         synchronize = _average_gradients(run.parallel_learner, is_last=len(steps) == count - 1)
-        with autocast(run.device, run.dtype), synchronize, skip_value_checks():
+        code = run.use_code_of_process()
+        with code, autocast(run.device, run.dtype), synchronize, skip_value_checks():
             step, probe_loss = run.parallel_learner(views, run.beta, labels)
             with Backward("the backward pass with its all-reduce"):
                 ((step.loss + probe_loss) / count).backward()
@@ -186,6 +190,20 @@ def seed_step(seed: int, attempt: int, step: int) -> None:
     """Seed torch for a step of an attempt, equally in all processes (see `distributed_rsample`)."""
     key = f"{seed}/{attempt}/{step}/0".encode()
     torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 1)
+
+
+@contextmanager
+def started_fast() -> Iterator[None]:
+    """Search for reference cycles rarely until `train` has made the first step.
+
+    If there is none, end the process that compiles the network.
+    """
+    collect_rarely()
+    try:
+        yield
+    finally:
+        end_compiling_ahead()
+        collect_as_usual()
 
 
 @contextmanager

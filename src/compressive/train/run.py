@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from compressive.rundir.metrics_log import MetricsLogger
 from compressive.rundir.sharded_checkpoint import load_shards
 from compressive.tracking import tracked_run
 from compressive.train import images
+from compressive.train.compile_ahead import CompiledAhead, compile_ahead, prepare_compiling
 from compressive.train.health import AsyncMetrics, Health, are_finite
 from compressive.train.initial_weights import start_from_weights
 from compressive.train.observers import Observers
@@ -90,7 +92,11 @@ class Run:
         if source is not None:
             config = images.from_python(config, source)
         self.config: Config = config
+        self.ahead: CompiledAhead | None = compile_ahead(config, self.device, method)
         source = images.load_source(config, source)
+        classes = 0 if source.labels is None else int(source.labels.max()) + 1
+        self.dtype: torch.dtype = precision(config.train.precision, self.device)
+        prepare_compiling(self.ahead, config, self.device, self.dtype, classes)
         self.count: int = len(source)
         # Only the first process reads the state of all files: there may be a million.
         is_first, place = rank() == 0, config.data.source
@@ -113,12 +119,14 @@ class Run:
         self.health: Health = Health(config, warmup=self.schedule.warmup)
         self.accuracy: Accuracy | None = None
         # Build networks first: this may fail, and reading images may take long.
-        self._build_networks(method, 0 if source.labels is None else int(source.labels.max()) + 1)
+        self._build_networks(method, classes)
         self.side: int = canvas_side(source, config.views.size, config.data.max_side)
         decoding = partial(display.progress, "decoding", unit="images")
         self.loader: images.Loader = images.load_images(
             source, config, self.side, self.device, decoding
         )
+        if self.ahead is not None:
+            self.ahead.allow_step()  # the images have their memory
         self.notes.append(images.loader_note(self.loader))
         self._lock: int | None = None
         try:
@@ -133,7 +141,6 @@ class Run:
     def _build_networks(self, method: Builder, classes: int) -> None:
         """Build the learner, its optimizers, and the functions of a step."""
         config, device = self.config, self.device
-        self.dtype: torch.dtype = precision(config.train.precision, device)
         compiled = is_compiled(config.train.compile, device)
         self.learner = learner = build_learner(config, method, classes, device, compiled=compiled)
         self.method: Method = learner.method
@@ -238,8 +245,15 @@ class Run:
             check_same_colors(state["color_fingerprint"], self.color_fingerprint, run, count, place)
             self._load_state(state)
 
+    def use_code_of_process(self) -> AbstractContextManager[None]:
+        """Return a block for the first step: it waits for the code of another process, if any."""
+        ahead, self.ahead = self.ahead, None
+        return nullcontext() if ahead is None else ahead.finished_before_compiling()
+
     def close(self) -> None:
         """Stop threads, close files and release the lock."""
+        if self.ahead is not None:
+            self.ahead.close()
         self.loader.close()
         try:
             self.observers.close()

@@ -184,7 +184,10 @@ def view_maker(
         kinds = {"dtype": dtype, "products": products, "channels": channels}
         return augment_pair(images, keys, pair, size, **sizes, **kinds)
 
-    made = torch.compile(views, dynamic=False) if compiled else views
+    # Triton shortens the names of files to 150 characters. Kernels with longer names, which list
+    # their operations, are not found in the cache, and building them takes 2 s at each start.
+    short: dict[str, Any] = {"triton.descriptive_names": ""}
+    made = torch.compile(views, dynamic=False, options=short) if compiled else views
 
     @torch.no_grad()
     def make(batch: Batch) -> tuple[Tensor, ...]:

@@ -1,0 +1,76 @@
+"""Reference cycles are searched rarely during startup, and as usual afterwards."""
+
+import gc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tiny import silent, tiny
+
+from compressive.platforms.garbage import (
+    collect_as_usual,
+    collect_rarely,
+    skip_existing_objects,
+)
+from compressive.train.loop import pretrain
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    collect_as_usual()
+    gc.enable()
+    gc.set_threshold(*before)
+
+
+def test_thresholds_are_restored() -> None:
+    gc.set_threshold(701, 11, 12)
+    collect_rarely()
+    collect_rarely()
+    assert gc.get_threshold()[0] > 10_000
+    collect_as_usual()
+    assert gc.get_threshold() == (701, 11, 12)
+    collect_as_usual()
+    assert gc.get_threshold() == (701, 11, 12)
+
+
+def test_choices_of_the_user_are_kept() -> None:
+    collect_rarely()
+    gc.set_threshold(702, 11, 12)
+    collect_as_usual()
+    assert gc.get_threshold() == (702, 11, 12)
+    gc.disable()
+    collect_rarely()
+    assert gc.get_threshold() == (702, 11, 12)
+
+
+def test_existing_objects_are_skipped_until_the_first_step() -> None:
+    skip_existing_objects()  # not during startup
+    assert gc.get_freeze_count() == 0
+    collect_rarely()
+    skip_existing_objects()
+    assert gc.get_freeze_count() > 0
+    collect_as_usual()
+    assert gc.get_freeze_count() == 0
+    gc.freeze()  # the user's choice
+    collect_rarely()
+    skip_existing_objects()
+    collect_as_usual()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+
+
+def test_run_collects_rarely_until_its_first_step(tmp_path: Path) -> None:
+    gc.set_threshold(703, 11, 12)
+    seen: list[tuple[int, ...]] = []
+
+    def callback(step: int, metrics: Mapping[str, float | str]) -> None:
+        seen.append(gc.get_threshold())
+
+    pretrain(tiny(), tmp_path / "run", display=silent(), callbacks=[callback])
+    assert seen
+    assert set(seen) == {(703, 11, 12)}
+    with pytest.raises(ValueError, match="2 or more"):
+        pretrain(tiny("data.limit=1"), tmp_path / "other", display=silent())
+    assert gc.get_threshold() == (703, 11, 12)
