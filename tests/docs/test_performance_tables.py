@@ -78,11 +78,11 @@ def test_network() -> None:
         assert float(shown) == pytest.approx(found["speed relative to the network"], abs=6e-4)
 
 
-ATTEMPTS = "## Two attempts"
+NORMS, NVJPEG = "## Batch norms as Triton kernels", "## nvJPEG without torchvision"
 
 
 def test_kernels_of_batch_norm() -> None:
-    rows = table_rows(PAGE, ATTEMPTS, "statistics")
+    rows = table_rows(PAGE, NORMS, "statistics")
     found = result("norm-kernels")["terabytes_per_second"]
     assert len(rows) == len(found) == 12
     columns = ("layers", "moments", "moments_native", "gradient_sums", "gradient_sums_native")
@@ -96,7 +96,7 @@ def test_kernels_of_batch_norm() -> None:
 def test_networks_with_kernels_of_batch_norm() -> None:
     networks = result("norm-networks")["networks"]
     found = [*networks["resnet50"].values(), *networks["resnet18-cifar"].values()]
-    rows = table_rows(PAGE, ATTEMPTS, "plain network")
+    rows = table_rows(PAGE, NORMS, "plain network")
     columns = {"milliseconds": "ms", "plain network": "network_ms", "peak GB": "peak_gb"}
     for row, one in zip(rows, found, strict=True):
         for column, key in columns.items():
@@ -114,7 +114,7 @@ def test_networks_with_kernels_of_batch_norm() -> None:
 def test_calls_of_nvjpeg() -> None:
     calls = result("jpeg-calls")["calls"]
     names = ("torchvision", "engine", "engine, normal priority")
-    rows = table_rows(PAGE, ATTEMPTS, "next to kernels")
+    rows = table_rows(PAGE, NVJPEG, "next to kernels")
     for row, name in zip(rows, names, strict=True):
         for load in ("alone", "next to Python", "next to kernels"):
             shown = row[load]
@@ -125,7 +125,7 @@ def test_steps_with_nvjpeg() -> None:
     steps = result("jpeg-steps")["steps"]
     names = ("memory", "cpu", "torchvision", "engine", "engine, own stream")
     names += ("engine, normal priority", "engine, quick switch", "engine, no pools")
-    rows = table_rows(PAGE, ATTEMPTS, "milliseconds per step", "waiting, 4 cores")
+    rows = table_rows(PAGE, NVJPEG, "milliseconds per step", "waiting, 4 cores")
     for row, name in zip(rows, names, strict=True):
         _, *cells, rate = row.values()
         shown = iter(cells)

@@ -67,8 +67,8 @@ def large_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(compile_process, "core_quota", lambda: 16.0)
     monkeypatch.setattr(compile_process, "free_host_memory", lambda: 10**11)
     monkeypatch.setattr(sys, "gettrace", lambda: None)
-    for name in ("COMPRESSIVE_COMPILE_AHEAD", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     return tmp_path
 
 

@@ -18,10 +18,12 @@ from compressive.train.loop import pretrain
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
     before = gc.get_threshold()
+    gc.unfreeze()  # what conftest.py froze
     yield
     collect_as_usual()
     gc.enable()
     gc.set_threshold(*before)
+    gc.freeze()
 
 
 def test_thresholds_are_restored() -> None:

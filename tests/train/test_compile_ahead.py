@@ -74,7 +74,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     monkeypatch.setattr(compile_process, "free_host_memory", lambda: 10**11)
     monkeypatch.setattr(compile_process, "_may_have_gpu", lambda: True)
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
-    monkeypatch.delenv("COMPRESSIVE_COMPILE_AHEAD", raising=False)
+    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return found
 
@@ -111,7 +111,8 @@ def test_process_does_not_start_where_it_is_of_no_use(
         with monkeypatch.context() as patch:
             patch.setattr(place, name, lambda *_, value=value: value)
             assert compile_ahead(tiny(), CUDA, build) is None
-    for variable, text in (("COMPRESSIVE_COMPILE_AHEAD", "off"), ("WORLD_SIZE", "2")):
+    ahead = "COMPRESSIVE_COMPILE_AHEAD"
+    for variable, text in ((ahead, "off"), (ahead, ""), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(variable, text)
             assert compile_ahead(tiny(), CUDA, build) is None
