@@ -271,6 +271,7 @@ def train(rank: int, folder: Path, base: Config) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_training_and_resuming_are_bitwise_equal(tmp_path: Path) -> None:
     settings = ("train.steps=6", "train.batch_size=16", "train.grad_accum_steps=2")

@@ -517,3 +517,20 @@ def test_automatic_settings_follow_the_method(
 def test_small_batches_are_compressed_less(batch: int, beta: float) -> None:
     config = auto_recipe(1000, 64, given={"train.batch_size": batch}).config
     assert config.bottleneck.beta == beta
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bottleneck.schedule", "constant"),
+        ("bottleneck.schedule", "linear"),
+        ("bottleneck.schedule", "cosine"),
+        ("bottleneck.target_residual", 0.5),
+    ],
+)
+def test_other_schedules_start_from_a_small_beta(name: str, value: float | str) -> None:
+    """A constant beta of 3 can collapse."""
+    config = auto_recipe(50_000, 32, memory=80.0, given={name: value}).config
+    assert config.train.batch_size == 512
+    assert config.bottleneck.beta == 0.1
+    assert config.bottleneck.schedule == "constant"

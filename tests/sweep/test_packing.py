@@ -160,8 +160,8 @@ def test_mps_runs_during_the_sweep(
     text = f'echo "$1" "$CUDA_MPS_PIPE_DIRECTORY" >> {log}; [ "$1" = -d ] || cat >> {log}'
     script(tmp_path / "nvidia-cuda-mps-control", text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for name in ("CUDA_MPS_PIPE_DIRECTORY", "COMPRESSIVE_COMPILE_AHEAD"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
     said: list[str] = []
     with gpu_sharing(said.append, probe=["sh", "-c", "true" if is_usable else "false"]) as more:
         assert ("CUDA_MPS_PIPE_DIRECTORY" in more) == is_usable
@@ -173,9 +173,8 @@ def test_mps_runs_during_the_sweep(
             assert Path(more["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
     assert log.read_text().splitlines()[-1] == "quit"
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # the user has started it
-    monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "yes")
     with gpu_sharing(said.append) as more:
-        assert more == {"COMPRESSIVE_COMPILE_AHEAD": "yes"}
+        assert more == {"COMPRESSIVE_COMPILE_AHEAD": "off"}
     assert log.read_text().count("quit") == 1
 
 

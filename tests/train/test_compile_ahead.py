@@ -160,8 +160,19 @@ def test_marks_are_found_without_torch(tmp_path: Path, monkeypatch: pytest.Monke
     assert not may_need_compiling(config, is_complete=True)
     assert not may_need_compiling(Config(), is_complete=False)
     assert may_need_compiling(other, is_complete=True)
+    fused = tiny("train.device=auto", "train.fused_norm=auto")
+    assert may_need_compiling(fused, is_complete=True)
     monkeypatch.setenv("COMPRESSIVE_COMPILE_CACHE", "off")
     assert not may_need_compiling(other, is_complete=True)
+
+
+def test_no_home_directory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def expanduser(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("COMPRESSIVE_COMPILE_CACHE", raising=False)
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+    assert not may_need_compiling(tiny("train.device=auto"), is_complete=True)
 
 
 def test_process_that_fails_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ _COMMANDS: dict[str, _Entry] = {
         sweep_commands.sweep_command,
         _TRAIN,
         (
-            "compressive sweep ./photos --vary bottleneck.beta=0,0.1,1 --seeds 0,1,2",
+            "compressive sweep ./photos --vary bottleneck.beta=0,1,3 --seeds 0,1,2",
             "compressive sweep ./cifar10 --recipe c-simclr/cifar10-r18-200 --preset beta",
         ),
     ),

@@ -25,6 +25,7 @@ def mark_name(config: Config) -> str:
     parts: list[Any] = [asdict(each) for each in (config.views, config.network, config.bottleneck)]
     parts += [asdict(config.decoder), config.method, config.data.source, train.precision]
     parts += [train.batch_size, train.grad_accum_steps, train.activation_checkpointing]
+    parts += [train.fused_norm]
     text = json.dumps(parts, sort_keys=True, default=str)
     return f"{_MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -39,6 +40,9 @@ def may_need_compiling(config: Config, *, is_complete: bool) -> bool:
     wanted = os.environ.get(COMPILE_CACHE, "")
     if wanted.lower() in CACHE_OFF:
         return False  # the process would not know where to put the code
-    root = Path(wanted or default_root()).expanduser()
+    try:
+        root = Path(wanted or default_root()).expanduser()
+    except RuntimeError:  # there is no home directory
+        return False
     name = mark_name(config) if is_complete else f"{_MARK}*"
     return not any(root.glob(f"*/{name}"))

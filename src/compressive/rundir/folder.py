@@ -57,7 +57,7 @@ def open_folder(folder: Path, config: Config, *, resume: bool, given: Sequence[s
     if changed and new["data.source"] != old["data.source"]:
         changed = ["data.source", *changed]  # the other changes may follow from it
     if changed:
-        chosen = {*given, *_recorded_given(folder)}
+        chosen = {*given, *recorded_given(folder)}
         chosen |= {"data.source"} if chosen else set()
         named = [name for name in changed if name in chosen]
         shown = named or changed[:3]
@@ -118,7 +118,7 @@ def check_run_id(place: str | Path, path: Path, metadata: Mapping[str, str]) -> 
         raise ValueError(f"{path} is of another run than {place}; {hint}")
 
 
-def _recorded_given(folder: Path) -> list[str]:
+def recorded_given(folder: Path) -> list[str]:
     """Return the names of the settings that the user of a run gave."""
     found = _read_about(folder).get("given")
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []

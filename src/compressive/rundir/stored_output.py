@@ -98,7 +98,8 @@ def _upload_file(local: Path, address: str) -> None:
     try:
         attempt(lambda: backend.upload(local, path), address, doing="write")
     except StorageError as error:
-        raise StorageError(error.errno, str(error.strerror), f"the file is {local}") from None
+        hint = f"the file is {local}; run the same command again"
+        raise StorageError(error.errno, error.problem, hint) from None
     local.unlink()
 
 
@@ -107,8 +108,8 @@ def _upload_rest(mirror: Mirror, pending: Path) -> None:
     try:
         mirror.push()
     except StorageError as error:
-        hint = f"all files are in {mirror.local}; the same command uploads them"
-        raise StorageError(error.errno, str(error.strerror), hint) from None
+        hint = f"all files are in {mirror.local}; run the same command to upload them"
+        raise StorageError(error.errno, error.problem, hint) from None
     pending.unlink(missing_ok=True)
 
 

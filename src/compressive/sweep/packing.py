@@ -145,7 +145,7 @@ def gpu_sharing(
     used and not stopped. If it cannot be used, processes take turns, which is slower.
     """
     # A process that compiles ahead uses memory that is measured, or that another run needs.
-    alone = {COMPILE_AHEAD: os.environ.get(COMPILE_AHEAD, "off")}
+    alone = {COMPILE_AHEAD: "off"}
     is_running = _MPS_FOLDER in os.environ or os.path.exists("/tmp/nvidia-mps/control")
     if is_running or shutil.which(_MPS) is None:
         yield alone

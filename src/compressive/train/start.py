@@ -1,11 +1,12 @@
 """Start a run from a data source and the options of the command line."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from compressive import recipes
-from compressive.config import Config, flat, override, unused_settings, with_data
+from compressive.config import Config, flat, from_dict, override, unused_settings, with_data
 from compressive.data.location import ImageData
 from compressive.data.several import drop_labels, is_path, place_of
 from compressive.data.source import Source
@@ -14,9 +15,9 @@ from compressive.distributed import rank
 from compressive.methods import Builder, build
 from compressive.progress import Display
 from compressive.recipes.options import as_changes
-from compressive.rundir.files import local_path
-from compressive.rundir.folder import read_config
-from compressive.rundir.places import short_name
+from compressive.rundir.files import CONFIG, local_path
+from compressive.rundir.folder import FREE, read_config, recorded_given
+from compressive.rundir.places import absolute_places, short_name
 from compressive.train import loop
 from compressive.train.auto_config import auto_config
 from compressive.train.callbacks import Callback, LogFunction
@@ -186,8 +187,29 @@ def plan_pretraining(
         return with_data(base, place, *follows, *given), folder, {}
     made = auto_config(place, given, source, weights)
     config = with_data(made.config, place, *follows, *given)
+    config = _as_derived_before(config, folder, names)
     reasons = {name: made.origins[name] for name in recipes.SHOWN} if weights else {}
     return config, folder, reasons
+
+
+def _as_derived_before(config: Config, folder: Path, given: set[str]) -> Config:
+    """Return the config with the settings that were derived when the run in a folder started.
+
+    Another version of this package or another machine may derive others, and would not resume it.
+    Runs with other images or other `given` settings are left to `open_folder`, which explains them.
+    """
+    if not (folder / CONFIG).exists():
+        return config
+    before = read_config(folder)
+    old, new, nested = flat(before), flat(config), asdict(config)
+    is_same = before.data.source == absolute_places(config.data.source)
+    is_same &= all(old[name] == new[name] for name in given - FREE)
+    if before.recipe != recipes.AUTO or not is_same:
+        return config
+    for name in old.keys() - FREE - given - {*recorded_given(folder), "data.source"}:
+        section, _, key = name.rpartition(".")
+        (nested[section] if section else nested)[key] = old[name]
+    return from_dict(nested)
 
 
 def _folder(config: Config, place: str, out: str | Path | None) -> Path:
