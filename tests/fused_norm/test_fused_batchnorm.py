@@ -265,7 +265,7 @@ def interpreted() -> None:
 
     reductions.MOMENTS_TILE = reductions.MOMENTS_TILE._replace(programs=3)
     reductions.GRADIENT_TILE = reductions.GRADIENT_TILE._replace(programs=3)
-    pooled.PROGRAMS = 3
+    pooled.POOL_TILE = pooled.POOL_TILE._replace(programs=3)
     fuse._is_on_gpu = lambda x: True
     check_all("cpu")
     sys.stdout.write("equal\n")

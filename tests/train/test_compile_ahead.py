@@ -350,7 +350,7 @@ print("FOUND", json.dumps(keys))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.skipif(
     not hasattr(functorch_config, "autograd_cache_allow_custom_autograd_functions"),
     reason="torch 2.6 does not cache graphs with custom gradients",

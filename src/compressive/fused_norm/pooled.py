@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from compressive.fused_norm.reductions import add_parts, launcher
+from compressive.fused_norm.reductions import ReductionTile, add_parts, launcher
+
+POOL_TILE = ReductionTile(columns=64)
 
 
 class Pool(NamedTuple):
@@ -180,11 +182,6 @@ def _empty(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
 
 
-def _tile_sides(channels: int, values: int) -> tuple[int, int]:
-    columns = min(64, triton.next_power_of_2(channels))
-    return values // columns, columns
-
-
 @triton_op("compressive::pooled_norm", mutates_args={})
 def pooled_norm(
     x: Tensor, mean: Tensor, scale: Tensor, bias: Tensor, sizes: list[int]
@@ -194,7 +191,7 @@ def pooled_norm(
     shape = (batch, channels, pool.out_height, pool.out_width)
     pooled, index = _empty(x, shape, x.dtype), _empty(x, shape, torch.int8)
     windows = batch * pool.out_height * pool.out_width
-    lines, columns = _tile_sides(channels, 1024)
+    lines, columns = POOL_TILE.block(channels)
     launcher(_pool_kernel)[(triton.cdiv(windows, lines), triton.cdiv(channels, columns))](
         x,
         mean,
@@ -217,8 +214,8 @@ def pooled_gradient_sums(
     grad: Tensor, index: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, sizes: list[int]
 ) -> Tensor:
     """Return sums of gradients, and of gradients times normalized x, per channel: [2, channels]."""
-    lines, _ = _tile_sides(x.shape[1], 1024)
-    parts = max(min(PROGRAMS, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
+    lines, _ = POOL_TILE.block(x.shape[1])
+    parts = max(min(POOL_TILE.programs, triton.cdiv(_quads(x, Pool(*sizes)), lines)), 1)
     partial = x.new_empty((2, parts, x.shape[1]), dtype=torch.float32)
     _launch_gradient(grad, index, x, mean, inverse, partial, Pool(*sizes), parts, True)
     return add_parts(partial)
@@ -230,13 +227,10 @@ def pooled_gradient(
 ) -> Tensor:
     """Return the gradient of x; factors has scale, offset and slope of each channel."""
     target = _empty(x, tuple(x.shape), x.dtype)
-    lines, _ = _tile_sides(x.shape[1], 1024)
+    lines, _ = POOL_TILE.block(x.shape[1])
     parts = triton.cdiv(_quads(x, Pool(*sizes)), lines)
     _launch_gradient(grad, index, x, mean, factors, target, Pool(*sizes), parts, False)
     return target
-
-
-PROGRAMS = 1056
 
 
 def _quads(x: Tensor, pool: Pool) -> int:
@@ -256,7 +250,7 @@ def _launch_gradient(
     has_sums: bool,
 ) -> None:
     channels = x.shape[1]
-    lines, columns = _tile_sides(channels, 1024)
+    lines, columns = POOL_TILE.block(channels)
     launcher(_pool_gradient_kernel)[(parts, triton.cdiv(channels, columns))](
         grad,
         index,
