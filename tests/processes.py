@@ -4,6 +4,7 @@
 """
 
 import multiprocessing
+import os
 import sys
 import tempfile
 import warnings
@@ -40,3 +41,13 @@ def _run(_: int, code: str, words: tuple[str, ...], name: str, path: str) -> Non
     sys.argv = [name, *words]
     with open(path, "w") as file, redirect_stdout(file):
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text() if Path("/proc").exists() else ""
+        os.kill(pid, 0)
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return ") Z " not in stat  # ended, but init has not noticed it yet

@@ -14,12 +14,18 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from processes import is_running
 from tiny import silent, tiny
 
 from compressive.methods import build
 from compressive.platforms import compile_process, processes
 from compressive.platforms.accelerators import DeviceMemory
-from compressive.platforms.compile_process import CompileProcess, can_compile_ahead, take_process
+from compressive.platforms.compile_process import (
+    CompileProcess,
+    can_compile_ahead,
+    start_early,
+    take_process,
+)
 from compressive.platforms.processes import core_quota
 from compressive.train import compile_ahead as module
 from compressive.train import compile_network
@@ -28,15 +34,6 @@ from compressive.train.compile_cache import CompileCache
 from compressive.train.loop import pretrain
 
 CUDA = torch.device("cuda")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text() if Path("/proc").exists() else ""
-        os.kill(pid, 0)
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-    return ") Z " not in stat  # ended, but init has not noticed it yet
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -179,6 +176,7 @@ def test_system_that_refuses(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(f"compressive.platforms.compile_process.{name}", fail)
+    start_early()
     assert take_process() is None
     assert compile_ahead(tiny(), CUDA, build) is None
     monkeypatch.undo()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import is_running
 
 _PARENT = """
 import os, subprocess, sys
@@ -15,14 +16,6 @@ words = [sys.executable, "-m", "compressive.sweep.bound_child", str(os.getpid())
 print(subprocess.Popen(words).pid, flush=True)
 sys.stdin.read()
 """
-
-
-def is_alive(child: int) -> bool:
-    """Return whether a process runs; one that ended may wait for its new parent."""
-    try:
-        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can bind a child to its parent")
@@ -36,6 +29,6 @@ def test_a_bound_command_is_killed_with_its_parent() -> None:
             assert time.monotonic() < end
             time.sleep(0.02)
         os.kill(parent.pid, signal.SIGKILL)
-    while is_alive(child):
+    while is_running(child):
         assert time.monotonic() < end, "the child outlives its parent"
         time.sleep(0.02)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+from processes import is_running
 from tiny import tiny
 
 from compressive.config import Config
 from compressive.methods import build
 from compressive.platforms import compile_process
-from compressive.platforms.compile_process import CompileProcess, start_early, take_process
+from compressive.platforms.compile_process import CompileProcess, start_early
 from compressive.rundir.compile_marks import may_need_compiling
 from compressive.train import compile_ahead as module
 from compressive.train.compile_ahead import CompiledAhead, compile_ahead, prepare_compiler
@@ -48,14 +49,6 @@ def program(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(path))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -135,18 +128,6 @@ def test_early_process_is_used_or_ended(started: list[Process]) -> None:
     assert [each.is_closed for each in started] == [False, True]
 
 
-def test_system_without_more_processes_is_no_error(
-    started: list[Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise BlockingIOError("no more processes")
-
-    monkeypatch.setattr(compile_process, "CompileProcess", fail)
-    start_early()
-    assert take_process() is None
-    assert compile_ahead(tiny(), CUDA, build) is None
-
-
 def test_marks_are_found_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPRESSIVE_COMPILE_CACHE", str(tmp_path))
     config, other = tiny("train.device=auto"), tiny("train.device=auto", "views.size=24")
@@ -193,14 +174,6 @@ def test_process_that_succeeds_has_read_its_job(
     process.send({"classes": 3})
     assert process.finish(10)
     assert json.loads((tmp_path / "job").read_text()) == {"classes": 3}
-
-
-def test_slow_process_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path / "python", "exec sleep 60", monkeypatch)
-    process = CompileProcess()
-    assert process.exit_code is None
-    assert not process.finish(0.1)
-    assert not is_running(process._process.pid)
 
 
 def test_process_ends_with_its_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
