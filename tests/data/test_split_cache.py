@@ -181,13 +181,15 @@ def measure_memory(rank: int, folder: Path) -> None:
     after = status("VmRSS") - before
     Path("/proc/self/clear_refs").write_text("5")
     plan = batch_index_stream(count, 2 * batch, seed=0, rank=None, world=2)
-    for _ in islice(loader.batches_of_rank(plan), 12):
+    for _ in islice(loader.batches_of_rank(plan), 24):
         pass
     most = status("VmHWM") - before
     own = 100 * row  # the buffers in which images are decoded are freed or reused
     assert own < after < own + 4 * 100 * row
-    # Sizes of exchanges vary, and gloo's threads may keep those of up to two.
-    assert after + 3 * batch * row < most < after + shared_loader._BATCHES_HELD * batch * row
+    # Sizes of exchanges vary, and gloo's threads may keep those of up to two. On a loaded machine
+    # they free memory late: 5.7 to 8 of 9 batches were seen, and more at times. 24 would be all.
+    most_held = shared_loader._BATCHES_HELD + 2
+    assert after + 3 * batch * row < most < after + most_held * batch * row
     dist.barrier()
     dist.destroy_process_group()
 
