@@ -94,7 +94,7 @@ def journal(run: Path) -> list[dict[str, Any]]:
     for line in lines:
         for name in TIMING:
             line.pop(name, None)
-        # "data wait" depends on timing, and replaces "ok".
+        # "data wait" depends on timing and replaces "ok", which only repeats other metrics.
         if line.get("health", "").startswith(("data wait", "ok")):
             line.pop("health")
     return lines
