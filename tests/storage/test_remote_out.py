@@ -142,6 +142,7 @@ def test_a_failed_last_upload_is_one_line_and_the_same_command_completes_it(
     with pytest.raises(StorageError, match="run the same command") as error:
         train(out)
     assert f"all files are in {local_copy(out)}" in str(error.value)
+    assert str(error.value).count("run the same command") == 1
     assert (local_copy(out) / "checkpoints/step_00000006.safetensors").exists()
     s3.fault = ""
     monkeypatch.setattr(loop, "finish", finish)
