@@ -10,9 +10,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from compressive.data.batch_buffers import EPOCH, LABEL
 from compressive.data.decode import shrink
 from compressive.data.nvjpeg import DeviceDecoder
-from compressive.data.prefetch import EPOCH, LABEL
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 
 _DECODED_CHUNK = 2**24  # decoded bytes at once, if half a batch takes less

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from compressive.data.batch_buffers import BatchSlots, read_tasks
 from compressive.data.device_decode import BatchDecoder
 from compressive.data.nvjpeg import DeviceDecoder
-from compressive.data.prefetch import BatchSlots, Clock, DeviceBatch, read_tasks, received
+from compressive.data.prefetch import Clock, DeviceBatch, received
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
 from compressive.data.worker_threads import WorkerThreads
 
@@ -26,7 +27,8 @@ class _EncodedBatch(BatchSlots):
         self.epoch: Tensor = epoch
         self.images: list[DecodedImage | EncodedImage | None] = [None] * len(epoch)
 
-    def _put(self, place: int, image: DecodedImage | EncodedImage) -> None:
+    def put(self, place: int, image: DecodedImage | EncodedImage) -> None:
+        """Keep an image."""
         self.images[place] = image
 
 

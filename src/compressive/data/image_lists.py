@@ -74,6 +74,7 @@ def open_list(path: Path, split: str) -> Source:
         count=len(index),
         read=lambda i: read_file(files[index[i]]),
         place=lambda i: files[index[i]],
+        span=lambda i: (files[index[i]], 0, -1),
         root=str(path),
         **known,
     )

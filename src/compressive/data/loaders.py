@@ -10,6 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.decode import Unreadable
+from compressive.data.decoder_process import DecoderProcess, start_decoder_process
 from compressive.data.device_prefetch import DevicePrefetcher
 from compressive.data.nvjpeg import DeviceDecoder, choose_decoder
 from compressive.data.prefetch import Clock, Prefetcher
@@ -111,7 +112,8 @@ class Streaming(AbstractContextManager["Streaming"]):
 
     # Decoding and copying release the GIL, so that threads replace worker processes, without shared
     # memory or pickling. On a GPU batches are copied on a second stream. With a `decoder`, threads
-    # read JPEG files without decoding them.
+    # read JPEG files without decoding them. With a `process`, the threads are in that process as
+    # soon as it is ready, and images and their order are the same.
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         workers: int = 0,
         prefetch: int = 4,
         decoder: DeviceDecoder | None = None,
+        process: DecoderProcess | None = None,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
@@ -130,6 +133,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         self.workers: int = workers  # 0: chosen with the first batch
         self.prefetch: int = prefetch
         self.decoder: DeviceDecoder | None = decoder
+        self.process: DecoderProcess | None = process
         self._reader = ImageReader(source, side, decoder.subsamplings if decoder else ())
         self._flows: set[Prefetcher | DevicePrefetcher] = set()
 
@@ -161,7 +165,9 @@ class Streaming(AbstractContextManager["Streaming"]):
         options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
         options["clock"] = self._clock
         if decoder is None:
-            flow = Prefetcher(checked, reader.decoded, side=reader.side, **options)
+            remote = None if self.process is None else self.process.decoder(reader)
+            options |= {"side": reader.side, "decoder": remote}
+            flow = Prefetcher(checked, reader.decoded, **options)
         else:
             flow = DevicePrefetcher(checked, reader, decoder, **options)
         self._flows.add(flow)
@@ -177,6 +183,9 @@ class Streaming(AbstractContextManager["Streaming"]):
         """End all threads; a plan that is not finished raises an error at its next batch."""
         for flow in list(self._flows):
             flow.close()
+        if self.process is not None:
+            self.process.close()
+            self.process = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -221,9 +230,13 @@ def open_loader(
     decode_on_device: Literal["auto", "yes", "no"] = "no",
     workers: int = 0,
     prefetch: int = 4,
+    decode_apart: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Resident | Streaming:
-    """Return a `Resident` loader if the set fits into the free memory, else a `Streaming` one."""
+    """Return a `Resident` loader if the set fits into the free memory, else a `Streaming` one.
+
+    `decode_apart`: it may decode in another process, for a loop that must not be slowed.
+    """
     device = torch.device(device)
     needed, free = len(source) * 3 * side**2, free_memory(device)
     if cache_on_device == "yes" and needed > free:
@@ -238,7 +251,9 @@ def open_loader(
     options = {"side": side, "device": device, "workers": workers, "decoder": decoder}
     if is_cached:
         return Resident(source, progress=progress, **options)
-    return Streaming(source, prefetch=prefetch, **options)
+    is_apart = decode_apart and decoder is None
+    process = start_decoder_process(source, device) if is_apart else None
+    return Streaming(source, prefetch=prefetch, process=process, **options)
 
 
 def free_memory(device: torch.device) -> int:

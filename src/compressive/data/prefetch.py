@@ -1,21 +1,18 @@
-"""Decode batches in worker threads ahead of the consumer, and copy them asynchronously."""
+"""Decode batches ahead of the consumer, in threads or a process, and copy them asynchronously."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from compressive.data.batch_buffers import PinnedBuffer, read_tasks
 from compressive.data.reader import DecodedImage
 from compressive.data.worker_threads import WorkerThreads
-
-_LARGEST_TASK = 32  # images that a thread reads before it looks for another task
-INDEX, EPOCH, LABEL = 2, 3, 4  # rows of `DeviceBatch.numbers`; rows 0 and 1 are height and width
 
 
 class DeviceBatch(NamedTuple):
@@ -52,89 +49,25 @@ class Clock:
         self.seconds += time.perf_counter() - self._begin
 
 
-class BatchSlots:
-    """The images of a batch while threads fill it; `done` is set when each has been read."""
+class Decoder(Protocol):
+    """What decodes batches instead of the threads, such as a `DecoderProcess`."""
 
-    _put: Callable[[int, Any], None]
+    def buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
+        """Return a buffer that it can write to."""
+        ...
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def begin(self, size: int) -> None:
-        """Reset the slots for a batch of this size."""
-        self.size: int = size
-        self._missing = size
-        self.done: threading.Event = threading.Event()
-        self.error: BaseException | None = None
-
-    def draw(
+    def submit(
         self,
-        first: int,
+        canvas: PinnedBuffer,
         indices: list[int],
-        read: Callable[[int], Any],
-        threads: WorkerThreads[Any],
-    ) -> None:
-        """Read images into the slots from `first` on, until the threads are closed.
+        threads: int,
+        answer: Callable[[list[int]], object],
+    ) -> bool:
+        """Start to decode a batch; return False if this is not possible now.
 
-        Store an exception for the consumer.
+        `answer` is called once in another thread, with the places that are left to the caller.
         """
-        try:
-            for place, index in enumerate(indices, start=first):
-                if threads.closed:
-                    return  # the batch stays incomplete
-                if self.error is not None:
-                    break
-                self._put(place, read(index))
-        except BaseException as error:
-            self.error = error
-        with self._lock:
-            self._missing -= len(indices)
-            if self._missing == 0:
-                self.done.set()
-
-
-def read_tasks(indices: list[int], workers: int) -> Iterator[tuple[int, list[int]]]:
-    """Split a batch into tasks for threads: the place of the first image, and all indices."""
-    # A task per image would wake a thread for each. Two or more per thread balance the load.
-    size = max(1, min(_LARGEST_TASK, len(indices) // (2 * workers)))
-    for first in range(0, len(indices), size):
-        yield first, indices[first : first + size]
-
-
-class PinnedBuffer(BatchSlots):
-    """Host buffer that a batch is decoded into; pinned if the device is a GPU."""
-
-    def __init__(self, size: int, side: int, pinned: bool) -> None:
-        super().__init__()
-        shape = (size, 3, side, side)
-        self.images: Tensor = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
-        self._pixels, self._pinned = self.images.numpy(), pinned
-        self.used: list[tuple[int, int]] = [(0, 0)] * size  # height and width per slot
-        self.copied: torch.cuda.Event | None = None
-
-    def begin_epochs(self, epoch: Int64[Tensor, " batch"]) -> None:
-        """Reset the buffer for a batch with these epochs."""
-        self.begin(len(epoch))
-        self.numbers: Tensor = torch.empty(5, self.size, dtype=torch.int64, pin_memory=self._pinned)
-        self.numbers[EPOCH] = epoch
-        self._table = self.numbers.numpy()
-
-    def _put(self, place: int, picture: DecodedImage) -> None:
-        # NumPy, because torch would start its own thread pool in each worker thread.
-        canvas, (_, height, width) = self._pixels[place], picture.pixels.shape
-        old_height, old_width = self.used[place]
-        self.used[place] = height, width
-        canvas[:, :height, :width] = picture.pixels
-        if old_width > width:
-            canvas[:, :height, width:old_width] = 0
-        if old_height > height:
-            canvas[:, height:old_height, :old_width] = 0
-        self._table[:EPOCH, place] = height, width, picture.index
-        self._table[LABEL, place] = picture.label
-
-    def is_free(self) -> bool:
-        """Return whether the copy of the last batch is complete."""
-        return self.copied is None or self.copied.query()
+        ...
 
 
 class Prefetcher:
@@ -153,9 +86,11 @@ class Prefetcher:
         workers: int,
         prefetch: int,
         clock: Clock,
+        decoder: Decoder | None = None,
     ) -> None:
         self._plan, self._read, self._side, self._device = plan, read, side, device
         self._prefetch, self._clock, self._threads = prefetch, clock, workers
+        self._decoder = decoder
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decoding: deque[PinnedBuffer] = deque()
         self._resting: deque[PinnedBuffer] = deque()  # free when the copy is complete
@@ -194,8 +129,20 @@ class Prefetcher:
             canvas = self._canvas(len(index))
             canvas.begin_epochs(epoch)
             self._decoding.append(canvas)
-            for first, indices in read_tasks(index.tolist(), self._threads):
-                self._workers.put((canvas, first, indices))
+            self._start(canvas, index.tolist())
+
+    def _start(self, canvas: PinnedBuffer, indices: list[int]) -> None:
+        """Let the decoder read a batch if it is ready, else the threads."""
+
+        def read_rest(places: list[int]) -> None:
+            for place in places:
+                self._workers.put((canvas, place, [indices[place]]))
+            canvas.count_read(len(indices) - len(places))
+
+        decoder = self._decoder
+        if decoder is None or not decoder.submit(canvas, indices, self._threads, read_rest):
+            for first, some in read_tasks(indices, self._threads):
+                self._workers.put((canvas, first, some))
 
     def _has_canvas(self) -> bool:
         if len(self._decoding) + len(self._resting) < self._prefetch:
@@ -208,9 +155,11 @@ class Prefetcher:
     def _canvas(self, size: int) -> PinnedBuffer:
         if self._resting and self._resting[0].is_free():
             canvas = self._resting.popleft()
-            if len(canvas.used) >= size:
+            if len(canvas.images) >= size:
                 return canvas
-        return PinnedBuffer(size, self._side, pinned=self._stream is not None)
+            canvas.close()
+        make = PinnedBuffer if self._decoder is None else self._decoder.buffer
+        return make(size, self._side, self._stream is not None)
 
     def _send(self) -> None:
         """Wait until the next buffer is full, and start its copy."""
@@ -237,3 +186,7 @@ class Prefetcher:
     def close(self) -> None:
         """End the worker threads; each finishes its current image."""
         self._workers.close()
+        for canvas in (*self._decoding, *self._resting):
+            canvas.close()
+        self._decoding.clear()
+        self._resting.clear()

@@ -123,6 +123,7 @@ def _image_folder(data: Any) -> Source | None:
         count=len(files),
         read=lambda i: read_file(files[i]),
         place=lambda i: files[i],
+        span=lambda i: (files[i], 0, -1),
         root=str(data.root),
         **labeled(data.targets, data.classes),
     )

@@ -1,5 +1,6 @@
 """Read images by index in threads; replace unreadable ones by the next readable one."""
 
+import os
 from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +37,17 @@ class EncodedImage(NamedTuple):
     label: int
 
 
+class ImageRequest(NamedTuple):
+    """Where an encoded image is stored, for another process."""
+
+    path: str
+    offset: int
+    size: int  # -1: the whole file
+    max_pixels: int
+    index: int
+    label: int
+
+
 class ImageReader:
     """Thread-safe reader of images by index; replaces unreadable ones by the next readable one."""
 
@@ -49,7 +61,8 @@ class ImageReader:
         self._labels = None if source.labels is None else source.labels.numpy()
         # Positions of the ends of JPEG files that were searched once; 0: not yet.
         self._ends = np.zeros(len(source) if subsamplings else 0, np.uint32)
-        self._most = min(_MOST_DEVICE_PIXELS, getattr(source, "max_pixels", MAX_PIXELS))
+        self._max_pixels: int = getattr(source, "max_pixels", MAX_PIXELS)
+        self._most = min(_MOST_DEVICE_PIXELS, self._max_pixels)
 
     def decoded(self, wanted: int) -> DecodedImage:
         """Return an image, decoded here."""
@@ -58,6 +71,16 @@ class ImageReader:
     def fetched(self, wanted: int) -> DecodedImage | EncodedImage:
         """Return an image, encoded if the device can decode it, else decoded here."""
         return self._first_readable(wanted, self._fetch)
+
+    def request(self, index: int) -> ImageRequest | None:
+        """Return what another process needs to read an image; None if it must be read here."""
+        find: Callable[[int], tuple[str, int, int] | None] | None
+        find = None if index in self.bad else getattr(self.source, "span", None)
+        if find is None or (span := find(index)) is None:
+            return None
+        path, offset, size = span
+        path = path if path[:1] == "/" else os.path.abspath(path)
+        return ImageRequest(path, offset, size, self._max_pixels, index, self._label(index))
 
     def _first_readable(self, wanted: int, read: Callable[[int], _Image]) -> _Image:
         count = self.count

@@ -76,6 +76,13 @@ class CombinedSource:
         part, inside = self.find(i)
         return part.origin(inside)
 
+    def span(self, i: int) -> tuple[str, int, int] | None:
+        """Return the path, offset and size of image i in a file, or None if it is in no file."""
+        part, inside = self.find(i)
+        span = getattr(part, "span", None)
+        is_same = getattr(part, "max_pixels", None) == self.max_pixels
+        return span(inside) if span is not None and is_same else None
+
     def counts(self) -> list[SourceCount]:
         """Return the numbers of images and classes of each part, and of all."""
         rows = [_count_source(*pair) for pair in zip(self.places, self.parts, strict=True)]

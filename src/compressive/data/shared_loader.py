@@ -46,7 +46,8 @@ def open_shared_loader(
         decoder = choose_decoder(source, device, decode_on_device, is_cached=True)
         return SplitResident(source, processes=processes, decoder=decoder, **options)
     kind = "no" if processes == 0 else "yes" if cache_on_device == "split" else cache_on_device
-    return open_loader(source, cache_on_device=kind, decode_on_device=decode_on_device, **options)
+    options |= {"decode_on_device": decode_on_device, "decode_apart": True}
+    return open_loader(source, cache_on_device=kind, **options)
 
 
 def _holders(

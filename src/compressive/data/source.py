@@ -126,6 +126,8 @@ class ImageSource:
     max_pixels: int = MAX_PIXELS
     # Called with the images that will be read soon, for sources that take long to read.
     ahead: Callable[[Sequence[int]], None] | None = None
+    # Path, offset and size of an encoded image in a file, so that another process can read it.
+    span: Callable[[int], tuple[str, int, int]] | None = None
 
     def __post_init__(self) -> None:
         assert (self.labels is None) == (self.classes is None)
@@ -213,6 +215,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
     """Return the images of a source at these indices, in this order, with unchanged class ids."""
     whole, own = index.tolist(), source if isinstance(source, ImageSource) else None
     read = source.image if own is None else own.stored  # keep encoded images encoded
+    span = None if own is None else own.span
     if whole and not 0 <= min(whole) <= max(whole) < len(source):
         allowed = f"0 to {len(source) - 1}, the images of {source.name}"
         raise ValueError(f"index must be in {allowed}, got {min(whole)} to {max(whole)}")
@@ -223,6 +226,7 @@ def subset(source: Source, index: Int[Tensor, " some"]) -> Source:
         place=lambda i: source.origin(whole[i]),
         max_pixels=MAX_PIXELS if own is None else own.max_pixels,
         ahead=lambda indices: fetch_ahead(source, [whole[i] for i in indices]),
+        span=None if span is None else lambda i: span(whole[i]),
         labels=None if source.labels is None else source.labels[index],
         classes=source.classes,
     )

@@ -226,6 +226,7 @@ def _open_folder(root: Path, split: str) -> Source:
         count=len(paths),
         read=lambda i: read_file(f"{base}/{paths[i]}"),
         place=lambda i: f"{base}/{paths[i]}",
+        span=lambda i: (f"{base}/{paths[i]}", 0, -1),
         root=str(base),
         **labeled,
     )

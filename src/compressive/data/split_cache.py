@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from compressive.data.batch_buffers import EPOCH
 from compressive.data.loaders import Batch, Resident, Streaming, check_indices
 from compressive.data.nvjpeg import DeviceDecoder
-from compressive.data.prefetch import EPOCH, Clock
+from compressive.data.prefetch import Clock
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source
 from compressive.distributed import (

@@ -54,11 +54,16 @@ def open_tar(path: Path | str, files: Sequence[ShardFile]) -> Source:
             if isinstance(file := files[shard[i]], RemoteFile):
                 file.prefetch(int(where[i, 0]), int(where[i, 1]))
 
+    def span(i: int) -> tuple[str, int, int]:
+        return str(files[shard[i]]), int(where[i, 0]), int(where[i, 1])
+
+    is_remote = isinstance(files[0], RemoteFile)
     return ImageSource(
         count=len(names),
         read=read,
         place=lambda i: f"{files[shard[i]]}:{names[i]}",
-        ahead=fetch_ahead if isinstance(files[0], RemoteFile) else None,
+        ahead=fetch_ahead if is_remote else None,
+        span=None if is_remote else span,
         **name_and_root(path),
         **labeled(values, _class_names_beside(files[0])),
     )

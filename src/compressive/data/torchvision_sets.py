@@ -138,6 +138,7 @@ def _of_torchvision(place: str, dataset: Any, by_path: bool) -> Source:
         count=len(dataset),
         read=(lambda i: read_file(files[i])) if by_path else pixels,
         place=(lambda i: files[i]) if by_path else (lambda i: f"{place}:{i}"),
+        span=(lambda i: (files[i], 0, -1)) if by_path else None,
         **labeled(
             [None if value is None else int(value) for value in values],
             # ImageNet's classes have several names each.

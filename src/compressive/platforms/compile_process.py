@@ -11,11 +11,15 @@ import sys
 import tempfile
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 from compressive.platforms.memory import free_host_memory
-from compressive.platforms.processes import core_quota, own_process_group, usable_cores
+from compressive.platforms.processes import (
+    core_quota,
+    is_plain_python,
+    own_process_group,
+    usable_cores,
+)
 
 COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
 _AHEAD_ON = ("1", "yes", "on")
@@ -23,7 +27,6 @@ _AHEAD_OFF = ("0", "no", "off")
 _AHEAD_DEFAULT = "off"  # auto: where it saves time; not yet, because it needs a repetition on a GPU
 _FEWEST_CORES = 4  # below, two processes that compile slow each other down
 _LEAST_MEMORY = 8 * 10**9  # free bytes of the machine; torch with its compiler and CUDA uses 3
-_DEBUGGERS = ("pydevd", "debugpy")  # they attach to each process that is started
 # Python searches rarely for reference cycles during imports, too.
 _PROGRAM = """
 from compressive.platforms.garbage import collect_rarely
@@ -122,7 +125,7 @@ def end_early() -> None:
 def can_compile_ahead(*, has_gpu: bool) -> bool:
     """Return whether another process can compile and the user wants it; else if it saves time."""
     wanted = (os.environ.get(COMPILE_AHEAD) or _AHEAD_DEFAULT).lower()
-    if wanted in _AHEAD_OFF or _has_several_processes() or not _is_plain_python():
+    if wanted in _AHEAD_OFF or _has_several_processes() or not is_plain_python():
         return False
     is_useful = has_gpu and min(usable_cores(), core_quota()) >= _FEWEST_CORES
     return wanted in _AHEAD_ON or (is_useful and free_host_memory() >= _LEAST_MEMORY)
@@ -131,16 +134,6 @@ def can_compile_ahead(*, has_gpu: bool) -> bool:
 def _has_several_processes() -> bool:
     count = os.environ.get("WORLD_SIZE") or "1"
     return count != "1"
-
-
-def _is_plain_python() -> bool:
-    """Return whether `sys.executable` is Python, and no debugger attaches to processes.
-
-    In programs that embed Python or are packed into one file, it is the program itself.
-    """
-    is_python = Path(sys.executable or "").name.lower().startswith(("python", "pypy"))
-    is_debugged = sys.gettrace() is not None or any(name in sys.modules for name in _DEBUGGERS)
-    return is_python and not getattr(sys, "frozen", False) and not is_debugged
 
 
 def _may_have_gpu() -> bool:

@@ -4,9 +4,12 @@ import math
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+_DEBUGGERS = ("pydevd", "debugpy")  # they attach to each process that is started
 
 
 def stop_signals() -> list[int]:
@@ -50,3 +53,13 @@ def own_process_group() -> GroupOptions:
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
     """Ask a process that has its own group to stop."""
     process.send_signal(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
+
+
+def is_plain_python() -> bool:
+    """Return whether `sys.executable` is Python, and no debugger attaches to processes.
+
+    In programs that embed Python or are packed into one file, it is the program itself.
+    """
+    is_python = Path(sys.executable or "").name.lower().startswith(("python", "pypy"))
+    is_debugged = sys.gettrace() is not None or any(name in sys.modules for name in _DEBUGGERS)
+    return is_python and not getattr(sys, "frozen", False) and not is_debugged

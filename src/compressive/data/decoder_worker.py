@@ -1,0 +1,127 @@
+"""Decode batches in a process of its own; `decoder_process` is the other side.
+
+This process never uses the GPU. It ends when the other process closes its socket or ends.
+"""
+
+import os
+import socket
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import torch
+
+from compressive.data.batch_buffers import read_tasks
+from compressive.data.decode import decode, shrink
+from compressive.data.reader import DecodedImage, ImageRequest
+from compressive.data.shared_buffers import SharedBuffer
+from compressive.data.source import read_file
+from compressive.data.worker_threads import WorkerThreads
+from compressive.platforms.files import open_without_waiting, read_at
+
+_NICE = 10  # the training loop and its compiler come first
+
+
+class _Job:
+    """A batch that is being decoded; `failed` are places that the other process must read."""
+
+    def __init__(
+        self, number: int, canvas: SharedBuffer, requests: list[ImageRequest | None]
+    ) -> None:
+        self.number: int = number
+        self.canvas: SharedBuffer = canvas
+        self.requests: list[ImageRequest | None] = requests
+        self.failed: list[int] = []
+        self.missing: int = len(requests)
+
+
+def decode_request(request: ImageRequest, side: int) -> DecodedImage:
+    """Read and decode an image as `ImageReader` does; raise an exception if anything is wrong."""
+    if request.size < 0:
+        data = read_file(request.path)
+    else:
+        descriptor = open_without_waiting(request.path)
+        try:
+            data = read_at(descriptor, request.size, request.offset)
+        finally:
+            os.close(descriptor)
+    image = shrink(decode(data, request.max_pixels), side)
+    return DecodedImage(image.numpy(), request.index, request.label)
+
+
+class _Server:
+    """Receives batches, decodes them in threads, and answers when a batch is complete."""
+
+    def __init__(self, connection: Connection, files: socket.socket) -> None:
+        self._connection, self._files = connection, files
+        self._lock = threading.Lock()
+        self._buffers: dict[int, SharedBuffer] = {}
+        self._threads: WorkerThreads[tuple[_Job, list[int]]] | None = None
+        self._count = 0
+
+    def serve(self) -> None:
+        """Answer until the other process closes the connection."""
+        self._connection.send(("ready",))
+        while True:
+            kind, number, *rest = self._connection.recv()
+            if kind == "buffer":
+                _, (descriptor,), *_ = socket.recv_fds(self._files, 1, 1)
+                size, side = rest
+                self._buffers[number] = SharedBuffer(size, side, descriptor)
+                os.close(descriptor)
+            elif kind == "drop":
+                self._buffers.pop(number).error = EOFError()  # ends its tasks
+            else:
+                self._begin(number, *rest)
+
+    def _begin(
+        self, number: int, buffer: int, threads: int, requests: list[ImageRequest | None]
+    ) -> None:
+        """Give the images of a batch to the threads."""
+        canvas = self._buffers[buffer]
+        canvas.begin(len(requests))
+        if self._threads is None or self._count != threads:
+            if self._threads is not None:
+                self._threads.close()
+            self._count = threads
+            names = [f"decode-{i}" for i in range(threads)]
+            self._threads = WorkerThreads(self._work, names)
+        job = _Job(number, canvas, requests)
+        for _, places in read_tasks(list(range(len(requests))), threads):
+            self._threads.put((job, places))
+
+    def _work(self, task: tuple[_Job, list[int]]) -> None:
+        job, places = task
+        failed = [place for place in places if not self._read(job, place)]
+        with self._lock:
+            job.failed += failed
+            job.missing -= len(places)
+            if job.missing == 0:
+                self._connection.send(("done", job.number, sorted(job.failed)))
+
+    def _read(self, job: _Job, place: int) -> bool:
+        """Decode an image into its place; return False if the other process must do it."""
+        request, canvas = job.requests[place], job.canvas
+        if request is None or canvas.error is not None:
+            return False
+        try:
+            canvas.put(place, decode_request(request, canvas.images.shape[-1]))
+        except Exception:  # the other process reads it again, and reports what is wrong
+            return False
+        return True
+
+
+def main() -> None:
+    """Serve the process at the other end of the socket whose descriptor is the argument."""
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
+    torch.set_num_threads(1)
+    files = socket.socket(fileno=int(sys.argv[1]))
+    with suppress(EOFError, OSError):
+        _Server(Connection(os.dup(files.fileno())), files).serve()
+    os._exit(0)  # at once: threads may be decoding
+
+
+if __name__ == "__main__":
+    main()
