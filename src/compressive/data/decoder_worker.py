@@ -50,7 +50,7 @@ def decode_request(request: ImageRequest, side: int) -> DecodedImage:
     return DecodedImage(image.numpy(), request.index, request.label)
 
 
-class _Server:
+class DecodeServer:
     """Receives batches, decodes them in threads, and answers when a batch is complete."""
 
     def __init__(self, connection: Connection, files: socket.socket) -> None:
@@ -59,6 +59,7 @@ class _Server:
         self._buffers: dict[int, SharedBuffer] = {}
         self._threads: WorkerThreads[tuple[_Job, list[int]]] | None = None
         self._count = 0
+        self.decoded: int = 0  # images so far
 
     def serve(self) -> None:
         """Answer until the other process closes the connection."""
@@ -97,8 +98,10 @@ class _Server:
         with self._lock:
             job.failed += failed
             job.missing -= len(places)
+            self.decoded += len(places) - len(failed)
             if job.missing == 0:
-                self._connection.send(("done", job.number, sorted(job.failed)))
+                with suppress(OSError):  # the other process has ended
+                    self._connection.send(("done", job.number, sorted(job.failed)))
 
     def _read(self, job: _Job, place: int) -> bool:
         """Decode an image into its place; return False if the other process must do it."""
@@ -119,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(1)
     files = socket.socket(fileno=int(sys.argv[1]))
     with suppress(EOFError, OSError):
-        _Server(Connection(os.dup(files.fileno())), files).serve()
+        DecodeServer(Connection(os.dup(files.fileno())), files).serve()
     os._exit(0)  # at once: threads may be decoding
 
 

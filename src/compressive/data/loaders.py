@@ -1,5 +1,6 @@
 """Loaders of batches on the device: `Resident` caches a decoded source, `Streaming` decodes it."""
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
@@ -20,7 +21,7 @@ from compressive.data.source import Source, fetch_ahead, pixels
 from compressive.data.worker_threads import useful_threads
 from compressive.platforms.accelerators import device_memory
 from compressive.platforms.memory import free_host_memory
-from compressive.platforms.processes import usable_cores
+from compressive.platforms.processes import core_quota, usable_cores
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
@@ -160,7 +161,8 @@ class Streaming(AbstractContextManager["Streaming"]):
         read = reader.decoded if decoder is None else reader.fetched
         if not self.workers and (first := next(checked, None)) is not None:
             some = first.index[:_TIMED_READS].tolist()
-            self.workers = useful_threads(read, some, usable_cores())
+            cores = min(usable_cores(), math.ceil(min(core_quota(), 1e6)))
+            self.workers = useful_threads(read, some, cores)
             checked = chain([first], checked)
         options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
         options["clock"] = self._clock

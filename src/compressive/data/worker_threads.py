@@ -43,6 +43,7 @@ class WorkerThreads(Generic[_Task]):
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None and not self.closed:
             self._act(task)
+            del task  # it may hold a large buffer while the thread waits
 
     def close(self) -> None:
         """End the threads and drop tasks that are not taken yet."""

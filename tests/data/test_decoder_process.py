@@ -1,0 +1,488 @@
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loader_endings import ENDINGS, stop_consumer
+from PIL import Image
+from processes import is_running
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_image
+
+from compressive.data import decoder_process, shared_buffers
+from compressive.data.decoder_process import DecoderProcess, start_decoder_process
+from compressive.data.decoder_worker import DecodeServer
+from compressive.data.loaders import Batch, Streaming, open_loader
+from compressive.data.sampler import BatchIndices
+from compressive.data.shared_buffers import SharedBuffer
+from compressive.data.source import Source, subset
+from compressive.data.sources import open_source
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "send_fds"), reason="needs POSIX")
+SIDE = 40
+CPU = torch.device("cpu")
+SIZES = [(7, 11), (40, 40), (64, 50), (1, 33), (40, 3), (90, 20), (38, 39), (12, 40)]
+
+
+class ServerInThread:
+    """Stands in for subprocess.Popen: the server runs in a thread of this process."""
+
+    servers: list["ServerInThread"] = []
+    is_slow = False
+
+    def __init__(self, words: list[str], pass_fds: list[int], **_: object) -> None:
+        self.pid = os.getpid()
+        self.socket = socket.socket(fileno=os.dup(pass_fds[0]))
+        self.connection = Connection(os.dup(pass_fds[0]))
+        self.server = DecodeServer(self.connection, self.socket)
+        self.thread = threading.Thread(target=self.serve)
+        ServerInThread.servers.append(self)
+        if not self.is_slow:
+            self.start()
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def serve(self) -> None:
+        with suppress(EOFError, OSError):
+            self.server.serve()
+        if self.server._threads is not None:
+            self.server._threads.close()
+        self.connection.close()
+        self.socket.close()
+
+    def fail(self) -> None:
+        """End as a process that is killed."""
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.thread.join(timeout)
+        return -9
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ServerInThread]]:
+    monkeypatch.setattr(decoder_process.subprocess, "Popen", ServerInThread)
+    monkeypatch.setattr(ServerInThread, "servers", [])
+    monkeypatch.setattr(ServerInThread, "is_slow", False)
+    yield ServerInThread
+
+
+def write_images(folder: Path, repeats: int = 2) -> list[Path]:
+    """Write PNG and JPEG files of many sizes in two classes, and some that cannot be read."""
+    rng = np.random.default_rng(0)
+    paths = []
+    for i, size in enumerate(SIZES * repeats):
+        path = folder / "ab"[i % 2] / f"{i:03}{('.png', '.jpg', '.png')[i % 3]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels if i % 5 else pixels[:, :, 0]).save(path)
+        paths.append(path)
+    (folder / "a" / "000x.jpg").write_bytes(b"\xff\xd8 damaged")
+    (folder / "b" / "zz.png").write_bytes(b"")
+    return paths
+
+
+def plan(count: int, batch: int = 6, epochs: int = 3) -> list[BatchIndices]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        BatchIndices(index, torch.full_like(index, epoch))
+        for epoch in range(epochs)
+        for index in torch.randperm(count, generator=generator).split(batch)
+    ]
+
+
+def wait_until_ready(process: DecoderProcess) -> DecoderProcess:
+    until = time.monotonic() + 60
+    while not process.is_ready and time.monotonic() < until:
+        time.sleep(0.005)
+    assert process.is_ready
+    return process
+
+
+def apart(source: Source, device: Any = "cpu", **options: Any) -> Streaming:
+    process = wait_until_ready(DecoderProcess())
+    options = {"side": SIDE, "workers": 2, "prefetch": 3, **options}
+    return Streaming(source, device=device, process=process, **options)
+
+
+def by_threads(source: Source, portions: list[BatchIndices], **options: Any) -> list[Batch]:
+    with Streaming(source, device="cpu", workers=2, **{"side": SIDE, **options}) as loader:
+        return list(loader.batches(portions))
+
+
+def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for name, a, b in zip(Batch._fields, one, other, strict=True):
+            assert torch.equal(a.cpu(), b), name
+
+
+def requests_of(server: ServerInThread) -> int:
+    """Return how many images the server was asked to decode."""
+    return server.server.decoded
+
+
+def test_images_are_those_of_torchvision_padded_with_zeros(
+    tmp_path: Path, stand_in: type[ServerInThread]
+) -> None:
+    rng = np.random.default_rng(0)
+    sizes = [(SIDE, SIDE), (5, 9), (30, 2), (1, SIDE), (17, 17)] * 4
+    for i, size in enumerate(sizes):
+        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i:02}.jpg")
+    source = open_source(tmp_path)
+    with apart(source) as loader:
+        for batch, portion in zip(loader.batches(plan(20, 7)), plan(20, 7), strict=True):
+            expected = torch.zeros(len(portion.index), 3, SIDE, SIDE, dtype=torch.uint8)
+            for place, i in enumerate(portion.index.tolist()):
+                data = torch.from_numpy(np.fromfile(source.origin(i), np.uint8))
+                image = decode_image(data, ImageReadMode.RGB)
+                assert (int(batch.height[place]), int(batch.width[place])) == image.shape[1:]
+                expected[place, :, : image.shape[1], : image.shape[2]] = image
+            assert torch.equal(batch.images, expected)
+            assert torch.equal(batch.index, portion.index)
+            assert torch.equal(batch.epoch, portion.epoch)
+    assert [requests_of(server) for server in stand_in.servers] == [60]
+
+
+def write_tar(folder: Path, paths: list[Path]) -> Path:
+    folder.mkdir()
+    with tarfile.open(folder / "train-0.tar", "w") as tar:
+        for i, path in enumerate(paths):
+            tar.add(path, f"{i:03}{path.suffix}")
+            label = folder / f"{i:03}.cls"
+            label.write_text(str(i % 3))
+            tar.add(label, label.name)
+            label.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", "list", "tar", "subset", "several", "relative"])
+def test_batches_and_reports_are_those_of_threads(
+    kind: str, tmp_path: Path, stand_in: type[ServerInThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = tmp_path / "images"
+    paths = write_images(place)
+    damaged = 2
+    if kind == "list":
+        place = tmp_path / "list.csv"
+        place.write_text("path,label\n" + "".join(f"{p},{p.parent.name}\n" for p in paths))
+        damaged = 0
+    elif kind == "tar":
+        place = write_tar(tmp_path / "shards", [*paths, tmp_path / "images/b/zz.png"])
+        damaged = 1
+    elif kind == "several":
+        write_images(tmp_path / "more", 1)
+        place, damaged = [place, tmp_path / "more"], 4
+    elif kind == "relative":
+        monkeypatch.chdir(tmp_path)
+        place = "images"
+    source = open_source(place)
+    if kind == "subset":
+        source = subset(source, torch.arange(1, len(source), 2))
+    portions = plan(len(source))
+    with Streaming(source, side=SIDE, device="cpu", workers=2) as threads:
+        expected = list(threads.batches(portions))
+    with apart(source) as loader:
+        assert_equal(list(loader.batches(portions)), expected)
+        assert loader.unreadable == threads.unreadable
+        assert loader.bad == threads.bad
+        assert len(loader.bad) == damaged
+    (server,) = stand_in.servers
+    readable = 3 * len(source) - 3 * damaged
+    assert readable <= requests_of(server) <= 3 * len(source)
+
+
+def test_images_above_the_limit_of_pixels_are_reported(
+    tmp_path: Path, stand_in: type[ServerInThread]
+) -> None:
+    write_images(tmp_path)
+    source = open_source(tmp_path, max_pixels=1700)
+    portions = plan(len(source))
+    with Streaming(source, side=SIDE, device="cpu", workers=2) as threads:
+        expected = list(threads.batches(portions))
+    with apart(source) as loader:
+        assert_equal(list(loader.batches(portions)), expected)
+        assert loader.unreadable == threads.unreadable
+    assert sum("pixels" in reason for _, reason in threads.unreadable) == 4
+
+
+def test_threads_read_until_the_process_is_ready(
+    tmp_path: Path, stand_in: type[ServerInThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stand_in, "is_slow", True)
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    process = DecoderProcess()
+    loader = Streaming(source, side=SIDE, device="cpu", workers=2, prefetch=2, process=process)
+    with loader:
+        batches, portions = loader.batches(plan(len(source))), plan(len(source))
+        found = [next(batches) for _ in range(2)]
+        (server,) = stand_in.servers
+        assert not process.is_ready
+        server.start()
+        wait_until_ready(process)
+        assert_equal([*found, *batches], by_threads(source, portions))
+        assert 0 < requests_of(server) < 3 * len(source)
+
+
+def test_threads_continue_if_the_process_ends(
+    tmp_path: Path, stand_in: type[ServerInThread]
+) -> None:
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    portions = plan(len(source), epochs=6)
+    loader = apart(source)
+    with loader, pytest.warns(UserWarning, match=r"has ended \(exit code -9\)") as found:
+        batches = loader.batches(portions)
+        read = [next(batches) for _ in range(4)]
+        stand_in.servers[0].fail()
+        assert_equal([*read, *batches], by_threads(source, portions))
+    assert len(found) == 1
+
+
+def test_partly_written_batch_of_a_lost_process_is_read_again(
+    tmp_path: Path, stand_in: type[ServerInThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server writes garbage into the shared buffer and ends without an answer."""
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    loader = apart(source)
+
+    def break_down(server: DecodeServer, _number: int, buffer: int, *_: object) -> None:
+        canvas = server._buffers[buffer]
+        canvas.images.fill_(77)
+        canvas._used[:] = 2
+        raise EOFError
+
+    monkeypatch.setattr(DecodeServer, "_begin", break_down)
+    portions = plan(len(source))
+    with loader, pytest.warns(UserWarning, match="has ended"):
+        assert_equal(list(loader.batches(portions)), by_threads(source, portions))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_ending_closes_process_buffers_and_files(
+    ending: str, tmp_path: Path, stand_in: type[ServerInThread]
+) -> None:
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    folder = Path("/proc/self/fd")
+    before = len(list(folder.iterdir())) if folder.exists() else 0
+    loader = apart(source)
+    held: list[Any] = [loader.batches(plan(len(source), epochs=10_000))]
+    next(held[0])
+    (server,) = stand_in.servers
+    assert 1 <= len(server.server._buffers) <= loader.prefetch + 1
+    if ending == "interrupt":
+        held[0] = iter(sleepy(held[0]))
+    stop_consumer(ending, loader, held)
+    held.clear()
+    until = time.monotonic() + 10
+    while ending in ("close", "drop") and server.server._buffers and time.monotonic() < until:
+        time.sleep(0.01)
+    if ending in ("close", "drop"):
+        assert not server.server._buffers  # the process remains for the next plan
+        assert_equal(list(loader.batches(plan(18)))[:1], by_threads(source, plan(18)[:1]))
+    loader.close()
+    server.thread.join(10)
+    assert not server.thread.is_alive()
+    stand_in.servers.clear()
+    del server
+    gc.collect()
+    if folder.exists():  # a mapping has a file descriptor
+        assert len(list(folder.iterdir())) <= before
+    assert_equal(list(loader.batches(plan(18)))[:1], by_threads(source, plan(18)[:1]))
+
+
+def sleepy(batches: Iterator[Batch]) -> Iterator[Batch]:
+    time.sleep(10)  # the signal arrives here
+    yield next(batches)
+
+
+def test_shared_buffer_is_seen_by_a_second_mapping() -> None:
+    size = shared_buffers.shared_bytes(3, 8)
+    descriptor = shared_buffers.create_shared_file(size)
+    one, other = (SharedBuffer(3, 8, descriptor) for _ in range(2))
+    os.close(descriptor)
+    one.begin_epochs(torch.tensor([5, 6]))
+    other.begin(2)
+    one.images[2, 1, 7, 7] = 9
+    assert other.images.sum() == 9
+    assert other.images[2, 1, 7, 7] == 9
+    assert other.numbers[3].tolist() == [5, 6]
+    assert other.numbers.shape == (5, 2)
+
+
+def test_shared_file_without_memfd_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(shared_buffers.tempfile, "tempdir", str(tmp_path))
+    descriptor = shared_buffers.create_shared_file(10_000)
+    assert os.fstat(descriptor).st_size == 10_000
+    assert list(tmp_path.iterdir()) == []
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("value", "device", "cores", "is_started"),
+    [
+        ("", "cuda", 16, True),
+        ("auto", "cuda", 2, True),
+        ("auto", "cuda", 1, False),
+        ("auto", "cpu", 16, False),
+        ("on", "cpu", 1, True),
+        ("off", "cuda", 16, False),
+    ],
+)
+def test_process_starts_where_it_is_useful(
+    value: str,
+    device: str,
+    cores: int,
+    is_started: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_images(tmp_path)
+    monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", value)
+    monkeypatch.setattr(decoder_process, "usable_cores", lambda: cores)
+    monkeypatch.setattr(decoder_process, "DecoderProcess", lambda: "started")
+    found = start_decoder_process(open_source(tmp_path), torch.device(device))
+    assert found == ("started" if is_started else None)
+
+
+def test_images_in_memory_are_read_by_threads(
+    monkeypatch: pytest.MonkeyPatch, stand_in: type[ServerInThread]
+) -> None:
+    monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", "on")
+    assert start_decoder_process(open_source("builtin"), CPU) is None
+    assert not stand_in.servers
+
+
+def test_only_loaders_that_ask_for_it_start_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: type[ServerInThread]
+) -> None:
+    monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", "on")
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    options: Any = {"side": SIDE, "device": "cpu", "cache_on_device": "no", "workers": 1}
+    for is_apart in (False, True):
+        with open_loader(source, decode_apart=is_apart, **options) as loader:
+            assert isinstance(loader, Streaming)
+            assert (loader.process is not None) == is_apart
+    assert len(stand_in.servers) == 1
+
+
+def test_process_that_cannot_start_is_replaced_by_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    write_images(tmp_path)
+    monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", "on")
+    monkeypatch.setattr(decoder_process.subprocess, "Popen", fail)
+    assert start_decoder_process(open_source(tmp_path), CPU) is None
+
+
+# --- the real process -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_real_process_decodes_the_same_and_survives_nothing(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    portions = plan(len(source), epochs=20)
+    loader = apart(source)
+    assert loader.process is not None
+    pid = loader.process.pid
+    with loader:
+        batches = loader.batches(portions)
+        found = [next(batches) for _ in range(20)]
+        assert is_running(pid)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.warns(UserWarning, match="has ended"):
+            assert_equal([*found, *batches], by_threads(source, portions))
+    assert not is_running(pid)
+    other = apart(source)
+    assert other.process is not None
+    pid = other.process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    other.close()
+    assert not is_running(pid)
+
+
+KILLED = """
+import os, sys, time, torch
+from compressive.data.decoder_process import DecoderProcess
+from compressive.data.loaders import Streaming
+from compressive.data.sampler import BatchIndices
+from compressive.data.sources import open_source
+
+process = DecoderProcess()
+while not process.is_ready: time.sleep(0.01)
+source = open_source(sys.argv[1])
+index = torch.arange(len(source))
+loader = Streaming(source, side=40, device="cpu", workers=2, process=process)
+batches = loader.batches([BatchIndices(index, index)] * 10_000)
+next(batches)
+print(process.pid, flush=True)
+if sys.argv[2] == "kill": os.kill(os.getpid(), 9)
+raise SystemExit(5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ending", "code"), [("kill", -9), ("exit", 5)])
+def test_process_ends_with_its_parent(ending: str, code: int, tmp_path: Path) -> None:
+    write_images(tmp_path)
+    words = [sys.executable, "-c", KILLED, str(tmp_path), ending]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert (run.returncode, run.stderr) == (code, "")
+    until = time.monotonic() + 10
+    while is_running(int(run.stdout)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_running(int(run.stdout))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_batches_are_correct_on_a_busy_gpu(tmp_path: Path) -> None:
+    """Batches are read long after they were launched, and buffers are reused."""
+    write_images(tmp_path, 8)
+    source = open_source(tmp_path)
+    portions = plan(len(source), epochs=12)
+    busy, found = torch.rand(4096, 4096, device="cuda"), list[Tensor]()
+    with apart(source, "cuda") as loader:
+        batches = loader.batches(portions)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for batch in batches:
+                busy = (busy @ busy).clamp(0, 1)
+                found.append(torch.stack([batch.images.long().sum((1, 2, 3)), *batch[1:]]))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(found, by_threads(source, portions), strict=True):
+        expected = torch.stack([other.images.long().sum((1, 2, 3)), *other[1:]])
+        assert torch.equal(one.cpu(), expected)
