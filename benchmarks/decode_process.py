@@ -8,11 +8,14 @@
 Prints a JSON line after each part, so that a timeout loses nothing. It times C-SimCLR with
 ResNet-50 at 224 pixels and 256 images of 500 x 375 pixels per step, in turn in one process: the
 bare compiled network (without --set), steps from device memory, and steps from files that are
-decoded by threads of the training process or by a process of its own, with as many threads as cores
-(`threads`, `process`) and with fewer (`process, N`). After some steps that are not timed, `ms` is
-the mean of 20 steps, `wait` the share of time in which the loop waits for batches, `queue` the share
-in which the thread of the loop waits for a core. `cores_used` are those of both processes.
-`images_per_second` has the rates of the loaders alone. Batches of both loaders are compared first.
+decoded by threads of the training process (`threads`) or by a process of its own (`process`). There
+are as many threads as cores, or N. `nice` is the lower priority of threads or process; that of
+`process` is the default.
+
+After some steps that are not timed, `ms` is the mean of 20 steps, `wait` the share of time in which
+the loop waits for batches, `queue` the share in which its thread waits for a core. `cores_used` are
+those of all processes. `images_per_second` has the rates of the loaders alone. Batches of threads
+and process are compared bitwise first.
 """
 
 import argparse
@@ -24,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -141,71 +144,108 @@ def loader_rate(loader: Streaming, source: Source, batch: int, device: torch.dev
     return rate(2 * len(source), device.type, lambda: passes(2))
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> None:
-    """Compile, wait for the signal, and time all contestants."""
+class Contestants(NamedTuple):
+    """What is timed, and the processes that take part."""
+
+    network: Callable[[], None]
+    run: Run
+    memory: Resident
+    threads: Streaming
+    process: Streaming
+    plain: Streaming  # a process without lower priority
+    pids: list[int]
+
+    def order(self, count: int) -> list[tuple[str, Any, int, int]]:
+        """Return name, loader, number of threads and priority of threads, for some cores."""
+        fewer = max(1, count - (2 if count > 4 else 1))
+        return [
+            ("network", None, 0, 0),
+            ("memory", self.memory, 0, 0),
+            ("threads", self.threads, 0, 0),
+            ("process", self.process, 0, 0),
+            (f"process, {fewer}", self.process, fewer, 0),
+            ("process, nice 0", self.plain, 0, 0),
+            ("threads, nice 5", self.threads, 0, 5),
+            (f"threads, {fewer}", self.threads, fewer, 0),
+        ]
+
+
+def prepare(asked: argparse.Namespace, folder: Path) -> Contestants:
+    """Write images, start processes, compare batches, and compile."""
     photos = folder / "photos"
     photos.mkdir()
     size = write_photos(str(photos), 64 if asked.small else 2048)
     base = override(settings(photos, asked.small), "data.cache_on_device=no")
     os.environ["COMPRESSIVE_DECODE_PROCESS"] = "off"  # the loaders below are explicit
     run = begun(override(base, *asked.set), folder / "run")
-    device, side, batch = run.device, run.side, base.train.batch_size
-    source = open_source(photos)
+    source, threads = open_source(photos), run.loader
+    assert isinstance(threads, Streaming)
     begin = time.perf_counter()
-    process = DecoderProcess()
-    while not process.is_ready:
+    processes = [DecoderProcess(), DecoderProcess(nice=0)]
+    while not all(process.is_ready for process in processes):
         time.sleep(0.01)
     ready = time.perf_counter() - begin
-    options = {"side": side, "device": device}
-    threads, apart = run.loader, Streaming(source, process=process, **options)
-    assert isinstance(threads, Streaming)
-    pids = [os.getpid(), process.pid]
-    compared = check_equal([threads, apart], len(source), batch)
-    report(kilobytes_per_file=size, seconds_until_process_is_ready=ready, equal_batches=compared)
+    options = {"side": run.side, "device": run.device}
+    apart, plain = (Streaming(source, process=process, **options) for process in processes)
+    compared = check_equal([threads, apart], len(source), base.train.batch_size)
+    report(kilobytes_per_file=size, seconds_until_processes_are_ready=ready, equal_batches=compared)
     memory = Resident(source, **options)
-    network = bare(base, device, "default")
+    network = bare(base, run.device, "default")
     step, batches = steps_from(run, memory, 0)
     for each in (network, step):
         for _ in range(12):  # compile
             each()
     batches.close()
     report(compiled=True, settings=asked.set)
+    pids = [os.getpid(), *(process.pid for process in processes)]
+    return Contestants(network, run, memory, threads, apart, plain, pids)
+
+
+def race(some: Contestants, count: int, turn: int, until: float) -> None:
+    """Time each contestant once."""
+    for name, loader, workers, nice in some.order(count):
+        is_known = turn > 0 and count <= 4 and name in ("network", "memory")
+        if is_known or time.perf_counter() > until:
+            continue
+        if loader is None:
+            found = block(some.network, None, some.pids)
+        else:
+            step, batches = steps_from(some.run, loader, workers)
+            step()
+            for thread in threading.enumerate() if nice else ():
+                if thread.name.startswith("decode-"):
+                    os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, nice)
+            found = block(step, loader, some.pids)
+            batches.close()
+        report(cores=count, round=turn, name=name, **found)
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> None:
+    """Compile, wait for the signal, and time all contestants."""
+    some = prepare(asked, folder)
     while asked.after and not asked.after.exists():
         time.sleep(0.2)
-    began, every = time.perf_counter(), sorted(os.sched_getaffinity(0))
+    until, every = time.perf_counter() + asked.seconds, sorted(os.sched_getaffinity(0))
+    counts = sorted({min(n, len(every)) for n in asked.cores}, reverse=True)
+    source, batch = open_source(folder / "photos"), some.run.config.train.batch_size
     for turn in range(asked.rounds):
-        for count in sorted({min(n, len(every)) for n in asked.cores}, reverse=True):
-            set_cores(every[:count], pids)
-            fewer = max(1, count - (2 if count > 4 else 1))
-            for name, loader, workers in (
-                ("network", None, 0),
-                ("memory", memory, 0),
-                ("threads", threads, 0),
-                ("process", apart, 0),
-                (f"process, {fewer}", apart, fewer),
-                (f"threads, {fewer}", threads, fewer),
-            ):
-                if time.perf_counter() - began > asked.seconds:
-                    break
-                step, batches = (network, None) if loader is None else (None, None)
-                if loader is not None:
-                    step, batches = steps_from(run, loader, workers)
-                found = block(step, loader, pids)
-                if batches is not None:
-                    batches.close()
-                report(cores=count, round=turn, name=name, **found)
-            if turn == 0 and time.perf_counter() - began < asked.seconds:
+        for count in counts:
+            set_cores(every[:count], some.pids)
+            race(some, count, turn, until)
+            if turn == 0 and time.perf_counter() < until:
                 rates = {
-                    name: loader_rate(loader, source, batch, device)
-                    for name, loader in (("threads", threads), ("process", apart))
+                    name: loader_rate(loader, source, batch, some.run.device)
+                    for name, loader in (("threads", some.threads), ("process", some.process))
                 }
-                report(cores=count, images_per_second=rates, process_mib=memory_of(process.pid))
-    set_cores(every, pids)
+                memory = memory_of(some.pids[1])
+                report(cores=count, images_per_second=rates, process_mib=memory)
+    set_cores(every, some.pids)
     begin = time.perf_counter()
-    apart.close()
+    some.process.close()
     report(ended=True, seconds_to_close=time.perf_counter() - begin)
-    run.loader = threads
-    run.close()
+    some.plain.close()
+    some.run.loader = some.threads
+    some.run.close()
 
 
 def main() -> None:

@@ -31,6 +31,9 @@ from compressive.platforms.processes import is_plain_python, own_process_group, 
 
 DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # auto, on or off
 _END_SECONDS = 5.0
+# The training loop and its compiler get a core first. Not more, because programs of other users
+# would also come first.
+_NICE = 5
 
 Answer = Callable[[list[int]], object]
 
@@ -54,17 +57,17 @@ class _State:
 class DecoderProcess:
     """The process; it ends with this object or this process. Threads take over if it fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int = _NICE) -> None:
         ours, theirs = socket.socketpair()
         group = own_process_group()  # Ctrl-C in a terminal reaches only the run
         paths = os.pathsep.join(path for path in sys.path if path)
         hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        module = "compressive.data.decoder_worker"
+        words = [sys.executable, "-P", "-m", "compressive.data.decoder_worker"]
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         try:
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                    [*words, str(theirs.fileno()), str(nice)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,

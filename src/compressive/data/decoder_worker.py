@@ -20,8 +20,6 @@ from compressive.data.source import read_file
 from compressive.data.worker_threads import WorkerThreads
 from compressive.platforms.files import open_without_waiting, read_at
 
-_NICE = 10  # the training loop and its compiler come first
-
 
 class _Job:
     """A batch that is being decoded; `failed` are places that the other process must read."""
@@ -116,9 +114,8 @@ class DecodeServer:
 
 
 def main() -> None:
-    """Serve the process at the other end of the socket whose descriptor is the argument."""
-    if hasattr(os, "nice"):
-        os.nice(_NICE)
+    """Serve the other end of a socket; arguments: its descriptor, and how much to be nice."""
+    os.nice(int(sys.argv[2]))
     torch.set_num_threads(1)
     files = socket.socket(fileno=int(sys.argv[1]))
     with suppress(EOFError, OSError):

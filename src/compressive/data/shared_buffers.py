@@ -4,6 +4,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class SharedBuffer(PinnedBuffer):
             runtime: Any = torch.cuda.cudart()
             code = runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
             if int(code) != 0:
+                with suppress(RuntimeError):  # torch would raise this error at its next kernel
+                    torch.zeros(1, device="cuda")
                 raise OSError(f"CUDA cannot pin {whole.numel():,} bytes: error {int(code)}")
 
     def _new_numbers(self) -> Int64[Tensor, "5 batch"]:
