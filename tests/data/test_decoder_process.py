@@ -5,13 +5,10 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ import torch
 from loader_endings import ENDINGS, stop_consumer
 from PIL import Image
 from processes import is_running
+from server_in_thread import ServerInThread, use_threads
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image
 
@@ -37,52 +35,9 @@ CPU = torch.device("cpu")
 SIZES = [(7, 11), (40, 40), (64, 50), (1, 33), (40, 3), (90, 20), (38, 39), (12, 40)]
 
 
-class ServerInThread:
-    """Stands in for subprocess.Popen: the server runs in a thread of this process."""
-
-    servers: ClassVar[list["ServerInThread"]] = []
-    is_slow = False
-
-    def __init__(self, words: list[str], pass_fds: list[int], **_: object) -> None:
-        self.pid = os.getpid()
-        self.socket = socket.socket(fileno=os.dup(pass_fds[0]))
-        self.connection = Connection(os.dup(pass_fds[0]))
-        self.server = DecodeServer(self.connection, self.socket)
-        self.thread = threading.Thread(target=self.serve)
-        ServerInThread.servers.append(self)
-        if not self.is_slow:
-            self.start()
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def serve(self) -> None:
-        with suppress(EOFError, OSError):
-            self.server.serve()
-        if self.server._threads is not None:
-            self.server._threads.close()
-        self.connection.close()
-        self.socket.close()
-
-    def fail(self) -> None:
-        """End as a process that is killed."""
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.thread.join()
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.thread.join(timeout)
-        return -9
-
-    def kill(self) -> None:
-        pass
-
-
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[ServerInThread]:
-    monkeypatch.setattr(decoder_process.subprocess, "Popen", ServerInThread)
-    monkeypatch.setattr(ServerInThread, "servers", [])
-    monkeypatch.setattr(ServerInThread, "is_slow", False)
-    return ServerInThread
+    return use_threads(monkeypatch)
 
 
 def write_images(folder: Path, repeats: int = 2) -> list[Path]:
@@ -289,7 +244,7 @@ def test_every_ending_closes_process_buffers_and_files(
     folder = Path("/proc/self/fd")
     before = len(list(folder.iterdir())) if folder.exists() else 0
     loader = apart(source)
-    held: list[Any] = [loader.batches(plan(len(source), epochs=10_000))]
+    held: list[Any] = [loader.batches(plan(len(source), epochs=300))]
     next(held[0])
     (server,) = stand_in.servers
     assert 1 <= len(server.server._buffers) <= loader.prefetch + 1

@@ -1,0 +1,65 @@
+"""The server of decoded images in a thread, because starting a process takes seconds."""
+
+import os
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from compressive.data import decoder_process
+from compressive.data.decoder_worker import DecodeServer
+
+
+class ServerInThread:
+    """Stands in for subprocess.Popen: the server runs in a thread of this process."""
+
+    servers: ClassVar[list["ServerInThread"]] = []
+    is_slow = False
+
+    def __init__(self, words: list[str], pass_fds: list[int], **_: object) -> None:
+        self.pid = os.getpid()
+        self.socket = socket.socket(fileno=os.dup(pass_fds[0]))
+        self.connection = Connection(os.dup(pass_fds[0]))
+        self.server = DecodeServer(self.connection, self.socket)
+        self.thread = threading.Thread(target=self.serve)
+        ServerInThread.servers.append(self)
+        if not self.is_slow:
+            self.start()
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def serve(self) -> None:
+        with suppress(EOFError, OSError):
+            self.server.serve()
+        if self.server._threads is not None:
+            self.server._threads.close()
+        self.connection.close()
+        self.socket.close()
+
+    def fail(self) -> None:
+        """End as a process that is killed."""
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.thread.join(timeout)
+        return -9
+
+    def kill(self) -> None:
+        pass
+
+
+def use_threads(monkeypatch: pytest.MonkeyPatch) -> type[ServerInThread]:
+    """Let `DecoderProcess` start a thread instead of a process."""
+    names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
+    others = SimpleNamespace(Popen=ServerInThread, **names)  # Popen is also used elsewhere
+    monkeypatch.setattr(decoder_process, "subprocess", others)
+    monkeypatch.setattr(ServerInThread, "servers", [])
+    monkeypatch.setattr(ServerInThread, "is_slow", False)
+    return ServerInThread
