@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from compressive.data.sampler import BatchIndices
 from compressive.data.shared_buffers import SharedBuffer
 from compressive.data.source import Source, subset
 from compressive.data.sources import open_source
+from compressive.data.worker_threads import WorkerThreads
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "send_fds"), reason="needs POSIX")
 SIDE = 40
@@ -272,6 +274,23 @@ def test_every_ending_closes_process_buffers_and_files(
 def sleepy(batches: Iterator[Batch]) -> Iterator[Batch]:
     time.sleep(10)  # the signal arrives here
     yield next(batches)
+
+
+def test_waiting_thread_keeps_no_task() -> None:
+    """The last task of a thread has a buffer of a batch, which is large."""
+
+    class Task:
+        pass
+
+    task = Task()
+    reference, threads = weakref.ref(task), WorkerThreads[Task](lambda _: None, ["one"])
+    threads.put(task)
+    del task
+    until = time.monotonic() + 5
+    while reference() is not None and time.monotonic() < until:
+        time.sleep(0.005)
+    assert reference() is None
+    threads.close()
 
 
 def test_shared_buffer_is_seen_by_a_second_mapping() -> None:

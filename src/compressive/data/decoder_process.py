@@ -89,8 +89,8 @@ class DecoderProcess:
             target=_listen, args=(self._connection, self._state), name="decode-answers", daemon=True
         )
         listener.start()
-        self.close = weakref.finalize(
-            self, _end, process, ours, self._state, listener, self._connection, errors
+        self.close: Callable[[], object] = weakref.finalize(
+            self, _end_decoder, process, ours, self._state, listener, self._connection, errors
         )
 
     @property
@@ -99,7 +99,7 @@ class DecoderProcess:
         return self._state.is_ready
 
     def decoder(self, reader: ImageReader) -> "RemoteDecoder":
-        """Return a `Decoder` for the images of a reader."""
+        """Return a `BatchReader` for the images of a reader."""
         return RemoteDecoder(self, reader)
 
     def new_buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
@@ -158,7 +158,7 @@ class DecoderProcess:
 
 
 class RemoteDecoder:
-    """A `Decoder` that lets a process read the images of a reader."""
+    """A `BatchReader` that lets a process read the images of a reader."""
 
     def __init__(self, process: DecoderProcess, reader: ImageReader) -> None:
         self._process, self._reader = process, reader
@@ -211,7 +211,7 @@ def _listen(connection: Connection, state: _State) -> None:
         answer(list(range(size)))
 
 
-def _end(
+def _end_decoder(
     process: "subprocess.Popen[bytes]",
     files: socket.socket,
     state: _State,

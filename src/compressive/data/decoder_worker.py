@@ -113,7 +113,7 @@ class DecodeServer:
         return True
 
 
-def main() -> None:
+def serve_decoder() -> None:
     """Serve the other end of a socket; arguments: its descriptor, and how much to be nice."""
     os.nice(int(sys.argv[2]))
     torch.set_num_threads(1)
@@ -124,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_decoder()

@@ -49,7 +49,7 @@ class Clock:
         self.seconds += time.perf_counter() - self._begin
 
 
-class Decoder(Protocol):
+class BatchReader(Protocol):
     """What decodes batches instead of the threads, such as a `DecoderProcess`."""
 
     def buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
@@ -86,7 +86,7 @@ class Prefetcher:
         workers: int,
         prefetch: int,
         clock: Clock,
-        decoder: Decoder | None = None,
+        decoder: BatchReader | None = None,
     ) -> None:
         self._plan, self._read, self._side, self._device = plan, read, side, device
         self._prefetch, self._clock, self._threads = prefetch, clock, workers
