@@ -133,17 +133,6 @@ def check_equal(loaders: list[Streaming], count: int, batch: int) -> int:
     return compared
 
 
-def loader_rate(loader: Streaming, source: Source, batch: int, device: torch.device) -> float:
-    """Return images per second of a loader alone."""
-    loader.workers = 0
-
-    def passes(times: int) -> None:
-        exhaust(loader.batches(plan(len(source), batch, times)))
-
-    passes(1)
-    return rate(2 * len(source), device.type, lambda: passes(2))
-
-
 class Contestants(NamedTuple):
     """What is timed, and the processes that take part."""
 
@@ -168,6 +157,31 @@ class Contestants(NamedTuple):
             ("threads, nice 5", self.threads, 0, 5),
             (f"threads, {fewer}", self.threads, fewer, 0),
         ]
+
+
+def loader_rates(some: Contestants, source: Source, batch: int, cores: int) -> dict[str, float]:
+    """Return images per second of loaders alone, of one thread, and of two processes together."""
+    kind, few = some.run.device.type, range(min(256, len(source)))
+
+    def passes(loader: Streaming, workers: int, times: int) -> None:
+        loader.workers = workers
+        exhaust(loader.batches(plan(len(source), batch, times)))
+
+    def passes_of_both(times: int) -> None:
+        each = max(1, cores // 2)
+        loaders = (some.process, some.plain)
+        tasks = [threading.Thread(target=passes, args=(k, each, times)) for k in loaders]
+        for task in tasks:
+            task.start()
+        for task in tasks:
+            task.join()
+
+    found = {"one thread": rate(len(few), "cpu", lambda: [source.image(i) for i in few])}
+    for name, loader in (("threads", some.threads), ("process", some.process)):
+        passes(loader, cores, 1)
+        found[name] = rate(2 * len(source), kind, lambda k=loader: passes(k, cores, 2))
+    found["two processes"] = rate(2 * len(source), kind, lambda: passes_of_both(1))
+    return found
 
 
 def prepare(asked: argparse.Namespace, folder: Path) -> Contestants:
@@ -233,10 +247,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
             set_cores(every[:count], some.pids)
             race(some, count, turn, until)
             if turn == 0 and time.perf_counter() < until:
-                rates = {
-                    name: loader_rate(loader, source, batch, some.run.device)
-                    for name, loader in (("threads", some.threads), ("process", some.process))
-                }
+                rates = loader_rates(some, source, batch, count)
                 memory = memory_of(some.pids[1])
                 report(cores=count, images_per_second=rates, process_mib=memory)
     set_cores(every, some.pids)
