@@ -384,7 +384,7 @@ def test_process_that_cannot_start_is_replaced_by_threads(
 
 
 @pytest.mark.slow
-def test_real_process_decodes_the_same_and_survives_nothing(tmp_path: Path) -> None:
+def test_real_process_decodes_the_same_and_ends(tmp_path: Path) -> None:
     write_images(tmp_path)
     source = open_source(tmp_path)
     portions = plan(len(source), epochs=20)
@@ -405,6 +405,11 @@ def test_real_process_decodes_the_same_and_survives_nothing(tmp_path: Path) -> N
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
     other.close()
     assert not is_running(pid)
+    process = DecoderProcess()
+    begin = time.monotonic()
+    process.close()  # while it imports torch
+    assert time.monotonic() - begin < 2
+    assert not is_running(process.pid)
 
 
 KILLED = """

@@ -222,6 +222,8 @@ def _end_decoder(
     """End the process and the thread that listens to it."""
     with state.lock:
         state.jobs.clear()  # nobody waits for them
+        if not state.is_ready:
+            process.kill()  # it may take seconds until it reads from the socket
         state.is_ready, state.is_closing = False, True
     with suppress(OSError):
         files.shutdown(socket.SHUT_RDWR)
