@@ -91,6 +91,18 @@ def assert_equal(found: list[Batch], expected: list[Batch]) -> None:
             assert torch.equal(a.cpu(), b), name
 
 
+def assert_as_threads(source: Source) -> Streaming:
+    """Compare batches and reports of the process with those of threads; return its loader."""
+    portions = plan(len(source))
+    with Streaming(source, side=SIDE, device="cpu", workers=2) as threads:
+        expected = list(threads.batches(portions))
+    with apart(source) as loader:
+        assert_equal(list(loader.batches(portions)), expected)
+    assert loader.unreadable == threads.unreadable
+    assert loader.bad == threads.bad
+    return loader
+
+
 def requests_of(server: ServerInThread) -> int:
     """Return how many images the server was asked to decode."""
     return server.server.decoded
@@ -154,14 +166,7 @@ def test_batches_and_reports_are_those_of_threads(
     source = open_source(place)
     if kind == "subset":
         source = subset(source, torch.arange(1, len(source), 2))
-    portions = plan(len(source))
-    with Streaming(source, side=SIDE, device="cpu", workers=2) as threads:
-        expected = list(threads.batches(portions))
-    with apart(source) as loader:
-        assert_equal(list(loader.batches(portions)), expected)
-        assert loader.unreadable == threads.unreadable
-        assert loader.bad == threads.bad
-        assert len(loader.bad) == damaged
+    assert len(assert_as_threads(source).bad) == damaged
     (server,) = stand_in.servers
     readable = 3 * len(source) - 3 * damaged
     assert readable <= requests_of(server) <= 3 * len(source)
@@ -172,13 +177,8 @@ def test_images_above_the_limit_of_pixels_are_reported(
 ) -> None:
     write_images(tmp_path)
     source = open_source(tmp_path, max_pixels=1700)
-    portions = plan(len(source))
-    with Streaming(source, side=SIDE, device="cpu", workers=2) as threads:
-        expected = list(threads.batches(portions))
-    with apart(source) as loader:
-        assert_equal(list(loader.batches(portions)), expected)
-        assert loader.unreadable == threads.unreadable
-    assert sum("pixels" in reason for _, reason in threads.unreadable) == 4
+    reasons = [reason for _, reason in assert_as_threads(source).unreadable]
+    assert sum("pixels" in reason for reason in reasons) == 4
 
 
 def test_threads_read_until_the_process_is_ready(
