@@ -276,6 +276,26 @@ def sleepy(batches: Iterator[Batch]) -> Iterator[Batch]:
     yield next(batches)
 
 
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_memory_that_cannot_be_pinned_is_left_to_threads(
+    shared: int, tmp_path: Path, stand_in: type[ServerInThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[int] = []
+
+    def create(size: int) -> int:
+        if len(created) == shared:
+            raise OSError("no memory")
+        created.append(size)
+        return shared_buffers.create_shared_file(size)
+
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    monkeypatch.setattr(decoder_process, "create_shared_file", create)
+    with apart(source) as loader:
+        assert_equal(list(loader.batches(plan(18))), by_threads(source, plan(18)))
+    assert (requests_of(stand_in.servers[0]) > 0) == (shared > 0)
+
+
 def test_waiting_thread_keeps_no_task() -> None:
     """The last task of a thread has a buffer of a batch, which is large."""
 

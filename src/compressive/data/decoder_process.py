@@ -84,7 +84,7 @@ class DecoderProcess:
         self._connection = Connection(os.dup(ours.fileno()))
         self._sending = threading.Lock()
         self._state, self._numbers = _State(), count()
-        self._has_warned = False
+        self._has_warned, self._can_share = False, True
         listener = threading.Thread(
             target=_listen, args=(self._connection, self._state), name="decode-answers", daemon=True
         )
@@ -104,11 +104,15 @@ class DecoderProcess:
 
     def new_buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
         """Return a buffer that both processes can write to, or a plain one if that fails."""
+        with suppress(OSError):  # no memory to share, or CUDA cannot pin it
+            if self._can_share:
+                return self._new_shared_buffer(size, side, pinned)
+        self._can_share = False  # batches in shared buffers are still decoded
+        return PinnedBuffer(size, side, pinned)
+
+    def _new_shared_buffer(self, size: int, side: int, pinned: bool) -> SharedBuffer:
         number = next(self._numbers)
-        try:
-            descriptor = create_shared_file(shared_bytes(size, side))
-        except OSError:
-            return PinnedBuffer(size, side, pinned)
+        descriptor = create_shared_file(shared_bytes(size, side))
         try:
             options = {"number": number, "pinned": pinned, "on_close": partial(self._drop, number)}
             buffer = SharedBuffer(size, side, descriptor, **options)
@@ -116,8 +120,6 @@ class DecoderProcess:
                 self._connection.send(("buffer", number, size, side))
                 socket.send_fds(self._files, [b"f"], [descriptor])
             return buffer
-        except OSError:  # no memory to share or to pin
-            return PinnedBuffer(size, side, pinned)
         finally:
             os.close(descriptor)
 
