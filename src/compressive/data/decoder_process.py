@@ -1,9 +1,9 @@
 """Decode batches in another process, so that its threads do not slow the training loop.
 
 Threads that decode in the training process compete with the training loop for Python's lock: with
-16 of them the loop waits more than half a millisecond for each image. One process with
-these threads writes images to shared memory, from which batches are copied to the device. What it
-cannot read is read by threads of this process, which report it.
+16 of them the loop waits a millisecond for each image (docs/results/2026-11-18-performance.md). One
+process with these threads writes images to shared memory, from which batches are copied to the
+device. What it cannot read is read by threads of this process, which report it.
 """
 
 import os
