@@ -342,7 +342,7 @@ def test_shared_file_without_memfd_has_no_name(
 @pytest.mark.parametrize(
     ("value", "device", "cores", "is_started"),
     [
-        ("", "cuda", 16, True),
+        ("", "cuda", 16, False),  # the default
         ("auto", "cuda", 2, True),
         ("auto", "cuda", 1, False),
         ("auto", "cpu", 16, False),
