@@ -1,5 +1,6 @@
 """Tables of docs/results/2026-11-17-compression.md match the result files."""
 
+import hashlib
 import json
 from pathlib import Path
 from statistics import mean
@@ -55,6 +56,15 @@ def row_key(row: dict[str, str]) -> tuple[str, ...]:
     kappa_e = row.get("kappa_e", "").replace("1024", "")  # the default
     names = (row["method"], row.get("kappa_b", ""), row["beta"])
     return *names, kappa_e, weights[row.get("weight p_i", "")], row["seed"]
+
+
+def test_checksums_of_files() -> None:
+    rows = table_rows(PAGE, "## Files", "SHA-256")
+    files = sorted(FOLDER.iterdir())
+    assert len(rows) == len(files)
+    for row, path in zip(rows, files, strict=True):
+        assert row["file"] == f"[{path.name}]({FOLDER.name}/{path.name})"
+        assert row["SHA-256"] == f"`{hashlib.sha256(path.read_bytes()).hexdigest()}`"
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
