@@ -168,12 +168,15 @@ def list_files(source: Source, place: str) -> FileList:
     """Return relative names, sizes and times of all files, and checksums of a sample."""
     states, roots = file_states(source), [*map(_root_of, split_places(place))]
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
-    fields: list[str] = []
+    # Compressed file by file: the text of all files would need as much memory as their states.
+    packer, packed = zlib.compressobj(1), bytearray()
     for i, (path, (size, time)) in enumerate(states.items()):
         content = start_of_file(path, _SAMPLED_BYTES) if i in sampled and size else b""
-        fields += (_relative_name(path, roots), str(size), str(time), f"{zlib.crc32(content)}")
-    text = "\0".join(fields).encode(errors="surrogateescape")
-    return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
+        fields = f"{_relative_name(path, roots)}\0{size}\0{time}\0{zlib.crc32(content)}"
+        text = f"\0{fields}" if i else fields
+        packed += packer.compress(text.encode(errors="surrogateescape"))
+    packed += packer.flush()
+    return torch.frombuffer(packed, dtype=torch.uint8)
 
 
 def _root_of(place: str) -> str:
