@@ -116,6 +116,27 @@ def test_functions_are_continuous_across_the_two_methods() -> None:
             torch.testing.assert_close(upper, lower, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("nu", [0.0, 0.3, 0.5, 1.0, 7.0, 18.5, 31.99])
+def test_table_matches_the_functions_without_a_table(nu: float) -> None:
+    """At kappas between the nodes, at the ends of cells, and beyond the last node."""
+    edges = torch.linspace(0, 1, special._CELLS + 1, dtype=torch.float64)[1:]
+    kappa = torch.cat([torch.logspace(-8, 12, 5000).double(), (nu + 3.5) * (1 - edges) / edges])
+    for which in ("log C", "M", "A", "1-A", "A'", "A''"):
+        found = special._look_up(kappa, nu, which)
+        exact = special.evaluate_directly(kappa, nu, which)
+        # Without a table, 1 - A, A' and A'' lose some digits next to s = 32.
+        loose = 2e-13 if which in ("1-A", "A'", "A''") else 1e-14
+        torch.testing.assert_close(
+            found, exact, rtol=loose, atol=1e-13 if which in ("M", "log C") else 0
+        )
+
+
+def test_table_has_no_invalid_index() -> None:
+    """On a GPU, an index outside of the table would stop the process."""
+    kappa = torch.tensor([math.nan, -1e9, math.inf], dtype=torch.float64)
+    assert special.log_mode_density(kappa, 4)[0].isnan()
+
+
 @pytest.mark.parametrize("n", [2, 3, 256])
 def test_kappa_zero_is_the_uniform_distribution(n: int) -> None:
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)

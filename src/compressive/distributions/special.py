@@ -13,26 +13,41 @@ keep their digits at kappa = 1e8. With nu = n/2 - 1 and s = sqrt(nu^2 + kappa^2)
 - s < 32: the same expansion at a higher order nu + m, reduced to nu by the continued fraction
   A_nu / kappa = 1 / (2 (nu + 1) + kappa^2 A_{nu+1} / kappa), all of whose terms are positive.
 
+The second case takes hundreds of operations, so for nu < 32 a tensor of kappas is looked up in a
+table of polynomials, computed from both cases once for each nu. A number kappa needs no table.
+
 All computations are in float64 and rounded once, whatever the dtype. kappa has one value per
 distribution, not one per coordinate, so the cost is small compared to sampling.
 """
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
+from compressive.distributions.cells import (
+    centers_of_cells,
+    interpolation,
+    known_while_compiling,
+    locate,
+    plain_tensors,
+    powers_of,
+)
 from compressive.platforms.float64 import to_float64
 
 # The smallest s for Debye's expansion, and its number of terms. The relative error of A'' at the
 # seam is below 1e-14 (checked in tests/distributions/test_special.py).
 _SEAM = 32.0
 _TERMS = 14
+# The table for a tensor of kappas: its error is below the rounding of the values it is made of.
+_CELLS, _TABLE_POWERS, _OFFSET = 256, 6, 3.5
+_TABULATED = ("M", "A", "1-A", "A'", "A''")
 
 
 def log_normalizer(kappa: Float[Tensor, "*batch"], n: int) -> Float[Tensor, "*batch"]:
@@ -90,7 +105,7 @@ def constants(kappa: float, n: int) -> Constants:
     """Return the functions' values at kappa, cached."""
     k = torch.tensor(kappa, dtype=torch.float64, device="cpu")
     names = ("log C", "M", "A", "1-A", "A'")
-    return Constants(*(_evaluate(k, n / 2 - 1, name).item() for name in names))
+    return Constants(*(evaluate_directly(k, n / 2 - 1, name).item() for name in names))
 
 
 # The derivative of each function, with its sign.
@@ -107,7 +122,7 @@ class _Derivative(Function):
 
     @staticmethod
     def forward(kappa: Tensor, nu: float, which: str) -> Tensor:
-        return _evaluate(kappa, nu, which)
+        return evaluate_directly(kappa, nu, which) if nu >= _SEAM else _look_up(kappa, nu, which)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -129,10 +144,55 @@ def _derivative(kappa: Tensor, nu: float, which: str) -> Tensor:
     return result.to(torch.promote_types(kappa.dtype, torch.float32)).to(kappa.device)
 
 
-def _evaluate(kappa: Tensor, nu: float, which: str) -> Tensor:
-    """Return one of log C, M, A, 1-A, A', A'' in float64."""
+def _look_up(kappa: Tensor, nu: float, which: str) -> Tensor:
+    """Return what `evaluate_directly` returns, from polynomials in t, from 1 at kappa = 0 to 0."""
     if which == "log C":
-        return _evaluate(kappa, nu, "M") - kappa
+        return _look_up(kappa, nu, "M") - kappa
+    scale = nu + _OFFSET
+    t = scale / (scale + kappa)
+    index, x = locate(_CELLS * t, _CELLS)
+    cell = F.embedding(index, _function_cells(nu, kappa.device)[_TABULATED.index(which)])
+    smooth = (powers_of(x.unsqueeze(-1), _TABLE_POWERS) @ cell.unsqueeze(-1))[..., 0, 0]
+    if which == "M":
+        return smooth - (nu + 0.5) * torch.log(t)
+    return smooth * _tail_factor(kappa, t, which)
+
+
+def _tail_factor(kappa: Tensor, t: Tensor, which: str) -> Tensor:
+    """Return how a function goes to 0; relative to it, the function is smooth and positive."""
+    return {"A": kappa * t, "1-A": t, "A'": t * t, "A''": -kappa * t**4}[which]
+
+
+@known_while_compiling
+def _function_cells(nu: float, device: torch.device) -> Float[Tensor, "function cell power"]:
+    return function_cells(nu, device)
+
+
+@cache  # without a limit: a CUDA graph may use the memory of any table
+def function_cells(nu: float, device: torch.device) -> Float[Tensor, "function cell power"]:
+    """Return the coefficients of M, A, 1-A, A' and A'' in each cell of t, computed in 20 ms."""
+    with plain_tensors():
+        nodes, fit = interpolation(_TABLE_POWERS)
+        t = (centers_of_cells(_CELLS).unsqueeze(-1) + nodes) / _CELLS
+        kappa = (nu + _OFFSET) * (1 - t) / t
+        found: list[Tensor] = []
+        for which in _TABULATED:
+            values = evaluate_directly(kappa, nu, which)
+            if which == "M":
+                values = values + (nu + 0.5) * torch.log(t)
+            else:
+                values = values / _tail_factor(kappa, t, which)
+            # Only differences are fitted, because the rounding of the matrix is relative to them.
+            coefficients = (values - values[:, :1]) @ fit.mT
+            coefficients[:, :1] += values[:, :1]
+            found.append(coefficients)
+        return torch.stack(found).to(device)
+
+
+def evaluate_directly(kappa: Tensor, nu: float, which: str) -> Tensor:
+    """Return one of log C, M, A, 1-A, A', A'', for kappa in float64 and without a table."""
+    if which == "log C":
+        return evaluate_directly(kappa, nu, "M") - kappa
     value = _debye(kappa, nu, which)
     if nu >= _SEAM:
         return value
