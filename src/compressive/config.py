@@ -424,9 +424,9 @@ class Train(_Section):
     )
     compile: Literal["auto", "yes", "no"] = setting("auto", "use torch.compile; auto: on cuda")
     fused_norm: Literal["auto", "yes", "no"] = setting(
-        "auto",
+        "no",
         "batch norms of ResNets as Triton kernels; auto: if a single process compiles for CUDA and "
-        "the stem is that for ImageNet",
+        "network.stem is imagenet",
     )
     activation_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, slower"

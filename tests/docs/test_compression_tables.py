@@ -122,7 +122,7 @@ def test_adaptive_is_smoother_in_each_direction(
         sum(theirs[name] for theirs, _ in pairs) / sum(ours[name] for _, ours in pairs)
         for name in pairs[0][0]
     ]
-    # The pages give the smallest and largest ratio with two digits.
+    # The page gives the smallest and largest ratio with two digits.
     assert min(ratios) > low - 0.005
     assert max(ratios) < high + 0.005
 

@@ -105,7 +105,7 @@ def test_process_does_not_start_where_it_is_of_no_use(
             patch.setattr(place, name, lambda *_, value=value: value)
             assert compile_ahead(tiny(), CUDA, build) is None
     ahead = "COMPRESSIVE_COMPILE_AHEAD"
-    for variable, text in ((ahead, "off"), (ahead, "0"), ("WORLD_SIZE", "2")):
+    for variable, text in ((ahead, "off"), (ahead, "false"), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(variable, text)
             assert compile_ahead(tiny(), CUDA, build) is None
@@ -142,8 +142,8 @@ def test_marks_are_found_without_torch(tmp_path: Path, monkeypatch: pytest.Monke
     assert not may_need_compiling(config, is_complete=True)
     assert not may_need_compiling(Config(), is_complete=False)
     assert may_need_compiling(other, is_complete=True)
-    plain = tiny("train.device=auto", "train.fused_norm=no")
-    assert may_need_compiling(plain, is_complete=True)
+    fused = tiny("train.device=auto", "train.fused_norm=auto")
+    assert may_need_compiling(fused, is_complete=True)
     monkeypatch.setenv("COMPRESSIVE_COMPILE_CACHE", "off")
     assert not may_need_compiling(other, is_complete=True)
 

@@ -41,13 +41,15 @@ def test_networks_of_target_and_online_encoder_are_changed(setting: str) -> None
 @pytest.mark.parametrize(
     ("stem", "changes", "count"),
     [
-        ("imagenet", (), 20),
-        ("imagenet", ("train.fused_norm=no",), 0),
-        ("cifar", (), 0),
+        ("imagenet", (), 0),  # the default is no
+        ("imagenet", ("train.fused_norm=auto",), 20),
+        ("cifar", ("train.fused_norm=auto",), 0),
         ("cifar", ("train.fused_norm=yes",), 20),
     ],
 )
-def test_by_default_the_stem_decides(stem: str, changes: tuple[str, ...], count: int) -> None:
+def test_auto_uses_kernels_with_the_stem_for_imagenet(
+    stem: str, changes: tuple[str, ...], count: int
+) -> None:
     config = tiny("network.name=resnet18", f"network.stem={stem}", *changes)
     method = build(config)
     assert fuse_norms(method, config, CUDA, compiled=True) == count

@@ -34,6 +34,7 @@ from compressive.distributions.cells import (
     plain_tensors,
     powers_of,
 )
+from compressive.distributions.debye import evaluate_directly
 from compressive.distributions.radial_solver import Tail, radius_range
 from compressive.platforms.float64 import to_float64
 
@@ -196,7 +197,7 @@ def _fitted_in_r(n: int, kappa: Tensor, offset: Tensor) -> Tensor:
     nodes, fit = interpolation(_POWERS)
     position = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).view(-1, 1)
     r = grid.low + (grid.high - grid.low) / grid.size * position
-    log_height = special.evaluate_directly(kappa, n / 2 - 1, "M") + special.log_area(n - 1)
+    log_height = evaluate_directly(kappa, n / 2 - 1, "M") + special.log_area(n - 1)
     g = [  # in pieces that fit into the processor's cache
         Tail.of(r, n, k, height).log_half_tangent(r)
         for k, height in zip(kappa.split(8), log_height.split(8), strict=True)

@@ -18,8 +18,8 @@ from compressive.platforms.memory import free_host_memory
 from compressive.platforms.processes import core_quota, own_process_group, usable_cores
 
 COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
-_AHEAD_ON = ("1", "yes", "on")
-_AHEAD_OFF = ("0", "no", "off")
+_AHEAD_ON = ("1", "yes", "on", "true")
+_AHEAD_OFF = ("0", "no", "off", "false")
 _AHEAD_DEFAULT = "auto"  # where it saves time
 _FEWEST_CORES = 4  # below, two processes that compile slow each other down
 _LEAST_MEMORY = 8 * 10**9  # free bytes of the machine; torch with its compiler and CUDA uses 3
