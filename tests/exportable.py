@@ -23,19 +23,6 @@ def randomized(network: nn.Module) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-def drawn(network: nn.Module) -> nn.Module:
-    """Draw uniform kernels: the truncated normal of a wide ResNet takes 15 s."""
-    network = network.to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            bound = (3 / module.weight[0].numel()) ** 0.5
-            module.weight.data.uniform_(-bound, bound, generator=generator)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()
-    return network
-
-
 def model(
     name: str = "test_resnet",
     size: int = 16,
@@ -49,11 +36,8 @@ def model(
 ) -> ExportModel:
     """Return a model; on "meta" it has no weights, only their shapes."""
     settings = Network(name=name, **options)
-    is_drawn_here = on == "cpu" and name.startswith("resnet")
-    with torch.device("meta" if is_drawn_here else on):
+    with torch.device(on):
         network = build(settings, size)
-    if is_drawn_here:
-        network = drawn(network)
     if on == "cpu":
         randomized(network)
     head = nn.Linear(feature_dim(network), len(classes)) if classes else None

@@ -215,14 +215,6 @@ def run_command(words: list[str]) -> None:
     invoke(ours)
 
 
-def is_run_elsewhere(words: list[str], document: Path) -> bool:
-    """Return whether a page runs this slow command, whose output only that page reads."""
-    owner = DOCS / "export.md"
-    if words[:2] != ["compressive", "export"] or document == owner:
-        return False
-    return words in [line for block in fenced(owner.read_text()) for line in lines(block.text)]
-
-
 def invoke(words: list[str]) -> str:
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0, f"{shlex.join(words)}: {found.output}{found.exception!r}"
@@ -305,8 +297,7 @@ def test_commands_and_snippets_run(
             run_python(text, document.name)
         elif language == "bash":
             for words in lines(text):
-                if not is_run_elsewhere(words, document):
-                    run_command(words)
+                run_command(words)
 
 
 @pytest.mark.parametrize("document", GUIDES, ids=name_of)

@@ -84,8 +84,7 @@ def test_classifier_keeps_its_logits_and_names(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_classifier_of_an_official_resnet_keeps_its_logits(tmp_path: Path) -> None:
-    # The difference is relative to the largest logit, which may be small if there are few.
-    model = exportable.model("resnet50", 16, variant="official", classes=tuple("abcdefghijklmnop"))
+    model = exportable.model("resnet50", 16, variant="official", classes=("a", "b"))
     assert exported(model, tmp_path) < 1e-6
 
 
