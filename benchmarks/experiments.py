@@ -7,10 +7,12 @@ nothing; `options`, keyword arguments of `compressive.pretrain` or `compressive.
 settings by dotted name; `evaluate`, a list of task groups such as ["knn,few-label", "logistic"];
 `held_out` to evaluate on training images; and `light`, true for a short run that does not count.
 A line with `encoder` instead only evaluates. Each run writes NAME.json with its settings, seconds,
-last metrics and scores. A run that has its file is skipped, so the command can be repeated.
+last metrics, scores, notes on how the data was split and the checksum of the encoder. A run that
+has its file is skipped, so the command can be repeated.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -100,6 +102,7 @@ def run_one(entry: dict[str, Any], out: Path) -> None:
     elif "encoder" not in entry:
         compressive.pretrain(entry["data"], folder, **options)
         found["last_metrics"] = last_metrics(folder)
+        found["encoder_sha256"] = sha256(folder / "encoder.safetensors")
     found["seconds"]["train"] = round(time.monotonic() - began, 1)
     (out / f"{entry['name']}{TRAINED}").touch()
     for tasks in entry.get("evaluate", []):
@@ -114,6 +117,12 @@ def run_one(entry: dict[str, Any], out: Path) -> None:
     write(out, found, results, versions)
 
 
+def sha256(path: Path) -> str:
+    """Return the checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def last_metrics(folder: Path) -> dict[str, Any]:
     """Return the last value of every metric of a run."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -125,6 +134,8 @@ def last_metrics(folder: Path) -> dict[str, Any]:
 
 def write(out: Path, found: dict[str, Any], results: list[Any], versions: dict[str, Any]) -> None:
     """Write the file of a run at once, so that it is never half-written."""
+    from compressive.evaluation.tables import notes
+
     for measured in results:
         for record in measured.records:
             key = f"{record.task} {record.metric}"
@@ -132,6 +143,7 @@ def write(out: Path, found: dict[str, Any], results: list[Any], versions: dict[s
                 key = f"{record.task} {record.dataset} {record.metric}"
             value = {"value": record.value, "low": record.low, "high": record.high, "n": record.n}
             found["scores"][key] = value
+    found["notes"] = sorted({note for measured in results for note in notes(measured)})
     path = out / f"{found['name']}.json"
     path.with_suffix(".tmp").write_text(json.dumps({**found, "versions": versions}, indent=1))
     path.with_suffix(".tmp").replace(path)

@@ -14,7 +14,7 @@ versions are timed in turn.
 and of a step. `seconds` are those since the start of Python, `parts` are differences between them,
 and `compiler` is torch's own account of what it did (nested, so they do not add up). `caches`
 counts hits and misses of torch's caches. `ahead` has the exit code and the messages of the
-process that compiles the network (COMPRESSIVE_COMPILE_AHEAD=auto), `rebuilt` names
+process that compiles the network (COMPRESSIVE_COMPILE_AHEAD), `rebuilt` names
 kernels that were not loaded from the cache. `later_steps_ms` has the milliseconds of later steps
 (median and minimum), which show whether kernels were chosen well.
 """

@@ -3,9 +3,10 @@
     uv run --group bench python benchmarks/vmf.py                   # CPU, with TFP and others
     python benchmarks/vmf.py --device cuda                          # H200
 
-Prints one JSON line with two parts. `peers`: sample and log density of 4096 vMFs on the sphere of
-R^256, three races for each of two kappas. `dimensions`: samples at kappa = n for several n.
-`randn` draws normals of the same shape, a lower bound for any sampler.
+Prints a JSON line for each race of two parts. `peers`: sample and log density of 4096 vMFs on the
+sphere of R^256, three races for each of two kappas. `dimensions`: samples at kappa = n for several
+n. The last line has all of it. `randn` draws normals of the same shape, a lower bound for any
+sampler.
 """
 
 import argparse
@@ -118,29 +119,40 @@ def samplers(mu: torch.Tensor, kappa: float) -> dict[str, Callable[[], object]]:
     }
 
 
+def in_modes(
+    eager: dict[str, Callable[[], object]], modes: list[str]
+) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    """Return compiled functions and CUDA graphs, and why some of them failed."""
+    built: dict[str, Callable[[], object]] = {}
+    failed: dict[str, str] = {}
+    builders = {
+        "compiled": lambda function: torch.compile(function, fullgraph=True),
+        "graph": captured,
+    }
+    if "compiled" in modes:
+        torch.compiler.reset()  # else the limit of recompilations is reached
+    for mode in modes:
+        for name, function in eager.items():
+            if mode == "eager" or (mode == "compiled" and "backward" in name):
+                continue
+            try:
+                function = builders[mode](function)
+                function()
+                built[f"{name}, {mode}"] = function
+            except Exception as error:  # one mode must not hide the other figures
+                failed[f"{name}, {mode}"] = str(error).splitlines()[0][:200]
+    return built, failed
+
+
 def dimension(
     n: int, rows: int, device: str, rounds: int, clock: Callable[[], float], modes: list[str]
 ) -> dict[str, object]:
     """Race all samplers of one dimension, in all modes, against scipy's."""
     mu = F.normalize(torch.randn(rows, n, device=device), dim=-1)
     eager = samplers(mu, float(n))
-    functions: dict[str, Callable[[], object]] = {"randn": lambda: torch.randn_like(mu), **eager}
-    failed: dict[str, str] = {}
-    torch.compiler.reset()  # else the limit of recompilations is reached
-    builders = {
-        "compiled": lambda function: torch.compile(function, fullgraph=True),
-        "graph": captured,
-    }
-    for mode in modes:
-        for name, function in eager.items():
-            if mode == "eager" or (mode == "compiled" and "backward" in name):
-                continue
-            try:
-                built = builders[mode](function)
-                built()
-                functions[f"{name}, {mode}"] = built
-            except Exception as error:  # one mode must not hide the other figures
-                failed[f"{name}, {mode}"] = str(error).splitlines()[0][:200]
+    built, failed = in_modes(eager, modes)
+    functions: dict[str, Callable[[], object]] = {"randn": lambda: torch.randn_like(mu)}
+    functions |= eager | built
     if device == "cpu" and importlib.util.find_spec("scipy"):
         from scipy import stats
 
@@ -181,11 +193,18 @@ def peers(
                     for other in OTHERS
                     if other in results
                 }
-            report[f"kappa {kappa:g}, race {repeat}"] = {
+            found = {
                 "milliseconds": {k: round(v, 4) for k, v in results.items()},
                 "ratio": {k: round(v, 2) for k, v in ratios.items()},
             }
+            print_part(report, f"kappa {kappa:g}, race {repeat}", found)
     return report
+
+
+def print_part(report: dict[str, object], name: str, found: dict[str, object]) -> None:
+    """Add a race to the report and print it, so that a run that is stopped loses nothing."""
+    report[name] = found
+    print(json.dumps({name: found}), flush=True)
 
 
 def main() -> None:
@@ -210,28 +229,30 @@ def main() -> None:
     graph = ["graph"] if device == "cuda" else []
     modes = arguments.modes if arguments.modes is not None else ["eager", "compiled", *graph]
     torch.set_num_threads(arguments.threads)
-    # Inductor's generator on the CPU is ten times slower than torch's.
-    torch._inductor.config.fallback_random = device == "cpu"  # pyright: ignore
+    if arguments.repeats or "compiled" in modes:  # the import takes seconds
+        # Inductor's generator on the CPU is ten times slower than torch's.
+        torch._inductor.config.fallback_random = device == "cpu"  # pyright: ignore
     torch.manual_seed(0)
+    packages = ("tensorflow", "tensorflow-probability", "scipy", "power-spherical")
     report: dict[str, object] = {
         "benchmark": "vmf: sample and log_prob",
         "dtype": "float32",
         "clock": arguments.clock,
+        **environment(device, *packages),
     }
+    print(json.dumps(report), flush=True)
     if arguments.repeats:
         sizes = arguments.batch, arguments.dim
         report["peers"] = peers(device, *sizes, rounds, clock, arguments.repeats)
     dimensions: dict[str, object] = {}
     for n in arguments.dims:
-        key = f"n = {n}, {arguments.batch} rows"
-        dimensions[key] = dimension(n, arguments.batch, device, rounds, clock, modes)
+        found = dimension(n, arguments.batch, device, rounds, clock, modes)
+        print_part(dimensions, f"n = {n}, {arguments.batch} rows", found)
         if arguments.large and n <= 40:
-            key = f"n = {n}, {arguments.large} rows"
             few = max(rounds // 12, 3)
-            dimensions[key] = dimension(n, arguments.large, device, few, clock, ["eager"])
+            found = dimension(n, arguments.large, device, few, clock, ["eager"])
+            print_part(dimensions, f"n = {n}, {arguments.large} rows", found)
     report["dimensions"] = dimensions
-    packages = ("tensorflow", "tensorflow-probability", "scipy", "power-spherical")
-    report |= environment(device, *packages)
     print(json.dumps(report))
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from compressive import VonMisesFisher
+from compressive.distributions import special
 from compressive.objectives import byol_loss, cbyol_loss, csimclr_loss, simclr_loss
 
 
@@ -23,8 +24,9 @@ def learned(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
 
 
 def small(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:
-    """Sample with a fixed kappa for which no short polynomial is accurate."""
-    return VonMisesFisher(F.normalize(r[:, :3], dim=-1), 0.5).rsample().square()[:, 0].sum()
+    """Sample with a fixed kappa without a short polynomial; look up functions of two dimensions."""
+    sample = VonMisesFisher(F.normalize(r[:, :3], dim=-1), 0.5).rsample().square()[:, 0].sum()
+    return sample + sum(special.log_mode_density(kappa, r[:, :n].shape[-1]).sum() for n in (3, 6))
 
 
 def objectives(r: torch.Tensor, kappa: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,15 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+# What most files of tests import, which each process would import otherwise (0.5 s).
+# Not timm by itself: it would import wandb (3 s), which compressive avoids.
+PRELOADED = ["torch.distributed", "compressive.train.run", "compressive.evaluation.suite"]
+PRELOADED += ["compressive.cli.app", "pytest", "hypothesis", "tiny"]
+
 
 def together(worker: Callable[..., None], arguments: tuple[Any, ...], processes: int) -> None:
     """Call worker(rank, *arguments) in every process; fail if one fails."""
-    # Not timm by itself: it would import wandb (3 s), which compressive avoids.
-    multiprocessing.set_forkserver_preload(["torch.distributed", "compressive.train.run"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     mp.start_processes(worker, arguments, nprocs=processes, start_method="forkserver")
 
 

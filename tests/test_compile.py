@@ -9,7 +9,7 @@ import pytest
 import torch
 from processes import printed
 
-from compressive.distributions.vmf import _known_while_compiling
+from compressive.distributions.cells import known_while_compiling
 
 SCRIPT = Path(__file__).parent / "compiled.py"
 
@@ -34,6 +34,6 @@ def test_compiler_marker_matches_torchs() -> None:
 
     def theirs() -> None: ...
 
-    _known_while_compiling(ours)
+    known_while_compiling(ours)
     torch.compiler.assume_constant_result(theirs)
     assert ours.__dict__ == theirs.__dict__

@@ -71,7 +71,7 @@ def test_objectives_and_sampling_do_not_synchronize() -> None:
 
 @pytest.mark.parametrize("kind", ["fixed", "learned", "no polynomial", "closed form"])
 def test_sampling_works_in_a_cuda_graph(kind: str) -> None:
-    """Every replay draws new samples from the correct distribution."""
+    """Every replay draws new samples from the correct distribution, with their log density."""
     n, kappa = (3, 0.5) if kind in ("no polynomial", "closed form") else (64, 100.0)
     mu = unit_vectors(n, dtype=torch.float32).cuda().expand(20_000, n)
     is_tensor = kind in ("learned", "closed form")
@@ -80,14 +80,16 @@ def test_sampling_works_in_a_cuda_graph(kind: str) -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        p.sample()
+        p.log_prob(p.sample())
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         z = p.sample()
+        score = p.log_prob(z)
     draws = []
     for _ in range(2):
         graph.replay()
+        assert torch.equal(score, p.log_prob(z))
         near, far = (torch.linalg.vector_norm(x.double(), dim=-1) for x in (z - mu, z + mu))
         draws.append((2 * torch.atan2(near, far)).cpu())
     assert not torch.equal(*draws)

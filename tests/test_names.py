@@ -1,6 +1,7 @@
 """No two top-level definitions share a name for different concepts; public names are declared."""
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SAME_CONCEPT = {
 }
 
 
+@functools.cache
 def defined(source: str) -> set[str]:
     """Return the names that a module defines at its top level."""
     found = set()

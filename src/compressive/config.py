@@ -425,7 +425,8 @@ class Train(_Section):
     compile: Literal["auto", "yes", "no"] = setting("auto", "use torch.compile; auto: on cuda")
     fused_norm: Literal["auto", "yes", "no"] = setting(
         "no",
-        "batch norms of ResNets as Triton kernels; auto: if a single process compiles for CUDA",
+        "batch norms of ResNets as Triton kernels; auto: if a single process compiles for CUDA and "
+        "network.stem is imagenet",
     )
     activation_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, slower"

@@ -44,6 +44,26 @@ def test_changed_images_change_the_fingerprint(tmp_path: Path, change: str) -> N
     assert fingerprint(folder).of() != before
 
 
+@pytest.mark.parametrize(
+    "more", [(), ("c/.",), ("a/b/", "c/.", ".", "", "/", "a//"), ("x/..", "\n/\n")]
+)
+def test_names_are_those_of_pathlib(more: tuple[str, ...]) -> None:
+    """Existing fingerprints stay valid: they were made with `Path(path).name`."""
+    paths = ["a/b.png", "b.png", "/data/x/shard-0.tar:12.jpg", "c/d\\e.png", "./f", *more]
+    source = ImageSource(
+        name="a",
+        count=len(paths),
+        read=lambda i: torch.zeros(3, 4, 4, dtype=torch.uint8),
+        place=lambda i: paths[i],
+    )
+    pixels = hashlib.blake2b(bytes(48) * len(paths), digest_size=16).digest()
+    names = "\n".join(Path(path).name for path in paths).encode()
+    assert (
+        DatasetFingerprint(source).of()
+        == hashlib.blake2b(pixels + names, digest_size=16).hexdigest()
+    )
+
+
 def test_labels_change_the_fingerprint() -> None:
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
 

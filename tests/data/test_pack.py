@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,7 @@ def test_a_killed_command_resumes_and_leaves_nothing_half_written(
     with subprocess.Popen([*words, *options], stdout=subprocess.DEVNULL) as process:
         while len(contents(tmp_path / "out") if (tmp_path / "out").exists() else {}) < 3:
             assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     before = contents(tmp_path / "out")
     assert 3 <= len(before) < 13

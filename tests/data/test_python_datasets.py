@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from exportable import encoder_file
 from input_formats import CLASSES, Photos, class_folders, hugging_face, labels, pixels, planted
 from PIL import Image
 from tiny import noise, silent, tiny
@@ -333,7 +334,7 @@ def test_names_of_python_objects() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_embed_finetune_and_predict_take_objects(tmp_path: Path) -> None:
     data = {split: Photos(split) for split in ("train", "test")}
-    encoder = "cifar10-c-simclr-r18"
+    encoder = str(encoder_file(tmp_path / "encoder", size=32))
     chosen: dict[str, Any] = {"device": "cpu"}
     table = compressive.embed(encoder, data, tmp_path / "x.csv", split="test", **chosen)
     assert table.count == 6

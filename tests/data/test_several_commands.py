@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exportable import encoder_file
 from input_formats import several
 from PIL import Image
 from test_several import SMALL
@@ -89,8 +90,9 @@ def test_embed_and_neighbors_read_all_sources(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_finetune_and_predict_read_all_sources(folder: Path) -> None:
+    encoder = encoder_file(folder / "encoder", size=32)
     said = run(
-        f"finetune {ENCODER} folder more.zip --out tuned --epochs 1 --lr 0.01 --batch-size 8 "
+        f"finetune {encoder} folder more.zip --out tuned --epochs 1 --lr 0.01 --batch-size 8 "
         "--device cpu"
     )
     assert totals(said)

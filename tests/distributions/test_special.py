@@ -1,6 +1,8 @@
 """The normalizer and its derivatives against mpmath: a stored table and fresh values."""
 
 import math
+import warnings
+from typing import Any
 
 import mpmath
 import pytest
@@ -9,8 +11,10 @@ from conftest import golden_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mpf
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from compressive.distributions import special
+from compressive.distributions import bessel_table, debye, special
 
 TABLE = golden_json("vmf_table")["table"]
 POINTS = [pytest.param(row, id=f"{row['n']}-{row['kappa']:g}") for row in TABLE]
@@ -112,8 +116,79 @@ def test_functions_are_continuous_across_the_two_methods() -> None:
         seam = math.sqrt(32.0**2 - nu**2)
         for name, tolerance in {"M": 1e-14, "A": 1e-15, "1-A": 1e-13, "A'": 1e-13}.items():
             kappa = torch.tensor(seam, dtype=torch.float64)
-            upper, lower = special._debye(kappa, nu, name), special._descend(kappa, nu, name)
+            upper, lower = debye._debye(kappa, nu, name), debye._descend(kappa, nu, name)
             torch.testing.assert_close(upper, lower, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.3, 0.5, 1.0, 7.0, 18.5, 31.99])
+def test_table_matches_the_functions_without_a_table(nu: float) -> None:
+    """At kappas between the nodes, at the ends of cells, and beyond the last node."""
+    edges = torch.linspace(0, 1, bessel_table._CELLS + 1, dtype=torch.float64)[1:]
+    kappa = torch.cat([torch.logspace(-8, 12, 5000).double(), (nu + 3.5) * (1 - edges) / edges])
+    for which in ("log C", "M", "A", "1-A", "A'", "A''"):
+        found = bessel_table.look_up(kappa, nu, which)
+        exact = debye.evaluate_directly(kappa, nu, which)
+        # Without a table, 1 - A, A' and A'' lose some digits next to s = 32.
+        loose = 2e-13 if which in ("1-A", "A'", "A''") else 1e-14
+        torch.testing.assert_close(
+            found, exact, rtol=loose, atol=1e-13 if which in ("M", "log C") else 0
+        )
+
+
+def test_table_has_no_invalid_index() -> None:
+    """On a GPU, an index outside of the table would stop the process."""
+    kappa = torch.tensor([math.nan, -1e9, math.inf], dtype=torch.float64)
+    assert special.log_mode_density(kappa, 4)[0].isnan()
+
+
+@pytest.mark.parametrize("which", ["log C", "M", "A", "1-A", "A'", "A''"])
+@pytest.mark.parametrize("n", [2, 3, 17, 64])
+def test_functions_of_negative_kappa(n: int, which: str) -> None:
+    """log C and A' are even, A and A'' are odd; a learned kappa can come back."""
+    kappa = torch.tensor([0.5, 3.0, 40.0, 5000.0], dtype=torch.float64)
+    found = bessel_table.look_up(-kappa, n / 2 - 1, which)
+    value = debye.evaluate_directly(kappa, n / 2 - 1, which)
+    odd, even = -value, value
+    a = debye.evaluate_directly(kappa, n / 2 - 1, "A")
+    expected = {"A": odd, "A''": odd, "M": value - 2 * kappa, "1-A": 1 + a}.get(which, even)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def density(n: int) -> nn.Module:
+    class Density(nn.Module):
+        def forward(self, kappa: Tensor) -> Tensor:
+            return special.log_mode_density(kappa, n)
+
+    return Density()
+
+
+@pytest.mark.parametrize("trace", ["export", "fake", "jit"])
+def test_tracing_does_not_change_later_results(trace: str) -> None:
+    """Tensors without values must not be kept in a table."""
+    n = {"export": 11, "fake": 13, "jit": 15}[trace]  # no table yet
+    kappa = torch.tensor([0.0, 3.0, 700.0], dtype=torch.float64)
+    expected = debye.evaluate_directly(kappa, n / 2 - 1, "M")
+    module = density(n)
+    if trace == "export":
+        traced: Any = torch.export.export(module, (kappa,)).module()
+    elif trace == "jit":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(module, (kappa,))
+    else:
+        with FakeTensorMode() as mode:
+            assert module(mode.from_tensor(kappa)).shape == (3,)
+        traced = module
+    for found in (traced(kappa), module(kappa)):
+        assert type(found) is Tensor
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_only_whole_dimensions_have_tables() -> None:
+    before = bessel_table.bessel_table.cache_info().currsize
+    for nu in (0.1, 0.2, 0.3):
+        special.log_bessel_i(nu, torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert bessel_table.bessel_table.cache_info().currsize == before
 
 
 @pytest.mark.parametrize("n", [2, 3, 256])

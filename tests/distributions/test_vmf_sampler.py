@@ -212,6 +212,21 @@ def test_blocks_do_not_change_the_samples(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-15)
 
 
+def test_sums_over_the_powers_of_r_match_a_loop() -> None:
+    """The processor's eager path and the one of compiled code and torch.func, bitwise."""
+    draw = torch.Generator().manual_seed(0)
+    cells = torch.randn(9, 64, dtype=torch.float64, generator=draw)
+    cell = torch.randint(9, (4, 5, 1), generator=draw)
+    powers = torch.randn(4, 5, 1, 8, dtype=torch.float64, generator=draw)
+    found = vmf_sampler._sum_over_x(cell, powers, cells)
+    traced = torch.func.vmap(vmf_sampler._sum_over_x, (0, 0, None))(cell, powers, cells)
+    for i, j in np.ndindex(4, 5):
+        table = cells[cell[i, j, 0]].view(8, 8)  # power of r, power of t
+        expected = sum(float(powers[i, j, 0, p]) * table[p] for p in range(8))
+        torch.testing.assert_close(found[i, j, :, 0], expected, rtol=1e-13, atol=1e-13)
+    assert torch.equal(found, traced)
+
+
 def test_invalid_kappa_gives_nan_and_no_invalid_index() -> None:
     """On a GPU, an index outside of the table would stop the process."""
     r = torch.ones(2, 1, dtype=torch.float64)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from compressive.cli.app import app
 from compressive.data.fingerprint import file_states
 from compressive.data.source import ImageSource
+from compressive.train import images
 from compressive.train.images import compare_files, list_files
 from compressive.train.loop import pretrain
 
@@ -152,6 +154,30 @@ def test_file_list_handles_shards_and_sources_without_files(tmp_path: Path) -> N
     assert compare_files(before, before, nothing, None, 9) == ("", "")
     assert compare_files(before, now, nothing, None, 9)[0] == ""
     assert "a.tar" in compare_files(before, now, nothing, None, 9)[1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5])
+def test_parts_do_not_change_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """It is the compressed text of all fields."""
+    paths = [tmp_path / f"{i}.png" for i in range(count)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    monkeypatch.setattr(images, "_FILES_AT_ONCE", 2)
+    source = ImageSource(name="x", count=count, read=lambda i: b"", place=lambda i: str(paths[i]))
+    fields = [
+        (
+            path.name,
+            str(len(path.name)),
+            str(path.stat().st_mtime_ns),
+            f"{zlib.crc32(path.name.encode())}",
+        )
+        for path in paths
+    ]
+    text = "\0".join(field for each in fields for field in each)
+    listed = list_files(source, str(tmp_path))
+    assert zlib.decompress(bytes(listed.tolist())).decode() == text
 
 
 @pytest.mark.stress

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def test_logistic_regression_is_the_same() -> None:
 
 def trained(method: str, device: str, folder: Path) -> Path:
     """Train two steps, resume, and return the run of four steps."""
-    with emulated_mps():
+    # Outside of the emulation, the CPU is as it is, and takes a third of the time.
+    with emulated_mps() if device == "mps" else nullcontext():
         config = tiny(f"method={method}", f"train.device={device}", "train.steps=4")
         run = folder / device
         with pytest.MonkeyPatch.context() as same:

@@ -35,7 +35,7 @@ def settings(*changes: str) -> list[str]:
 
 @pytest.mark.slow
 def test_run_is_trained_resumed_and_evaluated_without_posix(tmp_path: Path) -> None:
-    run, total = tmp_path / "run", 200
+    run, total = tmp_path / "run", 60
     pretrain = ["pretrain", str(sorted_photos()), "--out", str(run)]
     pretrain += settings(f"train.steps={total}")
     done = start(

@@ -495,6 +495,8 @@ def test_median_side_uses_the_shorter_sides(tmp_path: Path) -> None:
     [
         ("byol", "target.ema_decay", 0.99),
         ("c-simclr", "bottleneck.schedule", "adaptive"),
+        ("c-simclr", "bottleneck.kappa_b", 7.0),
+        ("simclr", "bottleneck.kappa_b", 5.0),
         ("c-simclr", "bottleneck.beta", 1.0),
         ("c-simclr", "bottleneck.warmup_epochs", 10.0),
         ("c-byol", "bottleneck.kappa_e", 16384.0),
@@ -532,5 +534,5 @@ def test_other_schedules_start_from_a_small_beta(name: str, value: float | str) 
     """A constant beta of 3 can collapse."""
     config = auto_recipe(50_000, 32, memory=80.0, given={name: value}).config
     assert config.train.batch_size == 512
-    assert config.bottleneck.beta == 0.1
+    assert (config.bottleneck.beta, config.bottleneck.kappa_b) == (0.1, 5.0)
     assert config.bottleneck.schedule == "constant"

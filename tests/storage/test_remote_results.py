@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exportable import encoder_file
 from s3_server import BUCKET, S3, running_server, use_server
 from test_remote_out import local_files, stored
 from tiny import sorted_photos
@@ -74,8 +75,9 @@ def test_packing_resumes_on_another_machine(
 
 @pytest.mark.slow
 def test_features_on_storage_equal_local_ones(s3: S3, tmp_path: Path) -> None:
-    run("embed", ENCODER, sorted_photos(), "--out", tmp_path / "a.npz")
-    said = run("embed", ENCODER, sorted_photos(), "--out", f"s3://{BUCKET}/features/a.npz")
+    options = ("embed", encoder_file(tmp_path / "encoder", size=32), sorted_photos(), "--out")
+    run(*options, tmp_path / "a.npz")
+    said = run(*options, f"s3://{BUCKET}/features/a.npz")
     assert f"features: s3://{BUCKET}/features/a.npz" in said
     assert stored(s3, "features") == {"a.npz": (tmp_path / "a.npz").read_bytes()}
     assert not [path for path in (tmp_path / "machine-1").rglob("a.npz")]
@@ -95,7 +97,8 @@ def test_results_on_storage_are_extended_on_another_machine(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = f"s3://{BUCKET}/results"
-    options = ("evaluate", ENCODER, "--data", "builtin", "--max-images", 60, "--out", out)
+    encoder = encoder_file(tmp_path / "encoder", size=32)
+    options = ("evaluate", encoder, "--data", sorted_photos(), "--out", out)
     said = run(*options, "--tasks", "knn")
     assert f"on storage: {out}" in said
     one = json.loads(stored(s3, "results")["results.json"])

@@ -105,12 +105,13 @@ def test_process_does_not_start_where_it_is_of_no_use(
             patch.setattr(place, name, lambda *_, value=value: value)
             assert compile_ahead(tiny(), CUDA, build) is None
     ahead = "COMPRESSIVE_COMPILE_AHEAD"
-    for variable, text in ((ahead, "off"), (ahead, ""), ("WORLD_SIZE", "2")):
+    for variable, text in ((ahead, "off"), (ahead, "false"), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
             patch.setenv(variable, text)
             assert compile_ahead(tiny(), CUDA, build) is None
             start_early()
     assert started == []
+    monkeypatch.delenv(ahead)  # on by default
     assert compile_ahead(tiny(), CUDA, build) is not None
     monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "yes")
     assert compile_ahead(tiny("train.compile=yes"), CPU, build) is not None

@@ -63,19 +63,21 @@ class StopAtStep(Display):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def trained(place: Any, out: Path, display: Display | None = None) -> Any:
-    return compressive.pretrain(
-        place, out, method="simclr", image_size=16, settings=SMALL, display=display or silent()
-    )
+def trained(place: Any, out: Path, display: Display | None = None, limit: int = 0) -> Any:
+    given: dict[str, Any] = {"method": "simclr", "image_size": 16, "display": display or silent()}
+    return compressive.pretrain(place, out, settings=[*SMALL, f"data.limit={limit}"], **given)
 
 
-def check_training(place: Any, root: Path, *, is_path: bool, has_labels: bool) -> None:
+def check_training(
+    place: Any, root: Path, *, is_path: bool, has_labels: bool, limit: int = 0
+) -> None:
     """Train, stop and resume, and compare with an uninterrupted run; then evaluate."""
-    assert trained(place, root / "whole").step == 2
-    assert trained(place, root / "parts", StopAtStep()).step == 1
-    assert trained(place, root / "parts").step == 2
+    assert trained(place, root / "whole", limit=limit).step == 2
+    assert trained(place, root / "parts", StopAtStep(), limit=limit).step == 1
+    assert trained(place, root / "parts", limit=limit).step == 2
     assert differences(last(root / "parts"), last(root / "whole")) == []
     chosen: dict[str, Any] = {"device": "cpu", "display": silent(), "seed": 0}
+    chosen |= {"max_images": limit}
     chosen |= {"tasks": "knn" if has_labels else "geometry"}
     if not is_path:
         with pytest.raises(ValueError, match=r"python:.*--data"):
@@ -121,7 +123,8 @@ def test_source_object_is_trained_resumed_and_evaluated(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_builtin_images_are_trained_resumed_and_evaluated(tmp_path: Path) -> None:
-    check_training("builtin", tmp_path, is_path=True, has_labels=True)
+    """Features of a hundred of the 8,400 images are enough to show it."""
+    check_training("builtin", tmp_path, is_path=True, has_labels=True, limit=100)
 
 
 def test_table_of_formats_names_exactly_the_tested_ones() -> None:

@@ -37,11 +37,23 @@ def test_networks_of_target_and_online_encoder_are_changed(setting: str) -> None
     assert method.state_dict().keys() == before
 
 
-def test_no_is_the_default() -> None:
-    config = tiny()
+@needs_triton
+@pytest.mark.parametrize(
+    ("stem", "changes", "count"),
+    [
+        ("imagenet", (), 0),  # the default is no
+        ("imagenet", ("train.fused_norm=auto",), 20),
+        ("cifar", ("train.fused_norm=auto",), 0),
+        ("cifar", ("train.fused_norm=yes",), 20),
+    ],
+)
+def test_auto_uses_kernels_with_the_stem_for_imagenet(
+    stem: str, changes: tuple[str, ...], count: int
+) -> None:
+    config = tiny("network.name=resnet18", f"network.stem={stem}", *changes)
     method = build(config)
-    assert fuse_norms(method, config, CUDA, compiled=True) == 0
-    assert not fused(method)
+    assert fuse_norms(method, config, CUDA, compiled=True) == count
+    assert fused(method) == count
 
 
 OBSTACLES = {

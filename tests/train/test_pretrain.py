@@ -55,6 +55,7 @@ from compressive.train.throughput import Throughput
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEERED = ("method=c-byol", "bottleneck.target_residual=0.5", "train.steps=24")
+SHORT = (*STEERED, "train.steps=12")
 
 
 def started(config: Config, out: Path, *, display: Display | None = None) -> Run:
@@ -76,6 +77,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = pretrain(tiny(*STEERED), out, display=silent())
     torch.set_num_threads(threads)
     assert outcome.step == outcome.total == 24
+    return out
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the first steps of the same settings."""
+    out = tmp_path_factory.mktemp("short") / "run"
+    assert pretrain(tiny(*SHORT), out, display=silent()).step == 12
     return out
 
 
@@ -112,10 +121,10 @@ def test_killed_run_resumes_bitwise(tmp_path: Path, uninterrupted: Path) -> None
     assert differences(*encoders) == []
 
 
-def test_runs_with_different_seeds_differ(uninterrupted: Path, tmp_path: Path) -> None:
+def test_runs_with_different_seeds_differ(short: Path, tmp_path: Path) -> None:
     """A different seed changes weights, target, momentum, probe and beta."""
-    pretrain(tiny(*STEERED, "seed=1"), tmp_path / "run", display=silent())
-    different = differences(last(tmp_path / "run"), last(uninterrupted))
+    pretrain(tiny(*SHORT, "seed=1"), tmp_path / "run", display=silent())
+    different = differences(last(tmp_path / "run"), last(short))
     for part in (
         "learner.method.encoder.conv1",
         "learner.method.target.network.0.conv1",
@@ -126,7 +135,7 @@ def test_runs_with_different_seeds_differ(uninterrupted: Path, tmp_path: Path) -
         "health.losses",
     ):
         assert any(part in name for name in different), part
-    assert journal(tmp_path / "run") != journal(uninterrupted)
+    assert journal(tmp_path / "run") != journal(short)
 
 
 class Interrupting(Display):
@@ -543,26 +552,27 @@ def test_late_metrics_are_logged_with_their_own_learning_rate(
 
 
 def test_learning_rate_and_ema_decay_follow_their_formulas(tmp_path: Path) -> None:
-    """Warm-up takes 2 epochs of 5 steps, then half a cosine; the EMA decay reaches 1 at the end."""
+    """Warm-up takes 2 epochs of 2 steps, then half a cosine; the EMA decay reaches 1 at the end."""
     config = tiny(
         "method=byol",
         "optim.warmup_epochs=2",
         "optim.lr=0.3",
         "target.ema_decay=0.9",
-        "train.steps=14",
+        "train.batch_size=20",
+        "train.steps=7",
     )
     run = started(config, tmp_path)
-    peak = 0.3 * 8 / 256
-    for step in range(14):
+    peak = 0.3 * 20 / 256
+    for step in range(7):
         method: Any = run.method
         target = method.target
         assert target is not None
         slow = [p.clone() for p in target.network.parameters()]
         one_step(run)
-        cosine = 0.5 * (1 + math.cos(math.pi * (step - 10) / 4))
-        lr = peak * step / 10 if step < 10 else peak * cosine
+        cosine = 0.5 * (1 + math.cos(math.pi * (step - 4) / 3))
+        lr = peak * step / 4 if step < 4 else peak * cosine
         assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([lr] * 2)
-        tau = 1 - 0.1 * 0.5 * (1 + math.cos(math.pi * step / 14))
+        tau = 1 - 0.1 * 0.5 * (1 + math.cos(math.pi * step / 7))
         fast = [*method.encoder.parameters(), *method.projection.parameters()]
         for before, now, quick in zip(slow, target.network.parameters(), fast, strict=True):
             torch.testing.assert_close(now, tau * before + (1 - tau) * quick)
@@ -826,13 +836,13 @@ def test_run_folder_has_the_documented_files(tmp_path: Path) -> None:
     }
 
 
-def test_rerun_of_a_finished_run_changes_nothing(uninterrupted: Path) -> None:
-    before, lines = last(uninterrupted), journal(uninterrupted)
-    outcome = pretrain(tiny(*STEERED), uninterrupted, display=silent())
+def test_rerun_of_a_finished_run_changes_nothing(short: Path) -> None:
+    before, lines = last(short), journal(short)
+    outcome = pretrain(tiny(*SHORT), short, display=silent())
     assert outcome.step == outcome.total
     assert outcome.accuracy == before["accuracy"]
-    assert differences(last(uninterrupted), before) == []
-    assert journal(uninterrupted) == lines
+    assert differences(last(short), before) == []
+    assert journal(short) == lines
 
 
 @pytest.mark.slow

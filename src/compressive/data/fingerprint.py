@@ -16,10 +16,19 @@ from compressive.storage.remote_file import opened_file
 _NAMES_AT_ONCE = 10_000
 
 
-def _last_part(path: str) -> str:
-    """Return the name that `Path(path).name` returns, in a quarter of the time."""
-    name = os.path.basename(path)
-    return name if name not in ("", ".") else Path(path).name
+def _last_parts(paths: Iterable[str]) -> list[str]:
+    """Return the names that `Path(path).name` returns, in a twentieth of the time."""
+    paths = list(paths)
+    if os.altsep is None:
+        names = [path.rpartition(os.sep)[2] for path in paths]  # os.path.basename, but faster
+    else:  # Windows has two separators
+        names = [os.path.basename(path) for path in paths]
+    if "" in names or "." in names:
+        return [
+            name if name not in ("", ".") else Path(path).name
+            for name, path in zip(names, paths, strict=True)
+        ]
+    return names
 
 
 class DatasetFingerprint:
@@ -44,7 +53,7 @@ class DatasetFingerprint:
         # In parts: the names of all images together would need gigabytes.
         for first in range(0, len(places), _NAMES_AT_ONCE):
             some = map(self.source.origin, places[first : first + _NAMES_AT_ONCE])
-            names = "\n" * (first > 0) + "\n".join(map(_last_part, some))
+            names = "\n" * (first > 0) + "\n".join(_last_parts(some))
             digest.update(names.encode(errors="backslashreplace"))
         if labels is not None:
             digest.update(labels.contiguous().numpy().data)

@@ -11,12 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.distributions.radial_solver import (
-    Tail,
-    chebyshev_phases,
-    plain_tensors,
-    radius_range,
-)
+from compressive.distributions.cells import chebyshev_phases, plain_tensors
+from compressive.distributions.radial_solver import Tail, radius_range
 
 _MAX_DEGREE = 16
 

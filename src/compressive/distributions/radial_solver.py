@@ -8,14 +8,10 @@ while sampling.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from compressive.checks import outside_func_transforms
 
 # Chosen by tests/distributions/test_vmf_sampler.py: over n = 2 .. 65536, kappa = 0 .. 1e8 and all
 # quantiles from 1e-12 to 1 - 1e-12, |F(theta) - F_chi(r)| < 1e-11, the rounding at n = 65536.
@@ -130,21 +126,9 @@ def _fejer(start: Tensor, stop: Tensor) -> tuple[Tensor, Tensor]:
     return start.unsqueeze(-1) + half * (1 + torch.cos(phase)), half.abs() * weights
 
 
-def chebyshev_phases(count: int) -> Tensor:
-    """Return the angles whose cosines are Chebyshev points, as float64 on the CPU."""
-    return (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
-
-
 def radius_range(n: int) -> tuple[float, float]:
     """Return quantiles 1e-13 and 1 - 1e-13 of r, by Wilson and Hilferty's approximation."""
     m = n - 1
     spread = 7.35 * math.sqrt(2 / (9 * m))
     low, high = (math.sqrt(m * max(1 - 2 / (9 * m) + sign * spread, 0.0) ** 3) for sign in (-1, 1))
     return low, high
-
-
-@contextmanager
-def plain_tensors() -> Iterator[None]:
-    """Compute numbers only, also inside of torch.func and inference mode."""
-    with torch.inference_mode(False), torch.no_grad(), outside_func_transforms():
-        yield

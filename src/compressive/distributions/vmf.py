@@ -1,7 +1,7 @@
 """The von Mises-Fisher distribution on the unit sphere, as a torch distribution."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from compressive.checks import (
     validates_inputs,
 )
 from compressive.distributions import radial_polynomial, special, vmf_sampler
+from compressive.distributions.cells import known_while_compiling
 from compressive.platforms.float64 import float64_device, to_float64
 
 __all__ = ["VonMisesFisher"]
@@ -50,8 +51,8 @@ class VonMisesFisher(Distribution):
 
     Sampling needs no rejection: shapes are fixed, nothing waits for the device, and it compiles
     into one graph. The gradient in mu is by parallel transport of the sample along the sphere
-    (bounded everywhere), that in kappa by implicit reparameterization. In a CUDA graph, draw once
-    before the capture, which copies the table to the device.
+    (bounded everywhere), that in kappa by implicit reparameterization. Before a CUDA graph is
+    captured, call its functions once, which copies tables to the device.
 
     All computations are at least float32, also under autocast: at n = 256, kappa = 16384 bfloat16
     would be wrong by tens of nats. `validate_args=None` checks values on the CPU only, True on all
@@ -337,29 +338,22 @@ def _widened(value: Any) -> Any:
     return to_float64(value) if isinstance(value, Tensor) else value
 
 
-def _known_while_compiling(function: Callable) -> Callable:
-    """Let torch.compile call this function while tracing and treat the result as a constant."""
-    # torch.compiler.assume_constant_result does the same, but imports the compiler (6 seconds).
-    function.__dict__["_dynamo_marked_constant"] = True
-    return function
-
-
-@_known_while_compiling
+@known_while_compiling
 def _constants(kappa: float, n: int) -> special.Constants:
     return special.constants(kappa, n)
 
 
-@_known_while_compiling
+@known_while_compiling
 def _table_cells(n: int, device: torch.device) -> Tensor:
     return vmf_sampler.table_cells(n, device)
 
 
-@_known_while_compiling
+@known_while_compiling
 def _fixed_cells(n: int, kappa: float, device: torch.device) -> Tensor:
     return vmf_sampler.fixed_cells(n, kappa, device)
 
 
-@_known_while_compiling
+@known_while_compiling
 def _transport(n: int, kappa: float, log_height: float) -> radial_polynomial.Transport | None:
     return radial_polynomial.transport(n, kappa, log_height)
 

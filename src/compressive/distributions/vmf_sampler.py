@@ -27,16 +27,19 @@ from torch import Tensor
 
 from compressive.checks import in_func_transform
 from compressive.distributions import special
-from compressive.distributions.radial_solver import (
-    Tail,
-    chebyshev_phases,
+from compressive.distributions.cells import (
+    centers_of_cells,
+    interpolation,
+    locate,
     plain_tensors,
-    radius_range,
+    powers_of,
 )
+from compressive.distributions.debye import evaluate_directly
+from compressive.distributions.radial_solver import Tail, radius_range
 from compressive.platforms.float64 import to_float64
 
 _POWERS = 8  # of r and of t in a cell of the table
-_ROWS_PER_BLOCK = 4096  # samples whose coefficients fit into the cache of a processor
+_ROWS_PER_BLOCK = 16_384  # samples whose powers fit into the cache of a processor
 
 
 class TableGrid(NamedTuple):
@@ -97,10 +100,9 @@ def _turn_block(
     r, kappa = to_float64(r), to_float64(kappa)
     t = grid.scale / (grid.scale + kappa)
     i, x = _locate_radius(r, grid)
-    j, y = _locate(grid.size * t, grid.size)
-    cell = F.embedding(torch.add(j, i, alpha=grid.size).squeeze(-1), cells)
-    in_y = cell.unflatten(-1, (_POWERS, _POWERS)) @ _powers(x).mT
-    powers = _powers(y)
+    j, y = locate(grid.size * t, grid.size)
+    in_y = _sum_over_x(torch.add(j, i, alpha=grid.size), powers_of(x, _POWERS), cells)
+    powers = powers_of(y, _POWERS)
     half_tangent = torch.exp((powers @ in_y).squeeze(-1)) * torch.sqrt(t)
     slope = None
     if differentiate:
@@ -110,6 +112,19 @@ def _turn_block(
     return *_from_half_tangent(r, half_tangent), slope
 
 
+def _sum_over_x(cell: Tensor, powers: Tensor, cells: Tensor) -> Tensor:
+    """Return the coefficients of 1, y, ..., y^7 in each sample's cell, of shape (..., 8, 1)."""
+    if cell.device.type == "cpu" and not (torch.compiler.is_compiling() or in_func_transform()):
+        # The same sums in the same order, without a copy of 64 coefficients per sample.
+        rows = torch.add(torch.arange(_POWERS, device="cpu"), cell.reshape(-1, 1), alpha=_POWERS)
+        weights = powers.reshape(-1, _POWERS)
+        table = cells.view(-1, _POWERS)
+        found = F.embedding_bag(rows, table, mode="sum", per_sample_weights=weights)
+        return found.view(*cell.shape[:-1], _POWERS, 1)
+    chosen = F.embedding(cell.squeeze(-1), cells).unflatten(-1, (_POWERS, _POWERS))
+    return chosen.mT @ powers.mT
+
+
 def turn_fixed(
     r: Float[Tensor, "*sample 1"], n: int, cells: Float[Tensor, "cells coefficients"]
 ) -> tuple[Tensor, Tensor]:
@@ -117,7 +132,7 @@ def turn_fixed(
     r = to_float64(r)
     i, x = _locate_radius(r, table_grid(n))
     cell = F.embedding(i.squeeze(-1), cells).unsqueeze(-1)
-    return _from_half_tangent(r, torch.exp((_powers(x) @ cell).squeeze(-1)))
+    return _from_half_tangent(r, torch.exp((powers_of(x, _POWERS) @ cell).squeeze(-1)))
 
 
 def turn_in_space(
@@ -153,18 +168,7 @@ def _from_half_tangent(r: Tensor, per_r: Tensor) -> tuple[Tensor, Tensor]:
 
 def _locate_radius(r: Tensor, grid: TableGrid) -> tuple[Tensor, Tensor]:
     per_cell = grid.size / (grid.high - grid.low)
-    return _locate(((r - grid.low) * per_cell).clamp(0, grid.size), grid.size)
-
-
-def _locate(position: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the cell of each position, and the position relative to the center of the cell."""
-    index = position.long().clamp(0, count - 1)  # a valid index also for NaN
-    return index, position - (index + 0.5)
-
-
-def _powers(x: Tensor) -> Tensor:
-    """Return 1, x, ..., x^7 on a new last axis."""
-    return torch.linalg.vander(x, N=_POWERS)
+    return locate(((r - grid.low) * per_cell).clamp(0, grid.size), grid.size)
 
 
 @cache  # without a limit: a CUDA graph may use the memory of any table
@@ -172,10 +176,10 @@ def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficien
     """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s)."""
     grid = table_grid(n)
     with plain_tensors():
-        nodes, fit = _interpolation()
-        t = (_centers(grid).unsqueeze(-1) + nodes).flatten() / grid.size
+        nodes, fit = interpolation(_POWERS)
+        t = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).flatten() / grid.size
         g = _fitted_in_r(n, grid.scale * (1 - t) / t, 0.5 * torch.log(t))
-        found = torch.einsum("ipjb,qb->ijqp", g.unflatten(-1, (grid.size, _POWERS)), fit)
+        found = torch.einsum("ipjb,qb->ijpq", g.unflatten(-1, (grid.size, _POWERS)), fit)
         return found.reshape(grid.size**2, _POWERS**2).to(device)
 
 
@@ -190,23 +194,13 @@ def fixed_cells(n: int, kappa: float, device: torch.device) -> Float[Tensor, "ce
 def _fitted_in_r(n: int, kappa: Tensor, offset: Tensor) -> Tensor:
     """Return coefficients of log(tan(theta/2) / r) - offset, of shape (cell, power, kappa)."""
     grid = table_grid(n)
-    nodes, fit = _interpolation()
-    position = (_centers(grid).unsqueeze(-1) + nodes).view(-1, 1)
+    nodes, fit = interpolation(_POWERS)
+    position = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).view(-1, 1)
     r = grid.low + (grid.high - grid.low) / grid.size * position
-    log_height = special.log_mode_density(kappa, n) + special.log_area(n - 1)
+    log_height = evaluate_directly(kappa, n / 2 - 1, "M") + special.log_area(n - 1)
     g = [  # in pieces that fit into the processor's cache
         Tail.of(r, n, k, height).log_half_tangent(r)
         for k, height in zip(kappa.split(8), log_height.split(8), strict=True)
     ]
     values = torch.cat(g, -1) - torch.log(r) - offset
     return fit @ values.unflatten(0, (grid.size, _POWERS))
-
-
-def _centers(grid: TableGrid) -> Tensor:
-    return torch.arange(grid.size, dtype=torch.float64, device="cpu") + 0.5
-
-
-def _interpolation() -> tuple[Tensor, Tensor]:
-    """Return Chebyshev points around 0, and the matrix from values there to coefficients."""
-    nodes = torch.cos(chebyshev_phases(_POWERS)) / 2
-    return nodes, torch.linalg.inv(_powers(nodes))

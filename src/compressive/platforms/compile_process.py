@@ -22,9 +22,9 @@ from compressive.platforms.processes import (
 )
 
 COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
-_AHEAD_ON = ("1", "yes", "on")
-_AHEAD_OFF = ("0", "no", "off")
-_AHEAD_DEFAULT = "off"  # auto: where it saves time; not yet, because it needs a repetition on a GPU
+_AHEAD_ON = ("1", "yes", "on", "true")
+_AHEAD_OFF = ("0", "no", "off", "false")
+_AHEAD_DEFAULT = "auto"  # where it saves time
 _FEWEST_CORES = 4  # below, two processes that compile slow each other down
 _LEAST_MEMORY = 8 * 10**9  # free bytes of the machine; torch with its compiler and CUDA uses 3
 # Python searches rarely for reference cycles during imports, too.

@@ -4,6 +4,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ Loader = Resident | Streaming | SplitResident
 FileList = UInt8[Tensor, " _"]  # name, size, time and checksum of each file, compressed
 # 2019, 2019-05, 2019_05_17, 20190517, 2019-05 Rome
 _DATE = re.compile(r"(19|20)\d\d([-_. ]?(0[1-9]|1[0-2])([-_. ]?[0-3]\d)?)?(\D.*)?")
+_FILES_AT_ONCE = 1000  # compressed together
 _SAMPLED_FILES = 64  # files whose content is compared
 _SAMPLED_BYTES = 2**20  # read from the start of each; most images are smaller, shards larger
 
@@ -168,12 +170,17 @@ def list_files(source: Source, place: str) -> FileList:
     """Return relative names, sizes and times of all files, and checksums of a sample."""
     states, roots = file_states(source), [*map(_root_of, split_places(place))]
     sampled = set(evenly_spaced_indices(len(states), _SAMPLED_FILES).tolist())
-    fields: list[str] = []
-    for i, (path, (size, time)) in enumerate(states.items()):
-        content = start_of_file(path, _SAMPLED_BYTES) if i in sampled and size else b""
-        fields += (_relative_name(path, roots), str(size), str(time), f"{zlib.crc32(content)}")
-    text = "\0".join(fields).encode(errors="surrogateescape")
-    return torch.frombuffer(bytearray(zlib.compress(text, 1)), dtype=torch.uint8)
+    # In parts: the text of all files would need as much memory as their states.
+    packer, packed = zlib.compressobj(1), bytearray()
+    files = enumerate(states.items())
+    while part := list(islice(files, _FILES_AT_ONCE)):
+        fields = [""] if part[0][0] else []  # a separator after the part before
+        for i, (path, (size, time)) in part:
+            content = start_of_file(path, _SAMPLED_BYTES) if i in sampled and size else b""
+            fields += (_relative_name(path, roots), str(size), str(time), f"{zlib.crc32(content)}")
+        packed += packer.compress("\0".join(fields).encode(errors="surrogateescape"))
+    packed += packer.flush()
+    return torch.frombuffer(packed, dtype=torch.uint8)
 
 
 def _root_of(place: str) -> str:

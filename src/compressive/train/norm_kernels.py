@@ -20,10 +20,11 @@ def fuse_norms(learner: nn.Module, config: Config, device: torch.device, *, comp
     """Change the batch norms of a learner in place if the settings say so; return how many.
 
     Call it after norms are synchronized. Networks and devices that the kernels do not support keep
-    torch's batch norms with "auto"; with "yes" they are an error.
+    torch's batch norms with "auto", as do small stems; with "yes" they are an error.
     """
     setting, name = config.train.fused_norm, config.network.name
-    if setting == "no":
+    # The small stem gains 4 % on an H200, the stem for ImageNet 19 %. Both take longer to compile.
+    if setting == "no" or (setting == "auto" and config.network.stem != "imagenet"):
         return 0
     obstacle = _obstacle(config, device, compiled=compiled)
     count = 0 if obstacle else fuse(learner)

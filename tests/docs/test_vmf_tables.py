@@ -1,0 +1,62 @@
+"""The tables of docs/results/2026-11-18-vmf.md match the result files."""
+
+import json
+from pathlib import Path
+
+from result_tables import table_rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "2026-11-18-vmf.md"
+RATIOS = {
+    "fixed / scipy": "fixed / scipy",
+    "batched / fixed": "batched / fixed",
+    "learned / fixed": "learned / fixed",
+    "with backward": "learned, backward / fixed, backward",
+    "with log_prob": "batched, log_prob / fixed, log_prob",
+}
+
+
+def results(*names: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Return all dimensions; a size that is in several files is from the first."""
+    texts = [(PAGE.with_suffix("") / f"{name}.json").read_text() for name in reversed(names)]
+    return {size: row for text in texts for size, row in json.loads(text)["dimensions"].items()}
+
+
+def size_of(row: dict[str, str]) -> str:
+    n, count = row["n, rows"].split(", ")
+    return f"n = {n}, {count.replace(',', '')}"
+
+
+def test_samples() -> None:
+    found = results("dimensions", "million")
+    rows = table_rows(PAGE, "## Samples at kappa = n", "n, rows")
+    assert {size_of(row) for row in rows} == set(found)
+    for row in rows:
+        measured = found[size_of(row)]
+        for name in ("scipy", "fixed", "batched", "learned"):
+            assert row[name] == str(round(measured["nanoseconds per sample"][name]))
+        for column, name in RATIOS.items():
+            assert row[column] == f"{measured['ratio'][name]:g}"
+
+
+def test_goals_follow_from_the_ratios() -> None:
+    found = results("dimensions", "million")
+    ratios = [row["ratio"] for row in found.values()]
+    against_scipy = [row["ratio"]["fixed / scipy"] for n, row in found.items() if "128" not in n]
+    names = [
+        name for column, name in RATIOS.items() if column not in ("fixed / scipy", "with log_prob")
+    ]
+    goals = {
+        "at most 2 times scipy up to n = 40": against_scipy,
+        "batched and learned at most 3 times fixed, with backward": [
+            row[name] for row in ratios for name in names
+        ],
+        "batched at most 3 times fixed, with log_prob (learned: not measured)": [
+            row[RATIOS["with log_prob"]] for row in ratios
+        ],
+    }
+    shown = {
+        row["goal"]: row["result"] for row in table_rows(PAGE, "## Samples at kappa = n", "goal")
+    }
+    for goal, values in goals.items():
+        assert shown[goal] == f"reached: {min(values):g} to {max(values):g}"
+        assert max(values) <= (2 if "scipy" in goal else 3)
