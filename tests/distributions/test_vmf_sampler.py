@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from exact import CosineLaw
 from mpmath import diff, log, mp
 from scipy import integrate, stats
+from torch import Tensor, nn
 
+from compressive import VonMisesFisher
 from compressive.distributions import radial_polynomial, radial_solver, special, vmf_sampler
 from compressive.distributions.radial_solver import Tail
 
@@ -274,3 +277,33 @@ def test_radii_outside_the_fit_stay_finite() -> None:
     r = torch.tensor([0.0, 1e-30, 1e3])
     assert ((q := radial_polynomial.carry(transport, r)) > 0).all()
     assert q.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("n", "kappa"),
+    [
+        (258, None),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((18, None), (22, 4.5), (258, 4.5))
+        ),
+    ],
+)
+def test_exported_samples_are_those_of_eager_mode(n: int, kappa: float | None) -> None:
+    """Tables that are made during an export must have values, then and later."""
+
+    class Sampler(nn.Module):
+        def forward(self, mu: Tensor, kappas: Tensor) -> Tensor:
+            given = kappas if kappa is None else kappa
+            return VonMisesFisher(mu, given, validate_args=False).rsample()
+
+    mu = F.normalize(torch.randn(3, n), dim=-1)
+    kappas = torch.tensor([0.5, 3.0, 500.0])
+    exported = torch.export.export(Sampler(), (mu, kappas), strict=False).module()
+    drawn = []
+    for sampler in (exported, Sampler()):
+        torch.manual_seed(1)
+        drawn.append(sampler(mu, kappas))
+    assert type(drawn[1]) is Tensor
+    assert torch.equal(*drawn)
+    torch.testing.assert_close(drawn[1].norm(dim=-1), torch.ones(3))
