@@ -170,7 +170,7 @@ def test_tracing_does_not_change_later_results(trace: str) -> None:
     expected = debye.evaluate_directly(kappa, n / 2 - 1, "M")
     module = density(n)
     if trace == "export":
-        traced: Any = torch.export.export(module, (kappa,)).module()
+        traced: Any = torch.export.export(module, (kappa,), strict=False).module()
     elif trace == "jit":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

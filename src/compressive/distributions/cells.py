@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from compressive.checks import outside_func_transforms
 
@@ -39,8 +40,14 @@ def chebyshev_phases(count: int) -> Tensor:
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Compute numbers only, also inside of torch.func and inference mode."""
-    with torch.inference_mode(False), torch.no_grad(), outside_func_transforms():
+    """Compute numbers only, also inside of torch.func, inference mode and torch.export."""
+    # Modes of dispatch would make a table of tensors without values, which is kept.
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        outside_func_transforms(),
+        _disable_current_modes(),
+    ):
         yield
 
 
