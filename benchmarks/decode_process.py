@@ -9,8 +9,7 @@ Prints a JSON line after each part, so that a timeout loses nothing. It times C-
 ResNet-50 at 224 pixels and 256 images of 500 x 375 pixels per step, in turn in one process: the
 bare compiled network (without --set), steps from device memory, and steps from files that are
 decoded by threads of the training process (`threads`) or by a process of its own (`process`). There
-are as many threads as cores, or N. `nice` is the lower priority of threads or process; that of
-`process` is the default.
+are as many threads as cores.
 
 After some steps that are not timed, `ms` is the mean of 20 steps, `wait` the share of time in which
 the loop waits for batches, `queue` the share in which its thread waits for a core. `cores_used` are
@@ -26,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +57,11 @@ def report(**line: object) -> None:
     print(json.dumps(line), flush=True)
 
 
-def set_cores(cores: list[int], pids: list[int]) -> None:
-    """Restrict every thread of these processes, and those that they will start, to these cores."""
-    for pid in pids:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            try:
-                os.sched_setaffinity(int(task), cores)
-            except ProcessLookupError:  # it has ended
-                continue
+def set_cores(cores: list[int]) -> None:
+    """Restrict every thread of this process, and what they will start, to these cores."""
+    for task in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(task), cores)
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -107,11 +104,9 @@ def block(step: Callable[[], None], loader: Any, pids: list[int]) -> dict[str, f
     }
 
 
-def steps_from(run: Run, loader: Any, workers: int) -> tuple[Callable[[], None], Any]:
+def steps_from(run: Run, loader: Any) -> tuple[Callable[[], None], Any]:
     """Return a function that makes a training step from a loader, and its batches."""
     run.loader = loader
-    if isinstance(loader, Streaming):
-        loader.workers = workers
     batches = run.batches()
 
     def step() -> None:
@@ -134,104 +129,89 @@ def check_equal(loaders: list[Streaming], count: int, batch: int) -> int:
 
 
 class Contestants(NamedTuple):
-    """What is timed, and the processes that take part."""
+    """What is timed, except the loaders of files, which depend on the number of cores."""
 
+    source: Source
     network: Callable[[], None]
     run: Run
     memory: Resident
-    threads: Streaming
-    process: Streaming
-    plain: Streaming  # a process without lower priority
-    pids: list[int]
-
-    def order(self, count: int) -> list[tuple[str, Any, int, int]]:
-        """Return name, loader, number of threads and priority of threads, for some cores."""
-        fewer = max(1, count - (2 if count > 4 else 1))
-        return [
-            ("network", None, 0, 0),
-            ("memory", self.memory, 0, 0),
-            ("threads", self.threads, 0, 0),
-            ("process", self.process, 0, 0),
-            (f"process, {fewer}", self.process, fewer, 0),
-            ("process, nice 0", self.plain, 0, 0),
-            ("threads, nice 5", self.threads, 0, 5),
-            (f"threads, {fewer}", self.threads, fewer, 0),
-        ]
 
 
-def loader_rates(some: Contestants, source: Source, batch: int, cores: int) -> dict[str, float]:
-    """Return images per second of loaders alone, of one thread, and of two processes together."""
-    kind, few = some.run.device.type, range(min(256, len(source)))
-
-    def passes(loader: Streaming, workers: int, times: int) -> None:
-        loader.workers = workers
-        exhaust(loader.batches(plan(len(source), batch, times)))
-
-    def passes_of_both(times: int) -> None:
-        each = max(1, cores // 2)
-        loaders = (some.process, some.plain)
-        tasks = [threading.Thread(target=passes, args=(k, each, times)) for k in loaders]
-        for task in tasks:
-            task.start()
-        for task in tasks:
-            task.join()
-
-    found = {"one thread": rate(len(few), "cpu", lambda: [source.image(i) for i in few])}
-    for name, loader in (("threads", some.threads), ("process", some.process)):
-        passes(loader, cores, 1)
-        found[name] = rate(2 * len(source), kind, lambda k=loader: passes(k, cores, 2))
-    found["two processes"] = rate(2 * len(source), kind, lambda: passes_of_both(1))
-    return found
+def started(some: Contestants) -> Streaming:
+    """Return a loader with a process that is ready and decodes the same as threads."""
+    begin = time.perf_counter()
+    process = DecoderProcess()
+    while not process.is_ready:
+        time.sleep(0.01)
+    ready = time.perf_counter() - begin
+    options: dict[str, Any] = {"side": some.run.side, "device": some.run.device}
+    apart = Streaming(some.source, process=process, **options)
+    with Streaming(some.source, **options) as threads:
+        batch = some.run.config.train.batch_size
+        compared = check_equal([threads, apart], len(some.source), batch)
+    report(seconds_until_ready=ready, equal_batches=compared)
+    return apart
 
 
 def prepare(asked: argparse.Namespace, folder: Path) -> Contestants:
-    """Write images, start processes, compare batches, and compile."""
+    """Write images, and compile."""
     photos = folder / "photos"
     photos.mkdir()
     size = write_photos(str(photos), 64 if asked.small else 2048)
     base = override(settings(photos, asked.small), "data.cache_on_device=no")
-    os.environ["COMPRESSIVE_DECODE_PROCESS"] = "off"  # the loaders below are explicit
+    os.environ["COMPRESSIVE_DECODE_PROCESS"] = "off"  # the loaders of `race` are explicit
     run = begun(override(base, *asked.set), folder / "run")
-    source, threads = open_source(photos), run.loader
-    assert isinstance(threads, Streaming)
-    begin = time.perf_counter()
-    processes = [DecoderProcess(), DecoderProcess(nice=0)]
-    while not all(process.is_ready for process in processes):
-        time.sleep(0.01)
-    ready = time.perf_counter() - begin
-    options = {"side": run.side, "device": run.device}
-    apart, plain = (Streaming(source, process=process, **options) for process in processes)
-    compared = check_equal([threads, apart], len(source), base.train.batch_size)
-    report(kilobytes_per_file=size, seconds_until_processes_are_ready=ready, equal_batches=compared)
-    memory = Resident(source, **options)
+    source = open_source(photos)
+    memory = Resident(source, side=run.side, device=run.device)
     network = bare(base, run.device, "default")
-    step, batches = steps_from(run, memory, 0)
+    step, batches = steps_from(run, memory)
     for each in (network, step):
         for _ in range(12):  # compile
             each()
     batches.close()
-    report(compiled=True, settings=asked.set)
-    pids = [os.getpid(), *(process.pid for process in processes)]
-    return Contestants(network, run, memory, threads, apart, plain, pids)
+    report(compiled=True, settings=asked.set, kilobytes_per_file=size)
+    return Contestants(source, network, run, memory)
 
 
-def race(some: Contestants, count: int, turn: int, until: float) -> None:
-    """Time each contestant once."""
-    for name, loader, workers, nice in some.order(count):
-        is_known = turn > 0 and count <= 4 and name in ("network", "memory")
-        if is_known or time.perf_counter() > until:
-            continue
-        if loader is None:
-            found = block(some.network, None, some.pids)
-        else:
-            step, batches = steps_from(some.run, loader, workers)
-            step()
-            for thread in threading.enumerate() if nice else ():
-                if thread.name.startswith("decode-"):
-                    os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, nice)
-            found = block(step, loader, some.pids)
-            batches.close()
-        report(cores=count, round=turn, name=name, **found)
+def race(some: Contestants, cores: list[int], rounds: int, until: float) -> None:
+    """Time each contestant on some cores."""
+    set_cores(cores)  # the number of threads follows
+    run, count = some.run, len(cores)
+    with (
+        Streaming(some.source, side=run.side, device=run.device) as threads,
+        started(some) as apart,
+    ):
+        assert apart.process is not None
+        pids = [os.getpid(), apart.process.pid]
+        files = {"threads": threads, "process": apart}
+        for turn in range(rounds):
+            for name, loader in {"network": None, "memory": some.memory, **files}.items():
+                if time.perf_counter() > until:
+                    continue
+                if loader is None:
+                    found = block(some.network, None, pids)
+                else:
+                    step, batches = steps_from(run, loader)
+                    found = block(step, loader, pids)
+                    batches.close()
+                report(cores=count, round=turn, name=name, **found)
+        if time.perf_counter() < until:
+            rates = loader_rates(some, files)
+            report(cores=count, images_per_second=rates, process_mib=memory_of(pids[1]))
+
+
+def loader_rates(some: Contestants, files: dict[str, Streaming]) -> dict[str, float]:
+    """Return images per second of loaders alone, and of one thread."""
+    source, few = some.source, range(min(256, len(some.source)))
+    kind, batch = some.run.device.type, some.run.config.train.batch_size
+    found = {"one thread": rate(len(few), "cpu", lambda: [source.image(i) for i in few])}
+    for name, loader in files.items():
+
+        def passes(loader: Streaming = loader) -> None:
+            exhaust(loader.batches(plan(len(source), batch, 2)))
+
+        found[name] = rate(2 * len(source), kind, passes)
+    return found
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> None:
@@ -240,22 +220,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
     while asked.after and not asked.after.exists():
         time.sleep(0.2)
     until, every = time.perf_counter() + asked.seconds, sorted(os.sched_getaffinity(0))
-    counts = sorted({min(n, len(every)) for n in asked.cores}, reverse=True)
-    source, batch = open_source(folder / "photos"), some.run.config.train.batch_size
-    for turn in range(asked.rounds):
-        for count in counts:
-            set_cores(every[:count], some.pids)
-            race(some, count, turn, until)
-            if turn == 0 and time.perf_counter() < until:
-                rates = loader_rates(some, source, batch, count)
-                memory = memory_of(some.pids[1])
-                report(cores=count, images_per_second=rates, process_mib=memory)
-    set_cores(every, some.pids)
-    begin = time.perf_counter()
-    some.process.close()
-    report(ended=True, seconds_to_close=time.perf_counter() - begin)
-    some.plain.close()
-    some.run.loader = some.threads
+    for count in sorted({min(n, len(every)) for n in asked.cores}, reverse=True):
+        race(some, every[:count], asked.rounds, until)
+    set_cores(every)
     some.run.close()
 
 

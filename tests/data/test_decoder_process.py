@@ -1,14 +1,16 @@
 import gc
+import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,10 @@ from compressive.data.sampler import BatchIndices
 from compressive.data.shared_buffers import SharedBuffer
 from compressive.data.source import Source, subset
 from compressive.data.sources import open_source
-from compressive.data.worker_threads import WorkerThreads
+from compressive.data.worker_threads import WorkerThreads, own_cores
+from compressive.platforms import processes
 
-pytestmark = pytest.mark.skipif(not hasattr(socket, "send_fds"), reason="needs POSIX")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 SIDE = 40
 CPU = torch.device("cpu")
 SIZES = [(7, 11), (40, 40), (64, 50), (1, 33), (40, 3), (90, 20), (38, 39), (12, 40)]
@@ -291,8 +294,9 @@ def test_memory_that_cannot_be_pinned_is_left_to_threads(
     write_images(tmp_path)
     source = open_source(tmp_path)
     monkeypatch.setattr(decoder_process, "create_shared_file", create)
-    with apart(source) as loader:
+    with apart(source) as loader, pytest.warns(UserWarning, match="no memory") as found:
         assert_equal(list(loader.batches(plan(18))), by_threads(source, plan(18)))
+    assert len(found) == 1
     assert (requests_of(stand_in.servers[0]) > 0) == (shared > 0)
 
 
@@ -313,9 +317,56 @@ def test_waiting_thread_keeps_no_task() -> None:
     threads.close()
 
 
+@pytest.mark.parametrize("code", [0, 2])
+def test_memory_is_pinned_for_the_gpu_of_the_run(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without CUDA: each call must be made while the GPU of the run is the current one."""
+    current, calls = ["cuda:0"], list[tuple[str, str]]()
+
+    @contextmanager
+    def use(device: torch.device) -> Iterator[None]:
+        current.append(str(device))
+        yield
+        current.pop()
+
+    def call(name: str, code: int) -> int:
+        calls.append((name, current[-1]))
+        return code
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *_: call("pin", code), cudaHostUnregister=lambda _: call("free", 0)
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", use)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: call("clear", 0))
+    descriptor = shared_buffers.create_shared_file(shared_buffers.shared_bytes(3, 8))
+    options: Any = {"device": torch.device("cuda:1"), "number": 3}
+    if code:
+        with pytest.raises(OSError, match="cannot pin 4,672 bytes: error 2"):
+            SharedBuffer(3, 8, descriptor, **options)
+        assert calls == [("pin", "cuda:1"), ("clear", "cuda:1")]
+    else:
+        buffer = SharedBuffer(3, 8, descriptor, **options)
+        buffer.close()
+        buffer.close()
+        assert calls == [("pin", "cuda:1"), ("free", "cuda:1")]
+    os.close(descriptor)
+
+
+def test_processes_on_a_machine_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
+    monkeypatch.setattr(processes, "core_quota", lambda: math.inf)
+    for count, cores in ((1, 12), (4, 8), (40, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
+        assert own_cores() == cores
+
+
 def test_shared_buffer_is_seen_by_a_second_mapping() -> None:
     size = shared_buffers.shared_bytes(3, 8)
     descriptor = shared_buffers.create_shared_file(size)
+    assert not os.get_inheritable(descriptor)
     one, other = (SharedBuffer(3, 8, descriptor) for _ in range(2))
     os.close(descriptor)
     one.begin_epochs(torch.tensor([5, 6]))
@@ -327,42 +378,39 @@ def test_shared_buffer_is_seen_by_a_second_mapping() -> None:
     assert other.numbers.shape == (5, 2)
 
 
-def test_shared_file_without_memfd_has_no_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on macOS."""
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    monkeypatch.setattr(shared_buffers.tempfile, "tempdir", str(tmp_path))
-    descriptor = shared_buffers.create_shared_file(10_000)
-    assert os.fstat(descriptor).st_size == 10_000
-    assert list(tmp_path.iterdir()) == []
-    os.close(descriptor)
-
-
 @pytest.mark.parametrize(
-    ("value", "device", "cores", "is_started"),
+    ("value", "device", "cores", "gigabytes", "system", "is_started"),
     [
-        ("", "cuda", 16, False),  # the default
-        ("auto", "cuda", 2, True),
-        ("auto", "cuda", 1, False),
-        ("auto", "cpu", 16, False),
-        ("on", "cpu", 1, True),
-        ("off", "cuda", 16, False),
+        ("", "cuda", 16, 8, "linux", True),  # the default
+        ("auto", "cuda", 2, 8, "linux", True),
+        ("auto", "cuda", 1, 8, "linux", False),
+        ("auto", "cuda", 16, 3, "linux", False),
+        ("auto", "cpu", 16, 8, "linux", False),
+        ("on", "cpu", 1, 3, "linux", True),
+        ("on", "cuda", 16, 8, "darwin", False),
+        ("off", "cuda", 16, 8, "linux", False),
+        ("False", "cuda", 16, 8, "linux", False),
     ],
 )
 def test_process_starts_where_it_is_useful(
     value: str,
     device: str,
     cores: int,
+    gigabytes: int,
+    system: str,
     is_started: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_images(tmp_path)
     monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", value)
-    monkeypatch.setattr(decoder_process, "usable_cores", lambda: cores)
+    monkeypatch.setattr(decoder_process, "own_cores", lambda: cores)
+    monkeypatch.setattr(decoder_process, "free_host_memory", lambda: gigabytes * 10**9)
     monkeypatch.setattr(decoder_process, "DecoderProcess", lambda: "started")
-    found = start_decoder_process(open_source(tmp_path), torch.device(device))
+    monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
+    source = open_source(tmp_path)
+    monkeypatch.setattr(sys, "platform", system)
+    found = start_decoder_process(source, torch.device(device))
     assert found == ("started" if is_started else None)
 
 
@@ -422,7 +470,10 @@ def test_real_process_decodes_the_same_and_ends(tmp_path: Path) -> None:
     other = apart(source)
     assert other.process is not None
     pid = other.process.pid
-    assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    for number in (signal.SIGTERM, signal.SIGINT):  # as SLURM does before it ends a job
+        os.kill(pid, number)
+    assert_equal(list(other.batches(portions)), by_threads(source, portions))
+    assert other.process.is_ready
     other.close()
     assert not is_running(pid)
     process = DecoderProcess()

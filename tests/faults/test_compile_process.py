@@ -26,7 +26,7 @@ from compressive.platforms.compile_process import (
     start_early,
     take_process,
 )
-from compressive.platforms.processes import core_quota
+from compressive.platforms.processes import core_quota, usable_cores
 from compressive.train import compile_ahead as module
 from compressive.train import compile_network
 from compressive.train.compile_ahead import CompiledAhead, compile_ahead, watch_compiler
@@ -61,7 +61,6 @@ def large_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let this machine have cores, memory and an empty compile cache; return its folder."""
     monkeypatch.setattr(module, "use_compile_cache", lambda _: CompileCache(tmp_path, 0))
     monkeypatch.setattr(compile_process, "usable_cores", lambda: 16)
-    monkeypatch.setattr(compile_process, "core_quota", lambda: 16.0)
     monkeypatch.setattr(compile_process, "free_host_memory", lambda: 10**11)
     monkeypatch.setattr(sys, "gettrace", lambda: None)
     monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
@@ -225,6 +224,10 @@ def test_limit_of_a_container(
     (tmp_path / "cpu.max").write_text(text)
     monkeypatch.setattr(processes, "Path", lambda path: tmp_path / Path(path).name)
     assert core_quota() == cores
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: range(16), raising=False)
+    expected = [3, 1, 1] if cores == 2.5 else [16, 8, 1]  # a whole core for each process
+    assert [usable_cores(count) for count in (1, 8, 100)] == expected
 
 
 def test_run_uses_the_gpu_first(large_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,6 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     monkeypatch.setattr(compile_process, "CompileProcess", start)
     monkeypatch.setattr(module, "use_compile_cache", lambda _: CompileCache(tmp_path, 0))
     monkeypatch.setattr(compile_process, "usable_cores", lambda: 16)
-    monkeypatch.setattr(compile_process, "core_quota", lambda: 16.0)
     monkeypatch.setattr(compile_process, "free_host_memory", lambda: 10**11)
     monkeypatch.setattr(compile_process, "_may_have_gpu", lambda: True)
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
@@ -96,7 +95,6 @@ def test_process_does_not_start_where_it_is_of_no_use(
     for place, name, value in (
         (module, "world_size", 2),
         (compile_process, "usable_cores", 3),
-        (compile_process, "core_quota", 2.5),
         (compile_process, "free_host_memory", 10**9),
         (module, "_locked", None),
         (module, "use_compile_cache", None),

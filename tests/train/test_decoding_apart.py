@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from compressive.train.loop import pretrain
 from compressive.train.run import Run
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_run_equals_one_that_decodes_in_threads_and_resumes_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

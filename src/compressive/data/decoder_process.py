@@ -3,7 +3,8 @@
 Threads that decode in the training process compete with the training loop for Python's lock: with
 16 of them the loop waits a millisecond for each image (docs/results/2026-11-18-performance.md). One
 process with these threads writes images to shared memory, from which batches are copied to the
-device. What it cannot read is read by threads of this process, which report it.
+device. What it cannot read is read by threads of this process, which report it. It reads
+files only, and knows nothing of the data set.
 """
 
 import os
@@ -24,17 +25,16 @@ from typing import IO
 import torch
 
 from compressive.data.batch_buffers import PinnedBuffer
-from compressive.data.reader import ImageReader, ImageRequest
+from compressive.data.reader import ImageReader
 from compressive.data.shared_buffers import SharedBuffer, create_shared_file, shared_bytes
 from compressive.data.source import Source
-from compressive.platforms.processes import is_plain_python, own_process_group, usable_cores
+from compressive.data.worker_threads import own_cores
+from compressive.platforms.memory import free_host_memory
+from compressive.platforms.processes import is_plain_python, own_process_group, switch
 
-DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # auto, on or off
-_PROCESS_DEFAULT = "off"  # auto: where it makes steps faster; not yet measured on a GPU
+DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # on, off, or auto: where it makes steps faster
+_LEAST_MEMORY = 4 * 10**9  # free bytes of the machine; the process uses 0.4
 _END_SECONDS = 5.0
-# The training loop and its compiler get a core first. Not more, because programs of other users
-# would also come first.
-_NICE = 5
 
 Answer = Callable[[list[int]], object]
 
@@ -58,7 +58,7 @@ class _State:
 class DecoderProcess:
     """The process; it ends with this object or this process. Threads take over if it fails."""
 
-    def __init__(self, nice: int = _NICE) -> None:
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         group = own_process_group()  # Ctrl-C in a terminal reaches only the run
         paths = os.pathsep.join(path for path in sys.path if path)
@@ -68,7 +68,7 @@ class DecoderProcess:
         try:
             with theirs:
                 process = subprocess.Popen(
-                    [*words, str(theirs.fileno()), str(nice)],
+                    [*words, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
@@ -99,23 +99,21 @@ class DecoderProcess:
         """Return whether the process can decode batches."""
         return self._state.is_ready
 
-    def decoder(self, reader: ImageReader) -> "RemoteDecoder":
-        """Return a `BatchReader` for the images of a reader."""
-        return RemoteDecoder(self, reader)
-
-    def new_buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
+    def new_buffer(self, size: int, side: int, device: torch.device) -> PinnedBuffer:
         """Return a buffer that both processes can write to, or a plain one if that fails."""
-        with suppress(OSError):  # no memory to share, or CUDA cannot pin it
-            if self._can_share:
-                return self._new_shared_buffer(size, side, pinned)
-        self._can_share = False  # batches in shared buffers are still decoded
-        return PinnedBuffer(size, side, pinned)
+        if self._can_share:
+            try:
+                return self._new_shared_buffer(size, side, device)
+            except (OSError, AttributeError) as error:  # no memory, or libc before 2.27
+                self._can_share = False  # batches in shared buffers are still decoded
+                _warn_of_threads(f"memory cannot be shared with another process ({error})")
+        return PinnedBuffer(size, side, device.type == "cuda")
 
-    def _new_shared_buffer(self, size: int, side: int, pinned: bool) -> SharedBuffer:
+    def _new_shared_buffer(self, size: int, side: int, device: torch.device) -> SharedBuffer:
         number = next(self._numbers)
         descriptor = create_shared_file(shared_bytes(size, side))
         try:
-            options = {"number": number, "pinned": pinned, "on_close": partial(self._drop, number)}
+            options = {"number": number, "device": device, "on_close": partial(self._drop, number)}
             buffer = SharedBuffer(size, side, descriptor, **options)
             with suppress(OSError), self._sending:  # the process may have ended
                 self._connection.send(("buffer", number, size, side))
@@ -124,14 +122,22 @@ class DecoderProcess:
         finally:
             os.close(descriptor)
 
-    def send(
+    def submit(
         self,
-        canvas: SharedBuffer,
-        requests: list[ImageRequest | None],
+        canvas: PinnedBuffer,
+        reader: ImageReader,
+        indices: list[int],
         threads: int,
         answer: Answer,
     ) -> bool:
-        """Let the process decode a batch; return False if it is not ready or has ended."""
+        """Let the process decode a batch; return False if it is not ready or has ended.
+
+        `answer` is called once in another thread, with the places that are left to the caller.
+        """
+        self._warn_once()
+        if not self.is_ready or not isinstance(canvas, SharedBuffer):
+            return False
+        requests = [reader.request(index) for index in indices]
         number, state = next(self._numbers), self._state
         with state.lock:
             if not state.is_ready:
@@ -141,7 +147,7 @@ class DecoderProcess:
             self._connection.send(("batch", number, canvas.number, threads, requests))
         return True
 
-    def warn_once(self) -> None:
+    def _warn_once(self) -> None:
         """Warn if the process has ended by itself."""
         if self._state.is_lost and not self._has_warned:
             self._has_warned = True
@@ -149,51 +155,32 @@ class DecoderProcess:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").split("\n")
             reason = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
-            warnings.warn(
-                f"the process that decodes images has ended ({reason}); threads of this process "
-                "decode the rest, which may be slower",
-                stacklevel=2,
-            )
+            _warn_of_threads(f"the process that decodes images has ended ({reason})")
 
     def _drop(self, number: int) -> None:
         with suppress(OSError), self._sending:
             self._connection.send(("drop", number))
 
 
-class RemoteDecoder:
-    """A `BatchReader` that lets a process read the images of a reader."""
-
-    def __init__(self, process: DecoderProcess, reader: ImageReader) -> None:
-        self._process, self._reader = process, reader
-
-    def buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
-        """Return a buffer that both processes can write to."""
-        return self._process.new_buffer(size, side, pinned)
-
-    def submit(
-        self, canvas: PinnedBuffer, indices: list[int], threads: int, answer: Answer
-    ) -> bool:
-        """Start to decode a batch; return False if the process is not ready or has ended."""
-        self._process.warn_once()
-        if not self._process.is_ready or not isinstance(canvas, SharedBuffer):
-            return False
-        requests = [self._reader.request(index) for index in indices]
-        return self._process.send(canvas, requests, threads, answer)
-
-
 def start_decoder_process(source: Source, device: torch.device) -> DecoderProcess | None:
     """Start a process that decodes this source, or return None if threads are better."""
-    wanted = (os.environ.get(DECODE_PROCESS) or _PROCESS_DEFAULT).lower()
-    can_share = hasattr(socket, "send_fds") and is_plain_python()
-    span = getattr(source, "span", None)
-    if wanted in ("0", "no", "off") or not can_share or span is None or span(0) is None:
+    wanted, span = switch(DECODE_PROCESS), getattr(source, "span", None)
+    has_files = span is not None and span(0) is not None
+    if wanted is False or sys.platform != "linux" or not is_plain_python() or not has_files:
         return None
-    is_useful = device.type == "cuda" and usable_cores() > 1
-    if not is_useful and wanted not in ("1", "yes", "on"):
-        return None
+    if wanted is None:
+        has_room = own_cores() > 1 and free_host_memory() >= _LEAST_MEMORY
+        if device.type != "cuda" or not has_room:
+            return None
     with suppress(OSError):  # no more processes or memory
         return DecoderProcess()
     return None
+
+
+def _warn_of_threads(reason: str) -> None:
+    """Warn that the process is of no use any more."""
+    rest = "threads of this process decode images, which may be slower"
+    warnings.warn(f"{reason}; {rest}", stacklevel=3)
 
 
 def _listen(connection: Connection, state: _State) -> None:

@@ -4,6 +4,7 @@ This process never uses the GPU. It ends when the other process closes its socke
 """
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +20,7 @@ from compressive.data.shared_buffers import SharedBuffer
 from compressive.data.source import read_file
 from compressive.data.worker_threads import WorkerThreads
 from compressive.platforms.files import open_without_waiting, read_at
+from compressive.platforms.processes import stop_signals
 
 
 class _Job:
@@ -56,7 +58,6 @@ class DecodeServer:
         self._lock = threading.Lock()
         self._buffers: dict[int, SharedBuffer] = {}
         self._threads: WorkerThreads[tuple[_Job, list[int]]] | None = None
-        self._count = 0
         self.decoded: int = 0  # images so far
 
     def serve(self) -> None:
@@ -80,12 +81,8 @@ class DecodeServer:
         """Give the images of a batch to the threads."""
         canvas = self._buffers[buffer]
         canvas.begin(len(requests))
-        if self._threads is None or self._count != threads:
-            if self._threads is not None:
-                self._threads.close()
-            self._count = threads
-            names = [f"decode-{i}" for i in range(threads)]
-            self._threads = WorkerThreads(self._work, names)
+        if self._threads is None:
+            self._threads = WorkerThreads(self._work, [f"decode-{i}" for i in range(threads)])
         job = _Job(number, canvas, requests)
         for _, places in read_tasks(list(range(len(requests))), threads):
             self._threads.put((job, places))
@@ -114,8 +111,9 @@ class DecodeServer:
 
 
 def serve_decoder() -> None:
-    """Serve the other end of a socket; arguments: its descriptor, and how much to be nice."""
-    os.nice(int(sys.argv[2]))
+    """Serve the other end of the socket whose descriptor is the argument."""
+    for number in stop_signals():  # SLURM sends them to each process; the run needs its last steps
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     files = socket.socket(fileno=int(sys.argv[1]))
     with suppress(EOFError, OSError):

@@ -1,6 +1,5 @@
 """Loaders of batches on the device: `Resident` caches a decoded source, `Streaming` decodes it."""
 
-import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import chain
@@ -18,10 +17,9 @@ from compressive.data.prefetch import Clock, Prefetcher
 from compressive.data.reader import ImageReader
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, fetch_ahead, pixels
-from compressive.data.worker_threads import useful_threads
+from compressive.data.worker_threads import own_cores, useful_threads
 from compressive.platforms.accelerators import device_memory
 from compressive.platforms.memory import free_host_memory
-from compressive.platforms.processes import core_quota, usable_cores
 
 _CHUNK = 2**26  # bytes per batch while a resident set is loaded; a few are in memory at once
 _SAMPLE = 256  # images whose size is read before a run
@@ -161,15 +159,12 @@ class Streaming(AbstractContextManager["Streaming"]):
         read = reader.decoded if decoder is None else reader.fetched
         if not self.workers and (first := next(checked, None)) is not None:
             some = first.index[:_TIMED_READS].tolist()
-            cores = min(usable_cores(), math.ceil(min(core_quota(), 1e6)))
-            self.workers = useful_threads(read, some, cores)
+            self.workers = useful_threads(read, some, own_cores())
             checked = chain([first], checked)
         options = {"device": self.device, "workers": self.workers, "prefetch": self.prefetch}
         options["clock"] = self._clock
         if decoder is None:
-            remote = None if self.process is None else self.process.decoder(reader)
-            options |= {"side": reader.side, "decoder": remote}
-            flow = Prefetcher(checked, reader.decoded, **options)
+            flow = Prefetcher(checked, reader, process=self.process, **options)
         else:
             flow = DevicePrefetcher(checked, reader, decoder, **options)
         self._flows.add(flow)

@@ -2,16 +2,17 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from compressive.data.batch_buffers import PinnedBuffer, read_tasks
-from compressive.data.reader import DecodedImage
+from compressive.data.decoder_process import DecoderProcess
+from compressive.data.reader import ImageReader
 from compressive.data.worker_threads import WorkerThreads
 
 
@@ -49,48 +50,27 @@ class Clock:
         self.seconds += time.perf_counter() - self._begin
 
 
-class BatchReader(Protocol):
-    """What decodes batches instead of the threads, such as a `DecoderProcess`."""
-
-    def buffer(self, size: int, side: int, pinned: bool) -> PinnedBuffer:
-        """Return a buffer that it can write to."""
-        ...
-
-    def submit(
-        self,
-        canvas: PinnedBuffer,
-        indices: list[int],
-        threads: int,
-        answer: Callable[[list[int]], object],
-    ) -> bool:
-        """Start to decode a batch; return False if this is not possible now.
-
-        `answer` is called once in another thread, with the places that are left to the caller.
-        """
-        ...
-
-
 class Prefetcher:
     """One pass over a plan: worker threads fill buffers, which are copied in the plan's order."""
 
-    # `plan` yields index and epoch of each batch's images. `read` decodes an image in a worker
-    # thread. Only the consumer's thread uses plan and device. At most `prefetch` batches are ahead.
+    # `plan` yields index and epoch of each batch's images. `reader` decodes an image in a worker
+    # thread, if the `process` does not. Only the consumer's thread uses plan and device. At most
+    # `prefetch` batches are ahead.
 
     def __init__(
         self,
         plan: Iterator[tuple[Int64[Tensor, " batch"], Int64[Tensor, " batch"]]],
-        read: Callable[[int], DecodedImage],
+        reader: ImageReader,
         *,
-        side: int,
         device: torch.device,
         workers: int,
         prefetch: int,
         clock: Clock,
-        decoder: BatchReader | None = None,
+        process: DecoderProcess | None = None,
     ) -> None:
-        self._plan, self._read, self._side, self._device = plan, read, side, device
+        self._plan, self._reader, self._device = plan, reader, device
         self._prefetch, self._clock, self._threads = prefetch, clock, workers
-        self._decoder = decoder
+        self._process = process
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decoding: deque[PinnedBuffer] = deque()
         self._resting: deque[PinnedBuffer] = deque()  # free when the copy is complete
@@ -99,7 +79,7 @@ class Prefetcher:
 
     def _work(self, task: tuple[PinnedBuffer, int, list[int]]) -> None:
         canvas, first, indices = task
-        canvas.draw(first, indices, self._read, self._workers)
+        canvas.draw(first, indices, self._reader.decoded, self._workers)
 
     def has_next(self) -> bool:
         """Return whether there is another batch; if so, start its copy to the device."""
@@ -132,16 +112,16 @@ class Prefetcher:
             self._start(canvas, index.tolist())
 
     def _start(self, canvas: PinnedBuffer, indices: list[int]) -> None:
-        """Let the decoder read a batch if it is ready, else the threads."""
+        """Let the process read a batch if it is ready, else the threads."""
 
         def read_rest(places: list[int]) -> None:
             for place in places:
                 self._workers.put((canvas, place, [indices[place]]))
             canvas.count_read(len(indices) - len(places))
 
-        decoder = self._decoder
-        if decoder is None or not decoder.submit(canvas, indices, self._threads, read_rest):
-            for first, some in read_tasks(indices, self._threads):
+        count, process = self._threads, self._process
+        if process is None or not process.submit(canvas, self._reader, indices, count, read_rest):
+            for first, some in read_tasks(indices, count):
                 self._workers.put((canvas, first, some))
 
     def _has_canvas(self) -> bool:
@@ -158,8 +138,9 @@ class Prefetcher:
             if len(canvas.images) >= size:
                 return canvas
             canvas.close()
-        make = PinnedBuffer if self._decoder is None else self._decoder.buffer
-        return make(size, self._side, self._stream is not None)
+        if self._process is None:
+            return PinnedBuffer(size, self._reader.side, self._stream is not None)
+        return self._process.new_buffer(size, self._reader.side, self._device)
 
     def _send(self) -> None:
         """Wait until the next buffer is full, and start its copy."""

@@ -1,8 +1,8 @@
 """Batch buffers in memory that two processes share."""
 
+import ctypes
 import mmap
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,16 +14,17 @@ from torch import Tensor
 from compressive.data.batch_buffers import BatchSlots, PinnedBuffer
 
 _PAGE = 4096
+_CLOSE_ON_EXEC = 1
 
 
 def create_shared_file(size: int) -> int:
     """Return the descriptor of a file without a name; it ends with the processes that have it."""
-    # Containers often limit /dev/shm to 64 MB; memfd_create does not use it.
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("compressive-batch")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    # Containers often limit /dev/shm to 64 MB; memfd_create does not use it. It is called in libc,
+    # because many Python programs that uv and conda install have no os.memfd_create.
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.memfd_create(b"compressive-batch", _CLOSE_ON_EXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "cannot create a shared file")
     os.ftruncate(descriptor, size)
     return descriptor
 
@@ -38,7 +39,7 @@ def _start_of_images(size: int) -> int:
 
 
 class SharedBuffer(PinnedBuffer):
-    """A buffer in a shared file; pinned in this process if its device is a GPU."""
+    """A buffer in a shared file; pinned in this process if it is copied to a GPU."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class SharedBuffer(PinnedBuffer):
         descriptor: int,
         *,
         number: int = 0,
-        pinned: bool = False,
+        device: torch.device | None = None,
         on_close: Callable[[], object] = lambda: None,
     ) -> None:
         BatchSlots.__init__(self)
@@ -59,14 +60,18 @@ class SharedBuffer(PinnedBuffer):
         self._numbers = numbers.view(torch.int64)
         images = whole[_start_of_images(size) :].view(size, 3, side, side)
         self._hold(images, used.view(torch.int32).view(size, 2).numpy())
-        self._pin = whole if pinned else None
-        if pinned:
-            runtime: Any = torch.cuda.cudart()
-            code = runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
-            if int(code) != 0:
+        self._whole, self._gpu = whole, device if device and device.type == "cuda" else None
+        if self._gpu is not None:
+            self._pin(self._gpu)
+
+    def _pin(self, gpu: torch.device) -> None:
+        runtime: Any = torch.cuda.cudart()
+        with torch.cuda.device(gpu):  # not on the first GPU, where it would take memory
+            code = int(runtime.cudaHostRegister(self._whole.data_ptr(), self._whole.numel(), 0))
+            if code != 0:
                 with suppress(RuntimeError):  # torch would raise this error at its next kernel
-                    torch.zeros(1, device="cuda")
-                raise OSError(f"CUDA cannot pin {whole.numel():,} bytes: error {int(code)}")
+                    torch.zeros(1, device=gpu)
+                raise OSError(f"CUDA cannot pin {self._whole.numel():,} bytes: error {code}")
 
     def _new_numbers(self) -> Int64[Tensor, "5 batch"]:
         return self._numbers[: 5 * self.size].view(5, self.size)
@@ -77,8 +82,9 @@ class SharedBuffer(PinnedBuffer):
             return
         self._on_close()
         self._on_close = None
-        if self._pin is not None:
+        if self._gpu is not None:
             if self.copied is not None:
                 self.copied.synchronize()
             runtime: Any = torch.cuda.cudart()
-            runtime.cudaHostUnregister(self._pin.data_ptr())
+            with torch.cuda.device(self._gpu):
+                runtime.cudaHostUnregister(self._whole.data_ptr())

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from compressive.distributed import launched
+from compressive.platforms.processes import usable_cores
+
 _Task = TypeVar("_Task")
 # Of reading one image, the seconds in which a thread holds the GIL and others cannot run.
 _GIL_SECONDS = 50e-6
@@ -55,6 +58,11 @@ class WorkerThreads(Generic[_Task]):
         for thread in self._threads:
             if thread is not threading.current_thread():  # a worker may collect garbage
                 thread.join()
+
+
+def own_cores() -> int:
+    """Return the number of cores for this process; other processes of a run may be next to it."""
+    return usable_cores(max(1, launched("LOCAL_WORLD_SIZE", 1)))
 
 
 def useful_threads(read: Callable[[int], object], indices: list[int], cores: int) -> int:

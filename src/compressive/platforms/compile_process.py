@@ -15,16 +15,13 @@ from typing import IO, Any
 
 from compressive.platforms.memory import free_host_memory
 from compressive.platforms.processes import (
-    core_quota,
     is_plain_python,
     own_process_group,
+    switch,
     usable_cores,
 )
 
 COMPILE_AHEAD = "COMPRESSIVE_COMPILE_AHEAD"
-_AHEAD_ON = ("1", "yes", "on", "true")
-_AHEAD_OFF = ("0", "no", "off", "false")
-_AHEAD_DEFAULT = "auto"  # where it saves time
 _FEWEST_CORES = 4  # below, two processes that compile slow each other down
 _LEAST_MEMORY = 8 * 10**9  # free bytes of the machine; torch with its compiler and CUDA uses 3
 # Python searches rarely for reference cycles during imports, too.
@@ -124,11 +121,11 @@ def end_early() -> None:
 
 def can_compile_ahead(*, has_gpu: bool) -> bool:
     """Return whether another process can compile and the user wants it; else if it saves time."""
-    wanted = (os.environ.get(COMPILE_AHEAD) or _AHEAD_DEFAULT).lower()
-    if wanted in _AHEAD_OFF or _has_several_processes() or not is_plain_python():
+    wanted = switch(COMPILE_AHEAD)
+    if wanted is False or _has_several_processes() or not is_plain_python():
         return False
-    is_useful = has_gpu and min(usable_cores(), core_quota()) >= _FEWEST_CORES
-    return wanted in _AHEAD_ON or (is_useful and free_host_memory() >= _LEAST_MEMORY)
+    is_useful = has_gpu and usable_cores() >= _FEWEST_CORES
+    return bool(wanted) or (is_useful and free_host_memory() >= _LEAST_MEMORY)
 
 
 def _has_several_processes() -> bool:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+_ON = ("1", "yes", "on", "true")
+_OFF = ("0", "no", "off", "false")
 _DEBUGGERS = ("pydevd", "debugpy")  # they attach to each process that is started
 
 
@@ -23,9 +25,12 @@ def stop_signals() -> list[int]:
     return numbers
 
 
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(processes: int = 1) -> int:
+    """Return the number of CPU cores for each of some processes on this machine."""
+    every = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else every
+    # `allowed` is not divided: programs that bind processes to cores have already divided it.
+    return max(1, min(allowed, math.ceil(min(every, core_quota()) / processes)))
 
 
 def core_quota() -> float:
@@ -53,6 +58,12 @@ def own_process_group() -> GroupOptions:
 def interrupt(process: "subprocess.Popen[bytes]") -> None:
     """Ask a process that has its own group to stop."""
     process.send_signal(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
+
+
+def switch(variable: str) -> bool | None:
+    """Return whether an environment variable is on or off; None if neither."""
+    value = os.environ.get(variable, "").lower()
+    return True if value in _ON else False if value in _OFF else None
 
 
 def is_plain_python() -> bool:
