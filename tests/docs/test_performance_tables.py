@@ -39,6 +39,38 @@ def test_decoding() -> None:
         assert rows["our faster decoder / lightly"][f"{cores} cores, first"] == f"{best:.2f}"
 
 
+def test_decoding_process() -> None:
+    lines = (PAGE.with_suffix("") / "decode-process.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    blocks = {(one["cores"], one["name"]): one for one in found if "ms" in one}
+    few = {16: 14, 4: 3}
+    names = ("network", "memory", "threads", "process, nice 0", "process", "process, {}")
+    names += ("threads, nice 5", "threads, {}")
+    rows = table_rows(PAGE, "## Decoding in a process", "16 cores", "4 cores")
+    for row, name in zip(rows, names, strict=True):
+        _, *cells = row.values()
+        for cores, time, wait in ((16, *cells[:2]), (4, *cells[2:])):
+            block, network = blocks[cores, name.format(few[cores])], blocks[cores, "network"]
+            ratio = "" if name == "network" else f" ({block['ms'] / network['ms']:.2f})"
+            assert time == f"{block['ms']:.1f}{ratio}"
+            assert wait == ("" if block["wait"] == 0 else f"{100 * block['wait']:.0f} %")
+    assert [one["equal_batches"] for one in found if "equal_batches" in one] == [8]
+    own = next(one["process_mib"] for one in found if "process_mib" in one)
+    text = PAGE.read_text()
+    assert f"{own['RssAnon']:.0f} MiB of its own and {own['RssFile']:.0f} MiB of files" in text
+    # The table at the top and other pages.
+    files, memory = (blocks[16, name]["ms"] for name in ("process, nice 0", "memory"))
+    ratios = [value / blocks[16, "network"]["ms"] for value in (files, memory)]
+    shown = "{:.2f} with a process that decodes (images in GPU memory: {:.2f})".format(*ratios)
+    assert shown in text
+    assert files / memory == pytest.approx(1, abs=0.005)
+    scale = (PAGE.parents[1] / "scale.md").read_text()
+    threads = blocks[16, "threads"]["ms"]
+    assert f"takes {files:.1f} ms, as long as from GPU memory, and {threads:.1f} ms with" in scale
+    both = [blocks[4, name]["ms"] for name in ("process, nice 0", "threads")]
+    assert "With 4 cores it takes {:.0f} instead of {:.0f} ms".format(*both) in scale
+
+
 def test_threads() -> None:
     rows = table_rows(PAGE, "## Threads that read", "threads")
     for row, found in zip(rows, result("threads").values(), strict=True):
@@ -64,11 +96,17 @@ def test_evaluation() -> None:
     found = result("evaluation")["evaluation"]
     assert float(rows["all, seconds"]["now"]) == pytest.approx(found["seconds"]["now"], abs=0.06)
     assert max(found["differences"].values()) == 0
-    tasks = found["evaluations"]["now"][0]["tasks"]
+    later = result("evaluation-later")["evaluation"]
+    assert rows["all, seconds"]["later, alone"] == f"{later['seconds']['now']:.1f}"
     names = {"linear": "linear", "decoding": "decode", "logistic": "logistic"}
     names |= {"corruptions": "corruptions", "few labels": "few-label"}
-    for label, task in names.items():
-        assert float(rows[label]["now"]) == pytest.approx(tasks[task], abs=0.06)
+    for column, one in (("now", found), ("later, alone", later)):
+        tasks = one["evaluations"]["now"][0]["tasks"]
+        for label, task in names.items():
+            assert float(rows[label][column]) == pytest.approx(tasks[task], abs=0.06)
+    parts, whole = sum(tasks.values()), later["seconds"]["now"]
+    assert f"take {parts:.1f} s of\nthe {whole:.1f}." in PAGE.read_text()
+    assert f"| evaluation of a CIFAR-10 encoder: 40 s | {whole:.0f} s |" in PAGE.read_text()
 
 
 def test_network() -> None:
@@ -156,7 +194,10 @@ def test_faster_start() -> None:
     versions = ("threads", "alone", "second-process", "repeated")
     starts = [
         result(f"startup-{name}")["starts"][f"now, {kind}"][0]
-        for name in (*(f"resnet18-{each}" for each in versions), "resnet50")
+        for name in (
+            *(f"resnet18-{each}" for each in versions),
+            *("resnet50", "resnet50-second-process"),
+        )
         for kind in ("cold", "second")
     ]
     keys = {"imports": "imports", "run built": "build", "checkpoint": "first checkpoint"}
@@ -165,6 +206,8 @@ def test_faster_start() -> None:
             assert float(row[column]) == pytest.approx(found["seconds"][key], abs=0.06)
     for group in (starts[2:6], starts[6:8], starts[8:]):
         assert len({(found["loss"], found["second_loss"]) for found in group}) == 1
-    for each in (4, 6):
+    for each in (4, 6, 10):
         assert starts[each]["ahead"][0] == 0  # the process has compiled the network
+    assert {"50.85 forward pass compiled", "68.80 step made"} <= set(starts[10]["ahead"])
+    assert starts[10]["seconds"]["views"] == pytest.approx(34.8, abs=0.06)
     assert not any(found["rebuilt"] for found in starts[2:])

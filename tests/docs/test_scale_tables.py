@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from result_tables import table_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +88,7 @@ def test_scaling_page_has_the_measured_rows() -> None:
     folder = ROOT / "docs" / "results"
     lines = (folder / "2026-11-18-scaling" / "rows.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    text = (folder / "2026-11-18-scaling.md").read_text()
+    text = (folder / "2026-11-18-scaling.md").read_text().split("\n## The loss on an H200")[0]
     assert len(rows) > 30
     for row in rows:
         if row.get("task") == "index":
@@ -100,6 +101,20 @@ def test_scaling_page_has_the_measured_rows() -> None:
         seconds = row["seconds"]
         cell = f"{seconds:.3f}" if seconds < 1 else f"{seconds:.1f}"
         assert line.split("|")[2 + column].strip() == f"{cell} ({row['megabytes']:,.0f})"
+
+
+def test_scaling_page_has_the_rows_of_the_gpu() -> None:
+    page = ROOT / "docs" / "results" / "2026-11-18-scaling.md"
+    lines = (page.with_suffix("") / "h200.jsonl").read_text().splitlines()
+    environment, *rows = map(json.loads, lines)
+    assert environment["environment"]["gpu"] == "NVIDIA H200"
+    table = {row["batch"]: row for row in table_rows(page, "## The loss on an H200", "batch")}
+    cells = sum(len(row) - 1 for row in table.values())
+    assert len(rows) == cells == 12
+    for row in rows:
+        column = "dimension 128" if row["dim"] == 128 else f"{row['dim']:,}"
+        expected = f"{1e3 * row['seconds']:,.1f} ({row['megabytes']:,.0f})"
+        assert table[f"{row['batch']:,}"][column] == expected
 
 
 def test_comparison_with_processes_follows_from_the_measurement(simulate: ModuleType) -> None:

@@ -38,6 +38,41 @@ def test_samples() -> None:
             assert row[column] == f"{measured['ratio'][name]:g}"
 
 
+def test_samples_on_a_gpu() -> None:
+    found = results("h200")
+    rows = table_rows(PAGE, "## On an H200", "fixed", "batched / fixed")
+    assert len(rows) == 2 * len(found) == 8
+    goals: dict[str, list[float]] = {}
+    for row in rows:
+        measured = found[f"n = {row['n']}, 4096 rows"]
+        mode = "" if row[""] == "eager" else ", graph"
+        for column in ("fixed", "batched", "learned", "fixed, with log_prob"):
+            name = column.replace("with ", "") + mode
+            assert row[column] == f"{measured['nanoseconds per sample'][name]:.1f}"
+        for column, name in RATIOS.items():
+            if column != "fixed / scipy":
+                ratio = measured["ratio"][" / ".join(f"{one}{mode}" for one in name.split(" / "))]
+                assert row[column] == f"{ratio:g}"
+                goals.setdefault(f"{column}, {row['']}", []).append(ratio)
+    both = goals["batched / fixed, graph"] + goals["learned / fixed, graph"]
+    values = {
+        "batched and learned, graph": both,
+        "learned with backward, graph": goals["with backward, graph"],
+        "batched with log_prob, graph": goals["with log_prob, graph"],
+        "batched, eager": goals["batched / fixed, eager"],
+        "learned, eager": goals["learned / fixed, eager"],
+        "learned with backward, eager": goals["with backward, eager"],
+        "batched with log_prob, eager": goals["with log_prob, eager"],
+    }
+    title = "goal: at most 3 times fixed"
+    shown = {row[title]: row["result"] for row in table_rows(PAGE, "## On an H200", title)}
+    assert set(shown) == set(values)
+    for goal, ratios in values.items():
+        verdict, figures = shown[goal].split(": ")
+        assert figures == f"{min(ratios):g} to {max(ratios):g}"
+        assert verdict.startswith("reached" if max(ratios) <= 3 else "missed")
+
+
 def test_goals_follow_from_the_ratios() -> None:
     found = results("dimensions", "million")
     ratios = [row["ratio"] for row in found.values()]

@@ -33,7 +33,7 @@ from compressive.platforms.memory import free_host_memory
 from compressive.platforms.processes import is_plain_python, own_process_group, switch
 
 DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # on, off, or auto: where it makes steps faster
-_LEAST_MEMORY = 4 * 10**9  # free bytes of the machine; the process uses 0.4
+_LEAST_FREE = 4 * 10**9  # free bytes of the machine; the process uses 0.4
 _END_SECONDS = 5.0
 
 Answer = Callable[[list[int]], object]
@@ -169,7 +169,7 @@ def start_decoder_process(source: Source, device: torch.device) -> DecoderProces
     if wanted is False or sys.platform != "linux" or not is_plain_python() or not has_files:
         return None
     if wanted is None:
-        has_room = own_cores() > 1 and free_host_memory() >= _LEAST_MEMORY
+        has_room = own_cores() > 1 and free_host_memory() >= _LEAST_FREE
         if device.type != "cuda" or not has_room:
             return None
     with suppress(OSError):  # no more processes or memory

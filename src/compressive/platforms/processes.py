@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_ON = ("1", "yes", "on", "true")
-_OFF = ("0", "no", "off", "false")
+_SWITCHED_ON = ("1", "yes", "on", "true")
+_SWITCHED_OFF = ("0", "no", "off", "false")
 _DEBUGGERS = ("pydevd", "debugpy")  # they attach to each process that is started
 
 
@@ -63,7 +63,7 @@ def interrupt(process: "subprocess.Popen[bytes]") -> None:
 def switch(variable: str) -> bool | None:
     """Return whether an environment variable is on or off; None if neither."""
     value = os.environ.get(variable, "").lower()
-    return True if value in _ON else False if value in _OFF else None
+    return True if value in _SWITCHED_ON else False if value in _SWITCHED_OFF else None
 
 
 def is_plain_python() -> bool:
