@@ -25,7 +25,7 @@ class ServerInThread:
         self.pid = os.getpid()
         self.socket = socket.socket(fileno=os.dup(pass_fds[0]))
         self.connection = Connection(os.dup(pass_fds[0]))
-        self.server = DecodeServer(self.connection, self.socket)
+        self.server = DecodeServer(self.connection)
         self.thread = threading.Thread(target=self.serve)
         ServerInThread.servers.append(self)
         if not self.is_slow:
@@ -42,23 +42,19 @@ class ServerInThread:
         self.connection.close()
         self.socket.close()
 
-    def fail(self) -> None:
-        """End as a process that is killed."""
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.thread.join()
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.thread.join(timeout)
-        return -9
-
     def kill(self) -> None:
-        pass
+        with suppress(OSError):  # it has ended
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def wait(self) -> int:
+        self.thread.join()
+        return -9
 
 
 def use_threads(monkeypatch: pytest.MonkeyPatch) -> type[ServerInThread]:
     """Let `DecoderProcess` start a thread instead of a process."""
-    names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
-    others = SimpleNamespace(Popen=ServerInThread, **names)  # Popen is also used elsewhere
+    # Popen is also used elsewhere.
+    others = SimpleNamespace(Popen=ServerInThread, DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(decoder_process, "subprocess", others)
     monkeypatch.setattr(ServerInThread, "servers", [])
     monkeypatch.setattr(ServerInThread, "is_slow", False)

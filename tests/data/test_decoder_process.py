@@ -213,7 +213,8 @@ def test_threads_continue_if_the_process_ends(
     with loader:
         batches = loader.batches(portions)
         read = [next(batches) for _ in range(4)]
-        stand_in.servers[0].fail()
+        stand_in.servers[0].kill()
+        stand_in.servers[0].wait()
         with pytest.warns(UserWarning, match=r"has ended \(exit code -9\)") as found:
             read += batches
     assert_equal(read, by_threads(source, portions))

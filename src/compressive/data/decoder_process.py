@@ -8,7 +8,6 @@ files only, and knows nothing of the data set.
 """
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import send_handle
 from typing import IO
 
 import torch
@@ -30,11 +30,10 @@ from compressive.data.shared_buffers import SharedBuffer, create_shared_file, sh
 from compressive.data.source import Source
 from compressive.data.worker_threads import own_cores
 from compressive.platforms.memory import free_host_memory
-from compressive.platforms.processes import is_plain_python, own_process_group, switch
+from compressive.platforms.processes import is_plain_python, switch
 
 DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # on, off, or auto: where it makes steps faster
 _LEAST_FREE = 4 * 10**9  # free bytes of the machine; the process uses 0.4
-_END_SECONDS = 5.0
 
 Answer = Callable[[list[int]], object]
 
@@ -59,12 +58,11 @@ class DecoderProcess:
     """The process; it ends with this object or this process. Threads take over if it fails."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        group = own_process_group()  # Ctrl-C in a terminal reaches only the run
         paths = os.pathsep.join(path for path in sys.path if path)
         hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
         words = [sys.executable, "-P", "-m", "compressive.data.decoder_worker"]
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+        ours, theirs = Pipe()
         try:
             with theirs:
                 process = subprocess.Popen(
@@ -74,24 +72,23 @@ class DecoderProcess:
                     stderr=errors,
                     env={**os.environ, **hidden},
                     pass_fds=[theirs.fileno()],
-                    process_group=group.process_group,
+                    process_group=0,  # Ctrl-C in a terminal reaches only the run
                 )
         except BaseException:
             ours.close()
             errors.close()
             raise
         self.pid: int = process.pid
-        self._process, self._errors, self._files = process, errors, ours
-        self._connection = Connection(os.dup(ours.fileno()))
+        self._process, self._errors, self._connection = process, errors, ours
         self._sending = threading.Lock()
         self._state, self._numbers = _State(), count()
         self._has_warned, self._can_share = False, True
         listener = threading.Thread(
-            target=_listen, args=(self._connection, self._state), name="decode-answers", daemon=True
+            target=_listen, args=(ours, self._state), name="decode-answers", daemon=True
         )
         listener.start()
         self.close: Callable[[], object] = weakref.finalize(
-            self, _end_decoder, process, ours, self._state, listener, self._connection, errors
+            self, _end_decoder, process, self._state, listener, ours, errors
         )
 
     @property
@@ -117,7 +114,7 @@ class DecoderProcess:
             buffer = SharedBuffer(size, side, descriptor, **options)
             with suppress(OSError), self._sending:  # the process may have ended
                 self._connection.send(("buffer", number, size, side))
-                socket.send_fds(self._files, [b"f"], [descriptor])
+                send_handle(self._connection, descriptor, self.pid)
             return buffer
         finally:
             os.close(descriptor)
@@ -203,7 +200,6 @@ def _listen(connection: Connection, state: _State) -> None:
 
 def _end_decoder(
     process: "subprocess.Popen[bytes]",
-    files: socket.socket,
     state: _State,
     listener: threading.Thread,
     connection: Connection,
@@ -212,18 +208,10 @@ def _end_decoder(
     """End the process and the thread that listens to it."""
     with state.lock:
         state.jobs.clear()  # nobody waits for them
-        if not state.is_ready:
-            process.kill()  # it may take seconds until it reads from the socket
         state.is_ready, state.is_closing = False, True
-    with suppress(OSError):
-        files.shutdown(socket.SHUT_RDWR)
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()  # it only reads files, and may be decoding or importing torch
+    process.wait()
     if listener is not threading.current_thread():
         listener.join()
     connection.close()
-    files.close()
     errors.close()

@@ -1,15 +1,15 @@
 """Decode batches in a process of its own; `decoder_process` is the other side.
 
-This process never uses the GPU. It ends when the other process closes its socket or ends.
+This process never uses the GPU. It ends when the other process ends or kills it.
 """
 
 import os
 import signal
-import socket
 import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 
 import torch
 
@@ -53,8 +53,8 @@ def decode_request(request: ImageRequest, side: int) -> DecodedImage:
 class DecodeServer:
     """Receives batches, decodes them in threads, and answers when a batch is complete."""
 
-    def __init__(self, connection: Connection, files: socket.socket) -> None:
-        self._connection, self._files = connection, files
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._lock = threading.Lock()
         self._buffers: dict[int, SharedBuffer] = {}
         self._threads: WorkerThreads[tuple[_Job, list[int]]] | None = None
@@ -66,8 +66,7 @@ class DecodeServer:
         while True:
             kind, number, *rest = self._connection.recv()
             if kind == "buffer":
-                _, (descriptor,), *_ = socket.recv_fds(self._files, 1, 1)
-                size, side = rest
+                descriptor, (size, side) = recv_handle(self._connection), rest
                 self._buffers[number] = SharedBuffer(size, side, descriptor)
                 os.close(descriptor)
             elif kind == "drop":
@@ -111,13 +110,12 @@ class DecodeServer:
 
 
 def serve_decoder() -> None:
-    """Serve the other end of the socket whose descriptor is the argument."""
+    """Serve the connection whose descriptor is the argument."""
     for number in stop_signals():  # SLURM sends them to each process; the run needs its last steps
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    files = socket.socket(fileno=int(sys.argv[1]))
     with suppress(EOFError, OSError):
-        DecodeServer(Connection(os.dup(files.fileno())), files).serve()
+        DecodeServer(Connection(int(sys.argv[1]))).serve()
     os._exit(0)  # at once: threads may be decoding
 
 
