@@ -15,8 +15,8 @@ from compressive.data import decoder_process
 from compressive.data.decoder_worker import DecodeServer
 
 
-class ServerInThread:
-    """Stands in for subprocess.Popen: the server runs in a thread of this process."""
+class ServerInThread(subprocess.Popen[bytes]):
+    """Stands in for a process: the server runs in a thread of this process."""
 
     servers: ClassVar[list["ServerInThread"]] = []
     is_slow = False
@@ -46,8 +46,8 @@ class ServerInThread:
         with suppress(OSError):  # it has ended
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def wait(self) -> int:
-        self.thread.join()
+    def wait(self, timeout: float | None = None) -> int:
+        self.thread.join(timeout)
         return -9
 
 

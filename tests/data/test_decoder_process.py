@@ -400,6 +400,7 @@ def test_process_starts_where_it_is_useful(
     gigabytes: int,
     system: str,
     is_started: bool,
+    stand_in: type[ServerInThread],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -407,12 +408,13 @@ def test_process_starts_where_it_is_useful(
     monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", value)
     monkeypatch.setattr(decoder_process, "own_cores", lambda: cores)
     monkeypatch.setattr(decoder_process, "free_host_memory", lambda: gigabytes * 10**9)
-    monkeypatch.setattr(decoder_process, "DecoderProcess", lambda: "started")
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
     source = open_source(tmp_path)
     monkeypatch.setattr(sys, "platform", system)
     found = start_decoder_process(source, torch.device(device))
-    assert found == ("started" if is_started else None)
+    assert (found is not None) == (len(stand_in.servers) == 1) == is_started
+    if found is not None:
+        found.close()
 
 
 def test_images_in_memory_are_read_by_threads(
