@@ -13,13 +13,14 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "2026-11-17-compression"
 INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8c959f"
-LIGHT = "#54aeff"
+LIGHT, DARK = "#79c0ff", "#0a3069"
 # Method: label, color, marker.
 METHODS = {
     "simclr": ("SimCLR at its best temperature", ORANGE, "o"),
     "dcl": ("DCL", GREEN, "s"),
     "constant": ("C-SimCLR, constant beta", GRAY, "X"),
-    "adaptive-k10": ("C-SimCLR, adaptive beta, kappa_b 10", BLUE, "D"),
+    "adaptive-k10": ("C-SimCLR, adaptive beta, kappa_b 10", DARK, "D"),
+    "adaptive-k7": ("C-SimCLR, adaptive beta, kappa_b 7 (default)", BLUE, "D"),
     "adaptive-k5": ("C-SimCLR, adaptive beta, kappa_b 5", LIGHT, "D"),
 }
 # Result file, limits of x and y.

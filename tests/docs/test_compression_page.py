@@ -33,6 +33,11 @@ RUNS = {
             ("CIFAR-10, 80", "final-cifar10.json"),
             *("adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k5"),
         ),
+        (
+            ("CIFAR-10, 80", "final-cifar10.json"),
+            *("adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k5"),
+        ),
+        (_TINY, "adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 10, beta 1", "adaptive-k10-b1", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k7"),
         (_TINY, "C-SimCLR, kappa_b 10, beta 0.3", "constant-k10-b0.3", "simclr-k7"),
