@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -186,3 +187,19 @@ def test_differences_of_the_final_comparison(
         smaller = [other for other in p if other <= value]
         steps = [other * (len(p) - sum(q < other for q in p)) for other in smaller]
         assert float(row["Holm"]) == pytest.approx(min(1, max(steps)), abs=0.005 + 1e-9)
+
+
+def test_targets_repeat_the_final_comparisons() -> None:
+    metrics = {"linear accuracy": "logistic", "1 % of the labels": "1 % of the labels"}
+    metrics["corruptions"] = "corruptions"
+    targets = table_rows(PAGE, "**Result so far**", "target", "met")
+    for start, metric in metrics.items():
+        (row,) = [row for row in targets if row["target"].startswith(start)]
+        shown = [float(number) for number in re.findall(r"-?\d+\.\d", row["result"])]
+        expected = []
+        for data in ("Tiny-ImageNet-100", "CIFAR-10"):
+            rows = table_rows(PAGE, f"## Final comparison on {data}", "Holm")
+            wanted = ("adaptive, kappa_b 7", "SimCLR", metric)
+            (found,) = [r for r in rows if (r["method"], r["minus"], r["metric"]) == wanted]
+            expected += [float(found[each]) for each in ("difference", "low", "high")]
+        assert shown == pytest.approx(expected, abs=0.055)  # both are rounded

@@ -78,9 +78,9 @@ def auto_recipe(
 
 def _adaptive(batch: int, warmup: float) -> SettingSources:
     """Return the adaptive settings that lost no significant accuracy on two data sets."""
-    # At batch 512, kappa_b 7 with beta 3 does not differ significantly in accuracy from SimCLR at its
-    # best temperature on CIFAR-10 and Tiny-ImageNet-100, and is smoother (three seeds). Kappa_b 5
-    # is 1.2 points less accurate on Tiny-ImageNet-100. The probability of the positive, which
+    # At batch 512, kappa_b 7 with beta 3 does not differ significantly in accuracy from SimCLR at
+    # its best temperature on CIFAR-10 and Tiny-ImageNet-100, and is smoother (three seeds). Kappa_b
+    # 5 is 1.2 points less accurate on Tiny-ImageNet-100. The probability of the positive, which
     # multiplies beta, is larger in small batches: on the built-in images, at batch 32, beta 3 is 2
     # points worse than 1. The limit of 256 lies between these batch sizes and was not measured.
     beta = 3.0 if batch >= 256 else 1.0
