@@ -13,13 +13,14 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "2026-11-17-compression"
 INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8c959f"
-LIGHT = "#54aeff"
+LIGHT, DARK = "#79c0ff", "#0a3069"
 # Method: label, color, marker.
 METHODS = {
     "simclr": ("SimCLR at its best temperature", ORANGE, "o"),
     "dcl": ("DCL", GREEN, "s"),
     "constant": ("C-SimCLR, constant beta", GRAY, "X"),
-    "adaptive-k10": ("C-SimCLR, adaptive beta, kappa_b 10", BLUE, "D"),
+    "adaptive-k10": ("C-SimCLR, adaptive beta, kappa_b 10", DARK, "D"),
+    "adaptive-k7": ("C-SimCLR, adaptive beta, kappa_b 7 (default)", BLUE, "D"),
     "adaptive-k5": ("C-SimCLR, adaptive beta, kappa_b 5", LIGHT, "D"),
 }
 # Result file, limits of x and y.
@@ -34,7 +35,7 @@ def main() -> None:
     matplotlib.rcParams.update(
         {"font.size": 10.5, "svg.hashsalt": "0", "svg.fonttype": "none", "text.color": INK}
     )
-    figure, panels = plt.subplots(1, 2, figsize=(9.5, 4.4))
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 4.8))
     for axes, (data, (file, across, up)) in zip(panels, PANELS.items(), strict=True):
         runs = json.loads((RESULTS / file).read_text())["runs"]
         for method, (label, color, marker) in METHODS.items():
@@ -50,9 +51,9 @@ def main() -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("logistic regression, test accuracy, %")
     figure.legend(
-        *panels[1].get_legend_handles_labels(), loc="lower center", ncols=3, frameon=False
+        *panels[1].get_legend_handles_labels(), loc="lower center", ncols=2, frameon=False
     )
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.tight_layout(rect=(0, 0.17, 1, 1))
     figure.savefig(HERE / "adaptive.svg", metadata={"Date": None})
 
 

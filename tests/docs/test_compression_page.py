@@ -33,6 +33,11 @@ RUNS = {
             ("CIFAR-10, 80", "final-cifar10.json"),
             *("adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k5"),
         ),
+        (
+            ("CIFAR-10, 80", "final-cifar10.json"),
+            *("adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k5"),
+        ),
+        (_TINY, "adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 10, beta 1", "adaptive-k10-b1", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k7"),
         (_TINY, "C-SimCLR, kappa_b 10, beta 0.3", "constant-k10-b0.3", "simclr-k7"),
@@ -76,3 +81,25 @@ def test_rows_of_final_comparisons_match_their_files(row: tuple[str, str]) -> No
         for name in directions
     ]
     assert ROWS[row]["smoother directions"] == f"{sum(smoother)} of {len(smoother)}"
+
+
+def test_results_of_the_adaptive_rule_repeat_the_final_comparisons() -> None:
+    rows = table_rows(PAGE, "## Adaptive beta", "smoother")
+    assert len(rows) == 5
+    for row in rows:
+        kappa_b, beta = re.findall(r"\d+", row["kappa_b, beta"])
+        key = f"{row['data']}, 80", f"adaptive C-SimCLR, kappa_b {kappa_b}, beta {beta}"
+        assert row["accuracy with all labels"] == ROWS[key]["logistic"].strip("*")
+        assert row["with 1 %"] == ROWS[key]["1 %"].strip("*")
+        file, *names = RUNS[key]
+        runs = {run["name"]: run for run in json.loads((FINAL / file).read_text())["runs"]}
+        ours, theirs = (
+            mean(
+                value
+                for seed in range(3)
+                for direction, value in runs[f"{name}-s{seed}"]["smoothness"].items()
+                if re.search(r"[+-] lipschitz$", direction)
+            )
+            for name in names
+        )
+        assert row["smoother"].strip("*") == f"{theirs / ours:.2f}"
