@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from compressive.data import loaders
+from compressive.data.batch_buffers import read_tasks
 from compressive.data.decode import Unreadable, shrink
 from compressive.data.loaders import (
     Batch,
@@ -26,7 +27,6 @@ from compressive.data.loaders import (
     free_memory,
     open_loader,
 )
-from compressive.data.prefetch import read_tasks
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import ImageSource, require_source
 from compressive.data.worker_threads import useful_threads

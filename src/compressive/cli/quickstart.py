@@ -13,8 +13,8 @@ from torch import Tensor
 
 from compressive.cli.second_process import QUICKSTART_METHODS, quickstart_config
 from compressive.config import Config
+from compressive.data.batch_buffers import LABEL
 from compressive.data.loaders import Resident
-from compressive.data.prefetch import LABEL
 from compressive.data.sources import open_source
 from compressive.device import pick_device
 from compressive.evaluation.context import EvalContext
