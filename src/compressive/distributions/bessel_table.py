@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from compressive.distributions.cells import (
     centers_of_cells,
     interpolation,
-    known_while_compiling,
+    kappa_to_t,
     locate,
-    plain_tensors,
     powers_of,
+    t_to_kappa,
 )
 from compressive.distributions.debye import SEAM, evaluate_directly
+from compressive.distributions.tracing import traced_as_constant, without_tracing
 
 # The error of a table is below the rounding of the values it is made of.
 _CELLS, _TABLE_POWERS, _OFFSET = 256, 6, 3.5
@@ -36,8 +37,7 @@ def look_up(kappa: Tensor, nu: float, which: str) -> Tensor:
     t = scale / (scale + |kappa|) falls from 1 at kappa = 0 to 0 at infinity.
     """
     size = kappa.abs()  # a learned kappa may become negative where values are not checked
-    scale = nu + _OFFSET
-    t = scale / (scale + size)
+    t = kappa_to_t(size, nu + _OFFSET)
     index, x = locate(_CELLS * t, _CELLS)
     row = _TABULATED.index("M" if which == "log C" else which)
     cell = F.embedding(index, _constant_bessel_table(nu, kappa.device)[row])
@@ -54,7 +54,7 @@ def _decay(kappa: Tensor, t: Tensor, which: str) -> Tensor:
     return {"A": kappa * t, "1-A": t, "A'": t * t, "A''": -kappa * t**4}[which]
 
 
-@known_while_compiling
+@traced_as_constant
 def _constant_bessel_table(nu: float, device: torch.device) -> Float[Tensor, "function cell power"]:
     return bessel_table(nu, device)
 
@@ -62,10 +62,10 @@ def _constant_bessel_table(nu: float, device: torch.device) -> Float[Tensor, "fu
 @cache  # without a limit: a CUDA graph may use the memory of any table
 def bessel_table(nu: float, device: torch.device) -> Float[Tensor, "function cell power"]:
     """Return the coefficients of M, A, 1-A, A' and A'' in each cell of t, computed in 20 ms."""
-    with plain_tensors():
+    with without_tracing():
         nodes, fit = interpolation(_TABLE_POWERS)
         t = (centers_of_cells(_CELLS).unsqueeze(-1) + nodes) / _CELLS
-        kappa = (nu + _OFFSET) * (1 - t) / t
+        kappa = t_to_kappa(t, nu + _OFFSET)
         found: list[Tensor] = []
         for which in _TABULATED:
             values = evaluate_directly(kappa, nu, which)

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.distributions.cells import chebyshev_phases, plain_tensors
+from compressive.distributions.cells import chebyshev_phases
 from compressive.distributions.radial_solver import Tail, radius_range
+from compressive.distributions.tracing import without_tracing
 
 _MAX_DEGREE = 16
 
@@ -49,7 +50,7 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
     # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
     # coefficients bound the error, and a least-squares fit would not be much better.
     count = 2 * _MAX_DEGREE
-    with plain_tensors():
+    with without_tracing():
         phase = chebyshev_phases(count)
         values = exact(torch.cos(phase))
         orders = torch.arange(count, dtype=torch.float64, device="cpu")

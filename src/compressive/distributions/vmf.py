@@ -21,7 +21,7 @@ from compressive.checks import (
     validates_inputs,
 )
 from compressive.distributions import radial_polynomial, special, vmf_sampler
-from compressive.distributions.cells import known_while_compiling
+from compressive.distributions.tracing import traced_as_constant
 from compressive.platforms.float64 import float64_device, to_float64
 
 __all__ = ["VonMisesFisher"]
@@ -230,11 +230,11 @@ class VonMisesFisher(Distribution):
         else:
             moves = self._kappa.requires_grad and torch.is_grad_enabled()
             moves = moves or in_func_transform()
-            kappa = self._kappa.detach().expand(self._batch_shape).unsqueeze(-1)
+            kappa = self._kappa.detach().unsqueeze(-1)
             if n == 3:
                 found = vmf_sampler.turn_in_space(r, kappa, differentiate=moves)
             else:
-                found = vmf_sampler.turn(r, n, kappa, _table_cells(n, place), differentiate=moves)
+                found = vmf_sampler.turn(r, n, kappa, _table_cells(n, place, moves))
             cosine, scale, slope = found
         return cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device), slope
 
@@ -338,22 +338,22 @@ def _widened(value: Any) -> Any:
     return to_float64(value) if isinstance(value, Tensor) else value
 
 
-@known_while_compiling
+@traced_as_constant
 def _constants(kappa: float, n: int) -> special.Constants:
     return special.constants(kappa, n)
 
 
-@known_while_compiling
-def _table_cells(n: int, device: torch.device) -> Tensor:
-    return vmf_sampler.table_cells(n, device)
+@traced_as_constant
+def _table_cells(n: int, device: torch.device, differentiate: bool) -> Tensor:
+    return vmf_sampler.table_cells(n, device, differentiate=differentiate)
 
 
-@known_while_compiling
+@traced_as_constant
 def _fixed_cells(n: int, kappa: float, device: torch.device) -> Tensor:
     return vmf_sampler.fixed_cells(n, kappa, device)
 
 
-@known_while_compiling
+@traced_as_constant
 def _transport(n: int, kappa: float, log_height: float) -> radial_polynomial.Transport | None:
     return radial_polynomial.transport(n, kappa, log_height)
 

@@ -28,14 +28,17 @@ from torch import Tensor
 from compressive.checks import in_func_transform
 from compressive.distributions import special
 from compressive.distributions.cells import (
+    affine,
     centers_of_cells,
     interpolation,
+    kappa_to_t,
     locate,
-    plain_tensors,
     powers_of,
+    t_to_kappa,
 )
 from compressive.distributions.debye import evaluate_directly
 from compressive.distributions.radial_solver import Tail, radius_range
+from compressive.distributions.tracing import without_tracing
 from compressive.platforms.float64 import to_float64
 
 _POWERS = 8  # of r and of t in a cell of the table
@@ -69,24 +72,20 @@ def turn(
     n: int,
     kappa: Float[Tensor, "*#sample 1"],
     cells: Float[Tensor, "cells coefficients"],
-    *,
-    differentiate: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return cos(theta), sin(theta) / r, and d log tan(theta/2) / d kappa, in float64.
 
-    `cells` are `table_cells` of n. The last result is None unless `differentiate`.
+    `cells` are `table_cells` of n. The last result is None unless they can `differentiate`.
     """
     on_cpu = r.device.type == "cpu" and not torch.compiler.is_compiling()
     if not on_cpu or r.numel() <= _ROWS_PER_BLOCK or in_func_transform():
-        return _turn_block(r, n, kappa, cells, differentiate)
+        return _turn_block(r, n, kappa, cells)
     pairs = zip(
         r.reshape(-1, 1).split(_ROWS_PER_BLOCK),
         kappa.expand(r.shape).reshape(-1, 1).split(_ROWS_PER_BLOCK),
         strict=True,
     )
-    parts = [
-        _turn_block(r_part, n, kappa_part, cells, differentiate) for r_part, kappa_part in pairs
-    ]
+    parts = [_turn_block(r_part, n, kappa_part, cells) for r_part, kappa_part in pairs]
     cosine, scale, *slope = (
         torch.cat(part).view(r.shape) for part in zip(*parts, strict=True) if part[0] is not None
     )
@@ -94,35 +93,35 @@ def turn(
 
 
 def _turn_block(
-    r: Tensor, n: int, kappa: Tensor, cells: Tensor, differentiate: bool
+    r: Tensor, n: int, kappa: Tensor, cells: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     grid = table_grid(n)
-    r, kappa = to_float64(r), to_float64(kappa)
-    t = grid.scale / (grid.scale + kappa)
-    i, x = _locate_radius(r, grid)
-    j, y = locate(grid.size * t, grid.size)
-    in_y = _sum_over_x(torch.add(j, i, alpha=grid.size), powers_of(x, _POWERS), cells)
-    powers = powers_of(y, _POWERS)
-    half_tangent = torch.exp((powers @ in_y).squeeze(-1)) * torch.sqrt(t)
+    r, t = to_float64(r), kappa_to_t(to_float64(kappa), grid.scale)
+    # Both axes in one tensor: on a GPU each operation costs a launch.
+    positions = torch.stack((_radius_position(r, grid), (grid.size * t).expand_as(r)))
+    cell, offset = locate(positions, grid.size)
+    x_powers, y_powers = powers_of(offset, _POWERS).unbind()
+    in_y = _sum_over_x(torch.add(cell[1], cell[0], alpha=grid.size), x_powers, cells)
+    found = (y_powers @ in_y.mT).squeeze(-2)  # log(tan(theta/2) / (r sqrt(t))), its derivative in y
+    half_tangent = torch.exp(found[..., :1]) * torch.sqrt(t)
     slope = None
-    if differentiate:
-        order = torch.arange(1, _POWERS, dtype=y.dtype, device=y.device)
-        along_y = ((powers[..., :-1] * order) @ in_y[..., 1:, :]).squeeze(-1)
-        slope = t / -grid.scale * (0.5 + grid.size * t * along_y)
+    if found.shape[-1] == 2:
+        slope = t * affine(t * found[..., 1:], -grid.size / grid.scale, -0.5 / grid.scale)
     return *_from_half_tangent(r, half_tangent), slope
 
 
 def _sum_over_x(cell: Tensor, powers: Tensor, cells: Tensor) -> Tensor:
-    """Return the coefficients of 1, y, ..., y^7 in each sample's cell, of shape (..., 8, 1)."""
+    """Return the coefficients of 1, y, ..., y^7 for each sample, of shape (..., functions, 8)."""
+    width = cells.shape[-1] // _POWERS
     if cell.device.type == "cpu" and not (torch.compiler.is_compiling() or in_func_transform()):
         # The same sums in the same order, without a copy of 64 coefficients per sample.
         rows = torch.add(torch.arange(_POWERS, device="cpu"), cell.reshape(-1, 1), alpha=_POWERS)
         weights = powers.reshape(-1, _POWERS)
-        table = cells.view(-1, _POWERS)
+        table = cells.view(-1, width)
         found = F.embedding_bag(rows, table, mode="sum", per_sample_weights=weights)
-        return found.view(*cell.shape[:-1], _POWERS, 1)
-    chosen = F.embedding(cell.squeeze(-1), cells).unflatten(-1, (_POWERS, _POWERS))
-    return chosen.mT @ powers.mT
+        return found.view(*cell.shape[:-1], -1, _POWERS)
+    chosen = F.embedding(cell.squeeze(-1), cells).unflatten(-1, (_POWERS, width))
+    return (powers @ chosen).unflatten(-1, (-1, _POWERS)).squeeze(-3)
 
 
 def turn_fixed(
@@ -130,7 +129,8 @@ def turn_fixed(
 ) -> tuple[Tensor, Tensor]:
     """Return cos(theta) and sin(theta) / r in float64; `cells` are `fixed_cells` of n and kappa."""
     r = to_float64(r)
-    i, x = _locate_radius(r, table_grid(n))
+    grid = table_grid(n)
+    i, x = locate(_radius_position(r, grid), grid.size)
     cell = F.embedding(i.squeeze(-1), cells).unsqueeze(-1)
     return _from_half_tangent(r, torch.exp((powers_of(x, _POWERS) @ cell).squeeze(-1)))
 
@@ -162,31 +162,40 @@ def turn_in_space(
 
 def _from_half_tangent(r: Tensor, per_r: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos(theta) and sin(theta) / r from tan(theta/2) / r."""
-    twice = 2 / (1 + (r * per_r).square())  # 1 + cos(theta)
+    twice = affine((r * per_r).square(), 0.5, 0.5).reciprocal()  # 1 + cos(theta)
     return twice - 1, twice * per_r
 
 
-def _locate_radius(r: Tensor, grid: TableGrid) -> tuple[Tensor, Tensor]:
+def _radius_position(r: Tensor, grid: TableGrid) -> Tensor:
+    """Return the position of r on its axis, in cells; it is constant outside of the range."""
     per_cell = grid.size / (grid.high - grid.low)
-    return locate(((r - grid.low) * per_cell).clamp(0, grid.size), grid.size)
+    return affine(r, per_cell, -grid.low * per_cell).clamp(0, grid.size)
 
 
 @cache  # without a limit: a CUDA graph may use the memory of any table
-def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficients"]:
-    """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s)."""
+def table_cells(
+    n: int, device: torch.device, *, differentiate: bool
+) -> Float[Tensor, "cells coefficients"]:
+    """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s).
+
+    If `differentiate`, those of the derivative in t follow, per cell.
+    """
     grid = table_grid(n)
-    with plain_tensors():
+    with without_tracing():
         nodes, fit = interpolation(_POWERS)
         t = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).flatten() / grid.size
-        g = _fitted_in_r(n, grid.scale * (1 - t) / t, 0.5 * torch.log(t))
+        g = _fitted_in_r(n, t_to_kappa(t, grid.scale), 0.5 * torch.log(t))
         found = torch.einsum("ipjb,qb->ijpq", g.unflatten(-1, (grid.size, _POWERS)), fit)
-        return found.reshape(grid.size**2, _POWERS**2).to(device)
+        if differentiate:
+            slope = found[..., 1:] * torch.arange(1, _POWERS, device="cpu")
+            found = torch.cat([found, F.pad(slope, (0, 1))], -1)
+        return found.reshape(grid.size**2, -1).to(device)
 
 
 @cache
 def fixed_cells(n: int, kappa: float, device: torch.device) -> Float[Tensor, "cells coefficients"]:
     """Return the coefficients in r of each cell at one kappa."""
-    with plain_tensors():
+    with without_tracing():
         values = torch.tensor([kappa], dtype=torch.float64, device="cpu")
         return _fitted_in_r(n, values, torch.zeros_like(values)).squeeze(-1).to(device)
 
