@@ -43,7 +43,7 @@ def look_up(kappa: Tensor, nu: float, which: str) -> Tensor:
     cell = F.embedding(index, _constant_bessel_table(nu, kappa.device)[row])
     smooth = (powers_of(x.unsqueeze(-1), _TABLE_POWERS) @ cell.unsqueeze(-1))[..., 0, 0]
     if which in ("log C", "M"):
-        m = smooth - (nu + 0.5) * torch.log(t)
+        m = torch.sub(smooth, torch.log(t), alpha=nu + 0.5)
         return m - size if which == "log C" else m + (kappa - size)
     value = smooth * _decay(kappa, t, which)
     return torch.where(kappa < 0, 2 - value, value) if which == "1-A" else value

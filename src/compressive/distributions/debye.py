@@ -16,6 +16,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from compressive.distributions.cells import affine
+
 # The smallest s for Debye's expansion, and its number of terms. The relative error of A'' at the
 # seam is below 1e-14 (checked in tests/distributions/test_special.py).
 SEAM = 32.0
@@ -102,9 +104,13 @@ def _series(s: Tensor, nu: float, order: int) -> Tensor:
             m = k + 2 * j
             weight = (1, m, m * (m + 2), m * (m + 2) * (m + 4))[order]
             powers[m] += weight * _LOG_U[k][j] * nu ** (2 * j)
-    total = torch.zeros_like(s)
-    for coefficient in reversed(powers[1:]):
-        total = (total + coefficient) / s
+    # Horner's rule in 1/s^2, two coefficients at a time: half as many operations as in 1/s.
+    powers += [0.0] * (len(powers) % 2)
+    sigma = s.reciprocal()
+    squared = sigma * sigma
+    total = affine(sigma, powers[-1], powers[-2])
+    for even, odd in zip(powers[-4::-2], powers[-3::-2], strict=True):
+        total = torch.addcmul(affine(sigma, odd, even), total, squared)
     return total
 
 

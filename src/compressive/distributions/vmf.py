@@ -365,12 +365,13 @@ def _broadcast_parameters(
     concentration = promote_to_float32("concentration", concentration)
     check_same_device("mean_direction", mean_direction, "concentration", concentration)
     batch_shape = mean_direction.shape[:-1]
-    try:
-        batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
-    except RuntimeError:
-        rule = f"broadcast against the batch shape of mean_direction, {tuple(batch_shape)}"
-        got = tuple(concentration.shape)
-        raise ValueError(f"concentration must {rule}, got {got}") from None
+    if concentration.shape != batch_shape:
+        try:
+            batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
+        except RuntimeError:
+            rule = f"broadcast against the batch shape of mean_direction, {tuple(batch_shape)}"
+            got = tuple(concentration.shape)
+            raise ValueError(f"concentration must {rule}, got {got}") from None
     dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
     return batch_shape, mean_direction.to(dtype), concentration.to(dtype)
 

@@ -75,7 +75,7 @@ def turn(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return cos(theta), sin(theta) / r, and d log tan(theta/2) / d kappa, in float64.
 
-    `cells` are `table_cells` of n. The last result is None unless they can `differentiate`.
+    `cells` are `table_cells` of n. The last result is None unless `differentiate` was set there.
     """
     on_cpu = r.device.type == "cpu" and not torch.compiler.is_compiling()
     if not on_cpu or r.numel() <= _ROWS_PER_BLOCK or in_func_transform():
@@ -97,24 +97,29 @@ def _turn_block(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     grid = table_grid(n)
     r, t = to_float64(r), kappa_to_t(to_float64(kappa), grid.scale)
-    # Both axes in one tensor: on a GPU each operation costs a launch.
+    # x and y are the positions of r and t in their cells. They share a tensor, because on a GPU
+    # each operation costs a launch.
     positions = torch.stack((_radius_position(r, grid), (grid.size * t).expand_as(r)))
-    cell, offset = locate(positions, grid.size)
-    x_powers, y_powers = powers_of(offset, _POWERS).unbind()
-    in_y = _sum_over_x(torch.add(cell[1], cell[0], alpha=grid.size), x_powers, cells)
-    found = (y_powers @ in_y.mT).squeeze(-2)  # log(tan(theta/2) / (r sqrt(t))), its derivative in y
-    half_tangent = torch.exp(found[..., :1]) * torch.sqrt(t)
+    index, x_and_y = locate(positions, grid.size)
+    x_powers, y_powers = powers_of(x_and_y, _POWERS).unbind()
+    in_y = _sum_over_x(torch.add(index[1], index[0], alpha=grid.size), x_powers, cells)
+    g_and_slope = (y_powers @ in_y.mT).squeeze(-2)  # g and, if the table has it, dg/dy
+    half_tangent = torch.exp(g_and_slope[..., :1]) * torch.sqrt(t)
     slope = None
-    if found.shape[-1] == 2:
-        slope = t * affine(t * found[..., 1:], -grid.size / grid.scale, -0.5 / grid.scale)
+    if g_and_slope.shape[-1] == 2:
+        # d log tan(theta/2) / dt = 1 / (2 t) + size dg/dy, and dt / dkappa = -t^2 / scale.
+        slope = t * affine(t * g_and_slope[..., 1:], -grid.size / grid.scale, -0.5 / grid.scale)
     return *_from_half_tangent(r, half_tangent), slope
 
 
 def _sum_over_x(cell: Tensor, powers: Tensor, cells: Tensor) -> Tensor:
-    """Return the coefficients of 1, y, ..., y^7 for each sample, of shape (..., functions, 8)."""
-    width = cells.shape[-1] // _POWERS
+    """Return the coefficients of 1, y, ..., y^7 of g and, if the table has it, of dg/dy.
+
+    The shape is (..., 1, 8) or (..., 2, 8).
+    """
+    width = cells.shape[-1] // _POWERS  # 8 or 16 coefficients per power of x
     if cell.device.type == "cpu" and not (torch.compiler.is_compiling() or in_func_transform()):
-        # The same sums in the same order, without a copy of 64 coefficients per sample.
+        # The same sums in the same order, without a copy of all coefficients per sample.
         rows = torch.add(torch.arange(_POWERS, device="cpu"), cell.reshape(-1, 1), alpha=_POWERS)
         weights = powers.reshape(-1, _POWERS)
         table = cells.view(-1, width)
@@ -145,15 +150,15 @@ def turn_in_space(
     """
     r, kappa = to_float64(r).clamp(min=1e-100), to_float64(kappa)
     kappa = kappa.clamp(min=1e-10)  # the difference from kappa = 0 is below 1e-10
-    exponent = -0.5 * r * r
+    exponent, twice = -0.5 * r * r, 2 * kappa
     p, one_minus_p = torch.exp(exponent), -torch.expm1(exponent)
-    rest = one_minus_p * torch.exp(-2 * kappa)
+    rest = one_minus_p * torch.exp(-twice)
     total = p + rest
-    near = -torch.log1p(one_minus_p * torch.expm1(-2 * kappa))  # s
-    near = torch.where(total > 0.5, near, -torch.log(total))  # each keeps its digits
+    log_total = torch.log1p(one_minus_p * torch.expm1(-twice))
+    near = -torch.where(total > 0.5, log_total, torch.log(total))  # s; each keeps its digits
     # far is 2 kappa - s, whose difference would lose digits at the opposite pole.
-    far = torch.log1p(p * torch.expm1(2 * kappa.clamp(max=20)))
-    far = torch.where(kappa < 20, far, 2 * kappa - near)
+    far = torch.log1p(p * torch.expm1(twice.clamp(max=40)))
+    far = torch.where(twice < 40, far, twice - near)
     slope = None
     if differentiate:
         slope = (rest / near - p / far) / total
@@ -178,18 +183,19 @@ def table_cells(
 ) -> Float[Tensor, "cells coefficients"]:
     """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s).
 
-    If `differentiate`, those of the derivative in t follow, per cell.
+    If `differentiate`, each power of r also has the coefficients of the derivative in y.
     """
     grid = table_grid(n)
     with without_tracing():
+        if differentiate:
+            found = table_cells(n, device, differentiate=False).unflatten(-1, (_POWERS, _POWERS))
+            slope = found[..., 1:] * torch.arange(1, _POWERS, device=device)
+            return torch.cat([found, F.pad(slope, (0, 1))], -1).flatten(1)
         nodes, fit = interpolation(_POWERS)
         t = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).flatten() / grid.size
         g = _fitted_in_r(n, t_to_kappa(t, grid.scale), 0.5 * torch.log(t))
         found = torch.einsum("ipjb,qb->ijpq", g.unflatten(-1, (grid.size, _POWERS)), fit)
-        if differentiate:
-            slope = found[..., 1:] * torch.arange(1, _POWERS, device="cpu")
-            found = torch.cat([found, F.pad(slope, (0, 1))], -1)
-        return found.reshape(grid.size**2, -1).to(device)
+        return found.reshape(grid.size**2, _POWERS**2).to(device)
 
 
 @cache
