@@ -38,7 +38,7 @@ def half_angles(r: torch.Tensor, n: int, kappa: float) -> dict[str, torch.Tensor
     found = {
         "fixed": vmf_sampler.turn_fixed(column, n, vmf_sampler.fixed_cells(n, kappa, cpu)),
         "table": vmf_sampler.turn(
-            column, n, k, vmf_sampler.table_cells(n, cpu, differentiate=False)
+            column, n, k, vmf_sampler.table_cells(n, cpu), differentiate=False
         )[:2],
     }
     if n == 3:
@@ -138,8 +138,8 @@ def slopes(r: torch.Tensor, n: int, kappa: float) -> torch.Tensor:
     if n == 3:
         found = vmf_sampler.turn_in_space(r, k, differentiate=True)
     else:
-        cells = vmf_sampler.table_cells(n, torch.device("cpu"), differentiate=True)
-        found = vmf_sampler.turn(r, n, k, cells)
+        cells = vmf_sampler.table_cells(n, torch.device("cpu"))
+        found = vmf_sampler.turn(r, n, k, cells, differentiate=True)
     slope = found[2]
     assert slope is not None
     return slope.squeeze(-1)
@@ -205,12 +205,12 @@ def test_closed_form_matches_mpmath() -> None:
 
 
 def test_blocks_do_not_change_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, cells = 5, vmf_sampler.table_cells(5, torch.device("cpu"), differentiate=True)
+    n, cells = 5, vmf_sampler.table_cells(5, torch.device("cpu"))
     r = torch.linspace(0.1, 5, 2 * 37, dtype=torch.float64).view(2, 37, 1)
     kappa = torch.linspace(0, 50, 37, dtype=torch.float64).view(37, 1)
-    whole = vmf_sampler.turn(r, n, kappa, cells)
+    whole = vmf_sampler.turn(r, n, kappa, cells, differentiate=True)
     monkeypatch.setattr(vmf_sampler, "_ROWS_PER_BLOCK", 16)
-    parts = vmf_sampler.turn(r, n, kappa, cells)
+    parts = vmf_sampler.turn(r, n, kappa, cells, differentiate=True)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-14, atol=1e-15)
 
@@ -228,15 +228,15 @@ def test_sums_over_the_powers_of_r_match_a_loop() -> None:
         expected = sum(float(powers[i, j, 0, p]) * table[p] for p in range(8))
         # Sums of eight terms near 1; libraries add them in different orders.
         for one in (found, traced):
-            torch.testing.assert_close(one[i, j, 0], expected, rtol=1e-13, atol=1e-13)
+            torch.testing.assert_close(one[i, j, :, 0], expected, rtol=1e-13, atol=1e-13)
 
 
 def test_invalid_kappa_gives_nan_and_no_invalid_index() -> None:
     """On a GPU, an index outside of the table would stop the process."""
     r = torch.ones(2, 1, dtype=torch.float64)
     kappa = torch.tensor([[math.nan], [-1e9]], dtype=torch.float64)
-    cells = vmf_sampler.table_cells(5, torch.device("cpu"), differentiate=False)
-    cosine, _, _ = vmf_sampler.turn(r, 5, kappa, cells)
+    cells = vmf_sampler.table_cells(5, torch.device("cpu"))
+    cosine, _, _ = vmf_sampler.turn(r, 5, kappa, cells, differentiate=False)
     assert cosine[0].isnan().all()
 
 

@@ -234,7 +234,7 @@ class VonMisesFisher(Distribution):
             if n == 3:
                 found = vmf_sampler.turn_in_space(r, kappa, differentiate=moves)
             else:
-                found = vmf_sampler.turn(r, n, kappa, _table_cells(n, place, moves))
+                found = vmf_sampler.turn(r, n, kappa, _table_cells(n, place), differentiate=moves)
             cosine, scale, slope = found
         return cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device), slope
 
@@ -344,8 +344,8 @@ def _constants(kappa: float, n: int) -> special.Constants:
 
 
 @traced_as_constant
-def _table_cells(n: int, device: torch.device, differentiate: bool) -> Tensor:
-    return vmf_sampler.table_cells(n, device, differentiate=differentiate)
+def _table_cells(n: int, device: torch.device) -> Tensor:
+    return vmf_sampler.table_cells(n, device)
 
 
 @traced_as_constant

@@ -72,20 +72,24 @@ def turn(
     n: int,
     kappa: Float[Tensor, "*#sample 1"],
     cells: Float[Tensor, "cells coefficients"],
+    *,
+    differentiate: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return cos(theta), sin(theta) / r, and d log tan(theta/2) / d kappa, in float64.
 
-    `cells` are `table_cells` of n. The last result is None unless `differentiate` was set there.
+    `cells` are `table_cells` of n. The last result is None unless `differentiate`.
     """
     on_cpu = r.device.type == "cpu" and not torch.compiler.is_compiling()
     if not on_cpu or r.numel() <= _ROWS_PER_BLOCK or in_func_transform():
-        return _turn_block(r, n, kappa, cells)
+        return _turn_block(r, n, kappa, cells, differentiate)
     pairs = zip(
         r.reshape(-1, 1).split(_ROWS_PER_BLOCK),
         kappa.expand(r.shape).reshape(-1, 1).split(_ROWS_PER_BLOCK),
         strict=True,
     )
-    parts = [_turn_block(r_part, n, kappa_part, cells) for r_part, kappa_part in pairs]
+    parts = [
+        _turn_block(r_part, n, kappa_part, cells, differentiate) for r_part, kappa_part in pairs
+    ]
     cosine, scale, *slope = (
         torch.cat(part).view(r.shape) for part in zip(*parts, strict=True) if part[0] is not None
     )
@@ -93,7 +97,7 @@ def turn(
 
 
 def _turn_block(
-    r: Tensor, n: int, kappa: Tensor, cells: Tensor
+    r: Tensor, n: int, kappa: Tensor, cells: Tensor, differentiate: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     grid = table_grid(n)
     r, t = to_float64(r), kappa_to_t(to_float64(kappa), grid.scale)
@@ -103,30 +107,27 @@ def _turn_block(
     index, x_and_y = locate(positions, grid.size)
     x_powers, y_powers = powers_of(x_and_y, _POWERS).unbind()
     in_y = _sum_over_x(torch.add(index[1], index[0], alpha=grid.size), x_powers, cells)
-    g_and_slope = (y_powers @ in_y.mT).squeeze(-2)  # g and, if the table has it, dg/dy
-    half_tangent = torch.exp(g_and_slope[..., :1]) * torch.sqrt(t)
+    half_tangent = torch.exp((y_powers @ in_y).squeeze(-1)) * torch.sqrt(t)
     slope = None
-    if g_and_slope.shape[-1] == 2:
+    if differentiate:
+        order = torch.arange(1, _POWERS, dtype=t.dtype, device=t.device)
+        along_y = ((y_powers[..., :-1] * order) @ in_y[..., 1:, :]).squeeze(-1)  # dg/dy
         # d log tan(theta/2) / dt = 1 / (2 t) + size dg/dy, and dt / dkappa = -t^2 / scale.
-        slope = t * affine(t * g_and_slope[..., 1:], -grid.size / grid.scale, -0.5 / grid.scale)
+        slope = t * affine(t * along_y, -grid.size / grid.scale, -0.5 / grid.scale)
     return *_from_half_tangent(r, half_tangent), slope
 
 
 def _sum_over_x(cell: Tensor, powers: Tensor, cells: Tensor) -> Tensor:
-    """Return the coefficients of 1, y, ..., y^7 of g and, if the table has it, of dg/dy.
-
-    The shape is (..., 1, 8) or (..., 2, 8).
-    """
-    width = cells.shape[-1] // _POWERS  # 8 or 16 coefficients per power of x
+    """Return the coefficients of 1, y, ..., y^7 in each sample's cell, of shape (..., 8, 1)."""
     if cell.device.type == "cpu" and not (torch.compiler.is_compiling() or in_func_transform()):
-        # The same sums in the same order, without a copy of all coefficients per sample.
+        # The same sums in the same order, without a copy of 64 coefficients per sample.
         rows = torch.add(torch.arange(_POWERS, device="cpu"), cell.reshape(-1, 1), alpha=_POWERS)
         weights = powers.reshape(-1, _POWERS)
-        table = cells.view(-1, width)
+        table = cells.view(-1, _POWERS)
         found = F.embedding_bag(rows, table, mode="sum", per_sample_weights=weights)
-        return found.view(*cell.shape[:-1], -1, _POWERS)
-    chosen = F.embedding(cell.squeeze(-1), cells).unflatten(-1, (_POWERS, width))
-    return (powers @ chosen).unflatten(-1, (-1, _POWERS)).squeeze(-3)
+        return found.view(*cell.shape[:-1], _POWERS, 1)
+    chosen = F.embedding(cell.squeeze(-1), cells).unflatten(-1, (_POWERS, _POWERS))
+    return chosen.mT @ powers.mT
 
 
 def turn_fixed(
@@ -178,19 +179,10 @@ def _radius_position(r: Tensor, grid: TableGrid) -> Tensor:
 
 
 @cache  # without a limit: a CUDA graph may use the memory of any table
-def table_cells(
-    n: int, device: torch.device, *, differentiate: bool
-) -> Float[Tensor, "cells coefficients"]:
-    """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s).
-
-    If `differentiate`, each power of r also has the coefficients of the derivative in y.
-    """
+def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficients"]:
+    """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s)."""
     grid = table_grid(n)
     with without_tracing():
-        if differentiate:
-            found = table_cells(n, device, differentiate=False).unflatten(-1, (_POWERS, _POWERS))
-            slope = found[..., 1:] * torch.arange(1, _POWERS, device=device)
-            return torch.cat([found, F.pad(slope, (0, 1))], -1).flatten(1)
         nodes, fit = interpolation(_POWERS)
         t = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).flatten() / grid.size
         g = _fitted_in_r(n, t_to_kappa(t, grid.scale), 0.5 * torch.log(t))
