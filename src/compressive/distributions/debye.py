@@ -1,13 +1,13 @@
-"""Bessel functions of the von Mises-Fisher distribution, computed from series and fractions.
+"""Bessel functions of the von Mises-Fisher distribution, from series and continued fractions.
 
 With nu = n/2 - 1 and s = sqrt(nu^2 + kappa^2):
 
-- s >= 32: Debye's uniform expansion, as a series for log U in 1/s and t^2 = (nu/s)^2, every
-  derivative term by term and without a difference of nearly equal numbers;
-- s < 32: the same expansion at a higher order nu + m, reduced to nu by the continued fraction
+- s >= 32: Debye's uniform expansion, as a series for log U in 1/s and t^2 = (nu/s)^2. Derivatives
+  are taken term by term, without differences of nearly equal numbers.
+- s < 32: The same expansion at a higher order nu + m, reduced to nu by the continued fraction
   A_nu / kappa = 1 / (2 (nu + 1) + kappa^2 A_{nu+1} / kappa), all of whose terms are positive.
 
-`special` names the functions.
+`special` defines the functions.
 """
 
 import math

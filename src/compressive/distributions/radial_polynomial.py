@@ -1,7 +1,7 @@
 """The angle of a von Mises-Fisher sample as one polynomial, for a fixed kappa.
 
-It costs a few multiplications per sample. There is one if n is 40 or more, or if kappa is well
-above n. Otherwise `vmf_sampler` has polynomials for parts of the range.
+It costs a few multiplications per sample. It exists if n is 40 or more, or if kappa is well
+above n. Otherwise `vmf_sampler` uses several polynomials, each for a part of the range.
 """
 
 from functools import lru_cache
@@ -19,7 +19,7 @@ _MAX_DEGREE = 16
 
 
 class Transport(NamedTuple):
-    """1 - cos(theta) = r^2 q(r), q a polynomial in (r - center) / width, as Python floats."""
+    """A fit of 1 - cos(theta) = r^2 q(r), where q is a polynomial in (r - center) / width."""
 
     center: float
     width: float

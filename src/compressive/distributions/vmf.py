@@ -47,7 +47,7 @@ class VonMisesFisher(Distribution):
 
     `concentration` kappa >= 0 is a number, whose constants are computed once, or a tensor that
     broadcasts against the batch and may require a gradient. kappa = 0 is the uniform distribution.
-    For a tensor, the first sample in each dimension n computes a table, in a fraction of a second.
+    For a tensor, the first sample in each dimension n computes a table, which takes up to a second.
 
     Sampling needs no rejection: shapes are fixed, nothing waits for the device, and it compiles
     into one graph. The gradient in mu is by parallel transport of the sample along the sphere
@@ -239,7 +239,7 @@ class VonMisesFisher(Distribution):
         return cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device), slope
 
     def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
-        """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
+        """Evaluate a function of `special`, in float64 if `wide`; a float if kappa is a number."""
         if self._fixed is not None:
             return getattr(self._fixed, name)
         return getattr(special, name)(_widened(self._kappa) if wide else self._kappa, self.dim)
@@ -258,11 +258,12 @@ class VonMisesFisher(Distribution):
 
 
 class _Moving(Function):
-    """z = cos(theta) mu + sin(theta) u as a function of mu and kappa; u by parallel transport."""
+    """z = cos(theta) mu + sin(theta) u, differentiable in mu and kappa."""
 
-    # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. Other implementations use a reflection
-    # that maps the first axis to mu. It has the same distribution and the same expected gradient,
-    # but its derivative diverges as mu approaches that axis.
+    # u follows mu by parallel transport: dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta.
+    # Other implementations use a reflection that maps the first axis to mu. It has the same
+    # distribution and the same expected gradient, but its derivative diverges as mu approaches that
+    # axis.
 
     generate_vmap_rule = True
 

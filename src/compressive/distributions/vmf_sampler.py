@@ -8,9 +8,9 @@ independently, a length r of the chi distribution with n - 1 degrees of freedom.
 further randomness and no rejection: theta is the monotone function of r that maps the chi
 distribution to f ("radial transport"). It is smooth, and nearly r / sqrt(kappa) at large kappa.
 
-- `turn` looks it up for any kappa, which may differ per sample, in a table for each n: polynomials
+- `turn` looks it up for any kappa, which may differ per sample. Each n has a table of polynomials
   in r and kappa. Their derivative in kappa is the implicit reparameterization gradient.
-- `turn_fixed` uses the same polynomials in r for one kappa.
+- `turn_fixed` looks it up in a table of polynomials in r, made for one kappa.
 - `turn_in_space` is the closed form for n = 3. No other n has one.
 
 `radial_solver` computes the polynomials once, in float64. `radial_polynomial` has the fastest case,
@@ -48,9 +48,9 @@ _ROWS_PER_BLOCK = 16_384  # samples whose powers fit into the cache of a process
 class TableGrid(NamedTuple):
     """The cells of a table: `size` intervals of r from `low` to `high`, and of t from 0 to 1."""
 
-    # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = scale / (scale + kappa). It is
-    # smooth for all r and kappa, including kappa = 0 (t = 1) and infinity (t = 0), and the tangent
-    # of the half angle keeps its digits near both poles.
+    # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = `kappa_to_t`. It is smooth
+    # for all r and kappa, including kappa = 0 (t = 1) and infinity (t = 0), and the tangent of the
+    # half angle keeps its digits near both poles.
 
     size: int
     low: float
@@ -60,9 +60,9 @@ class TableGrid(NamedTuple):
 
 def table_grid(n: int) -> TableGrid:
     """Return the cells for dimension n."""
-    # Where theta approaches pi it bends, the more sharply the smaller n. At large n, the density is
-    # high. These counts keep the error of the distribution function below 1e-10
-    # (tests/distributions/test_vmf_sampler.py).
+    # Near theta = pi the function bends, more sharply for smaller n. At large n the density is
+    # high, so that errors of theta matter more. These counts keep the error of the distribution
+    # function below 1e-10 (tests/distributions/test_vmf_sampler.py).
     count = 32 if n < 4 else 8 if 16 <= n <= 1024 else 16
     return TableGrid(count, *radius_range(n), (n - 1) / 2 + 3)
 
