@@ -32,7 +32,7 @@ def can_look_up(kappa: Tensor, nu: float) -> bool:
 
 
 def look_up(kappa: Tensor, nu: float, which: str) -> Tensor:
-    """Return the same as `evaluate_directly` with 15 operations, from polynomials in `kappa_to_t`.
+    """Return the same as `evaluate_directly`, from a table of polynomials in `kappa_to_t`.
 
     Unlike there, kappa may be negative: a learned kappa can be if values are not checked.
     """
