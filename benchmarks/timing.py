@@ -45,8 +45,8 @@ def race(
 
     The speed of a shared machine can change by a factor of two within a minute. Ratios between
     functions timed one after the other would then be meaningless. On the GPU the time is between
-    events on the stream. On the CPU, `clock` may be time.process_time, which does not count the
-    time that other processes use.
+    events on the stream, and starts when the GPU is idle. On the CPU, `clock` may be
+    time.process_time, which does not count the time that other processes use.
     """
     for function in functions.values():
         for _ in range(3):
@@ -65,6 +65,9 @@ def _timed(
 ) -> Callable[[], float]:
     if device == "cuda":
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Without this, the kernels of a function could be launched while the GPU runs the previous
+        # one. Launches would then count for some functions and not for others.
+        torch.cuda.synchronize()
         before.record()
         function()
         after.record()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from processes import printed
 
-from compressive.distributions.cells import known_while_compiling
+from compressive.distributions.tracing import traced_as_constant
 
 SCRIPT = Path(__file__).parent / "compiled.py"
 
@@ -34,6 +34,6 @@ def test_compiler_marker_matches_torchs() -> None:
 
     def theirs() -> None: ...
 
-    known_while_compiling(ours)
+    traced_as_constant(ours)
     torch.compiler.assume_constant_result(theirs)
     assert ours.__dict__ == theirs.__dict__

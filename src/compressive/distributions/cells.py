@@ -1,14 +1,9 @@
-"""Functions as polynomials in the cells of a grid: the parts that all tables share."""
+"""Piecewise polynomials on a grid of equal cells: the parts that all tables share."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-
-from compressive.checks import outside_func_transforms
 
 
 def locate(position: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -20,6 +15,21 @@ def locate(position: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def powers_of(x: Tensor, count: int) -> Tensor:
     """Return 1, x, ..., x^(count - 1) on a new last axis."""
     return torch.linalg.vander(x, N=count)
+
+
+def affine(x: Tensor, factor: float, offset: float) -> Tensor:
+    """Return factor * x + offset as one operation, which is one launch on a GPU."""
+    return torch.rsub(x, offset, alpha=-factor)
+
+
+def kappa_to_t(kappa: Tensor, scale: float) -> Tensor:
+    """Return t = scale / (scale + kappa), which is 1 at kappa = 0 and 0 at infinity."""
+    return affine(kappa, 1 / scale, 1.0).reciprocal()
+
+
+def t_to_kappa(t: Tensor, scale: float) -> Tensor:
+    """Return the kappa of each t, the inverse of `kappa_to_t`."""
+    return scale * (1 - t) / t
 
 
 def centers_of_cells(count: int) -> Tensor:
@@ -36,23 +46,3 @@ def interpolation(count: int) -> tuple[Tensor, Tensor]:
 def chebyshev_phases(count: int) -> Tensor:
     """Return the angles whose cosines are Chebyshev points, as float64 on the CPU."""
     return (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / count)
-
-
-@contextmanager
-def plain_tensors() -> Iterator[None]:
-    """Compute numbers only, also inside of torch.func, inference mode and torch.export."""
-    # Modes of dispatch would make a table of tensors without values, which is kept.
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-        outside_func_transforms(),
-        _disable_current_modes(),
-    ):
-        yield
-
-
-def known_while_compiling(function: Callable) -> Callable:
-    """Let torch.compile call this function while tracing and treat the result as a constant."""
-    # torch.compiler.assume_constant_result does the same, but imports the compiler (6 seconds).
-    function.__dict__["_dynamo_marked_constant"] = True
-    return function

@@ -1,13 +1,13 @@
-"""Bessel functions of the von Mises-Fisher distribution, computed from series and fractions.
+"""Bessel functions of the von Mises-Fisher distribution, from series and continued fractions.
 
 With nu = n/2 - 1 and s = sqrt(nu^2 + kappa^2):
 
-- s >= 32: Debye's uniform expansion, as a series for log U in 1/s and t^2 = (nu/s)^2, every
-  derivative term by term and without a difference of nearly equal numbers;
-- s < 32: the same expansion at a higher order nu + m, reduced to nu by the continued fraction
+- s >= 32: Debye's uniform expansion, as a series for log U in 1/s and t^2 = (nu/s)^2. Derivatives
+  are taken term by term, without differences of nearly equal numbers.
+- s < 32: The same expansion at a higher order nu + m, reduced to nu by the continued fraction
   A_nu / kappa = 1 / (2 (nu + 1) + kappa^2 A_{nu+1} / kappa), all of whose terms are positive.
 
-`special` names the functions.
+`special` defines the functions.
 """
 
 import math
@@ -15,6 +15,8 @@ from fractions import Fraction
 
 import torch
 from torch import Tensor
+
+from compressive.distributions.cells import affine
 
 # The smallest s for Debye's expansion, and its number of terms. The relative error of A'' at the
 # seam is below 1e-14 (checked in tests/distributions/test_special.py).
@@ -102,9 +104,13 @@ def _series(s: Tensor, nu: float, order: int) -> Tensor:
             m = k + 2 * j
             weight = (1, m, m * (m + 2), m * (m + 2) * (m + 4))[order]
             powers[m] += weight * _LOG_U[k][j] * nu ** (2 * j)
-    total = torch.zeros_like(s)
-    for coefficient in reversed(powers[1:]):
-        total = (total + coefficient) / s
+    # Horner's rule in 1/s^2, two coefficients at a time: half as many operations as in 1/s.
+    powers += [0.0] * (len(powers) % 2)
+    sigma = s.reciprocal()
+    squared = sigma * sigma
+    total = affine(sigma, powers[-1], powers[-2])
+    for even, odd in zip(powers[-4::-2], powers[-3::-2], strict=True):
+        total = torch.addcmul(affine(sigma, odd, even), total, squared)
     return total
 
 

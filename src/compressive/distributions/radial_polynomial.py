@@ -1,7 +1,7 @@
 """The angle of a von Mises-Fisher sample as one polynomial, for a fixed kappa.
 
-It costs a few multiplications per sample. There is one if n is 40 or more, or if kappa is well
-above n. Otherwise `vmf_sampler` has polynomials for parts of the range.
+It costs a few multiplications per sample. It exists if n is 40 or more, or if kappa is well
+above n. Otherwise `vmf_sampler` uses several polynomials, each for a part of the range.
 """
 
 from functools import lru_cache
@@ -11,14 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compressive.distributions.cells import chebyshev_phases, plain_tensors
+from compressive.distributions.cells import chebyshev_phases
 from compressive.distributions.radial_solver import Tail, radius_range
+from compressive.distributions.tracing import without_tracing
 
 _MAX_DEGREE = 16
 
 
 class Transport(NamedTuple):
-    """1 - cos(theta) = r^2 q(r), q a polynomial in (r - center) / width, as Python floats."""
+    """A fit of 1 - cos(theta) = r^2 q(r), where q is a polynomial in (r - center) / width."""
 
     center: float
     width: float
@@ -49,7 +50,7 @@ def transport(n: int, kappa: float, log_height: float) -> Transport | None:
     # Interpolate at Chebyshev points of twice the largest degree, then truncate. The dropped
     # coefficients bound the error, and a least-squares fit would not be much better.
     count = 2 * _MAX_DEGREE
-    with plain_tensors():
+    with without_tracing():
         phase = chebyshev_phases(count)
         values = exact(torch.cos(phase))
         orders = torch.arange(count, dtype=torch.float64, device="cpu")

@@ -22,10 +22,11 @@ _MIN_POSITIVE = 1e-300
 
 
 class Tail(NamedTuple):
-    """The tail of each sample with (roughly) less than half of the mass, which keeps its digits."""
+    """For each sample, the tail of theta's distribution with about half of the mass or less."""
 
-    # The unknown is the distance of theta from a pole: 0 for the lower tail. For the upper tail it
-    # is pi, or a nearer point if all mass is near 0 and a difference from pi would lose digits.
+    # The probability of a small tail keeps its digits; one minus it would not. The unknown is the
+    # distance of theta from a pole. The pole is 0 for the lower tail. For the upper tail it is pi,
+    # or a nearer point if all mass is near 0 and a difference from pi would lose digits.
 
     n: int
     kappa: Tensor

@@ -8,7 +8,7 @@ at the mode, M(kappa) = log C_n(kappa) + kappa, and its derivatives:
 Unlike log C, M does not grow with kappa, so densities, entropies and divergences computed from it
 keep their digits at kappa = 1e8. `debye` computes them. For n < 66 this takes hundreds of
 operations, so a tensor of kappas is looked up in a table of polynomials, computed once for each n
-(`bessel_table`). A number kappa needs no table.
+(`bessel_table`). If kappa is a number, its values are computed once, without a table.
 
 All computations are in float64 and rounded once, whatever the dtype. kappa has one value per
 distribution, not one per coordinate, so the cost is small compared to sampling.
@@ -119,7 +119,7 @@ class _Derivative(Function):
 
 
 def _bessel_order(n: int) -> float:
-    """Return the order of the Bessel function; torch.compile then takes n as a constant."""
+    """Return the order nu = n/2 - 1 of the Bessel function, a constant for torch.compile."""
     return operator.index(n) / 2 - 1
 
 

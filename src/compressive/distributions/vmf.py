@@ -21,7 +21,7 @@ from compressive.checks import (
     validates_inputs,
 )
 from compressive.distributions import radial_polynomial, special, vmf_sampler
-from compressive.distributions.cells import known_while_compiling
+from compressive.distributions.tracing import traced_as_constant
 from compressive.platforms.float64 import float64_device, to_float64
 
 __all__ = ["VonMisesFisher"]
@@ -47,7 +47,7 @@ class VonMisesFisher(Distribution):
 
     `concentration` kappa >= 0 is a number, whose constants are computed once, or a tensor that
     broadcasts against the batch and may require a gradient. kappa = 0 is the uniform distribution.
-    For a tensor, the first sample in each dimension n computes a table, in a fraction of a second.
+    For a tensor, the first sample in each dimension n computes a table, which takes up to a second.
 
     Sampling needs no rejection: shapes are fixed, nothing waits for the device, and it compiles
     into one graph. The gradient in mu is by parallel transport of the sample along the sphere
@@ -230,7 +230,7 @@ class VonMisesFisher(Distribution):
         else:
             moves = self._kappa.requires_grad and torch.is_grad_enabled()
             moves = moves or in_func_transform()
-            kappa = self._kappa.detach().expand(self._batch_shape).unsqueeze(-1)
+            kappa = self._kappa.detach().unsqueeze(-1)
             if n == 3:
                 found = vmf_sampler.turn_in_space(r, kappa, differentiate=moves)
             else:
@@ -239,7 +239,7 @@ class VonMisesFisher(Distribution):
         return cosine.to(r.dtype).to(r.device), scale.to(r.dtype).to(r.device), slope
 
     def _at_kappa(self, name: str, *, wide: bool = False) -> Any:
-        """Evaluate a function of `special` at kappa, `wide` in float64; a float if kappa is one."""
+        """Evaluate a function of `special`, in float64 if `wide`; a float if kappa is a number."""
         if self._fixed is not None:
             return getattr(self._fixed, name)
         return getattr(special, name)(_widened(self._kappa) if wide else self._kappa, self.dim)
@@ -258,11 +258,12 @@ class VonMisesFisher(Distribution):
 
 
 class _Moving(Function):
-    """z = cos(theta) mu + sin(theta) u as a function of mu and kappa; u by parallel transport."""
+    """z = cos(theta) mu + sin(theta) u, differentiable in mu and kappa."""
 
-    # dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta. Other implementations use a reflection
-    # that maps the first axis to mu. It has the same distribution and the same expected gradient,
-    # but its derivative diverges as mu approaches that axis.
+    # u follows mu by parallel transport: dz = cos(theta) dmu - (z.dmu) mu + (dz/dtheta) dtheta.
+    # Other implementations use a reflection that maps the first axis to mu. It has the same
+    # distribution and the same expected gradient, but its derivative diverges as mu approaches that
+    # axis.
 
     generate_vmap_rule = True
 
@@ -338,22 +339,22 @@ def _widened(value: Any) -> Any:
     return to_float64(value) if isinstance(value, Tensor) else value
 
 
-@known_while_compiling
+@traced_as_constant
 def _constants(kappa: float, n: int) -> special.Constants:
     return special.constants(kappa, n)
 
 
-@known_while_compiling
+@traced_as_constant
 def _table_cells(n: int, device: torch.device) -> Tensor:
     return vmf_sampler.table_cells(n, device)
 
 
-@known_while_compiling
+@traced_as_constant
 def _fixed_cells(n: int, kappa: float, device: torch.device) -> Tensor:
     return vmf_sampler.fixed_cells(n, kappa, device)
 
 
-@known_while_compiling
+@traced_as_constant
 def _transport(n: int, kappa: float, log_height: float) -> radial_polynomial.Transport | None:
     return radial_polynomial.transport(n, kappa, log_height)
 
@@ -365,12 +366,13 @@ def _broadcast_parameters(
     concentration = promote_to_float32("concentration", concentration)
     check_same_device("mean_direction", mean_direction, "concentration", concentration)
     batch_shape = mean_direction.shape[:-1]
-    try:
-        batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
-    except RuntimeError:
-        rule = f"broadcast against the batch shape of mean_direction, {tuple(batch_shape)}"
-        got = tuple(concentration.shape)
-        raise ValueError(f"concentration must {rule}, got {got}") from None
+    if concentration.shape != batch_shape:
+        try:
+            batch_shape = torch.broadcast_shapes(batch_shape, concentration.shape)
+        except RuntimeError:
+            rule = f"broadcast against the batch shape of mean_direction, {tuple(batch_shape)}"
+            got = tuple(concentration.shape)
+            raise ValueError(f"concentration must {rule}, got {got}") from None
     dtype = torch.promote_types(mean_direction.dtype, concentration.dtype)
     return batch_shape, mean_direction.to(dtype), concentration.to(dtype)
 

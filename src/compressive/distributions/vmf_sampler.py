@@ -8,9 +8,9 @@ independently, a length r of the chi distribution with n - 1 degrees of freedom.
 further randomness and no rejection: theta is the monotone function of r that maps the chi
 distribution to f ("radial transport"). It is smooth, and nearly r / sqrt(kappa) at large kappa.
 
-- `turn` looks it up for any kappa, which may differ per sample, in a table for each n: polynomials
+- `turn` looks it up for any kappa, which may differ per sample. Each n has a table of polynomials
   in r and kappa. Their derivative in kappa is the implicit reparameterization gradient.
-- `turn_fixed` uses the same polynomials in r for one kappa.
+- `turn_fixed` looks it up in a table of polynomials in r, made for one kappa.
 - `turn_in_space` is the closed form for n = 3. No other n has one.
 
 `radial_solver` computes the polynomials once, in float64. `radial_polynomial` has the fastest case,
@@ -28,14 +28,17 @@ from torch import Tensor
 from compressive.checks import in_func_transform
 from compressive.distributions import special
 from compressive.distributions.cells import (
+    affine,
     centers_of_cells,
     interpolation,
+    kappa_to_t,
     locate,
-    plain_tensors,
     powers_of,
+    t_to_kappa,
 )
 from compressive.distributions.debye import evaluate_directly
 from compressive.distributions.radial_solver import Tail, radius_range
+from compressive.distributions.tracing import without_tracing
 from compressive.platforms.float64 import to_float64
 
 _POWERS = 8  # of r and of t in a cell of the table
@@ -45,9 +48,9 @@ _ROWS_PER_BLOCK = 16_384  # samples whose powers fit into the cache of a process
 class TableGrid(NamedTuple):
     """The cells of a table: `size` intervals of r from `low` to `high`, and of t from 0 to 1."""
 
-    # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = scale / (scale + kappa). It is
-    # smooth for all r and kappa, including kappa = 0 (t = 1) and infinity (t = 0), and the tangent
-    # of the half angle keeps its digits near both poles.
+    # The table holds g = log(tan(theta/2) / (r sqrt(t))) with t = `kappa_to_t`. It is smooth
+    # for all r and kappa, including kappa = 0 (t = 1) and infinity (t = 0), and the tangent of the
+    # half angle keeps its digits near both poles.
 
     size: int
     low: float
@@ -57,9 +60,9 @@ class TableGrid(NamedTuple):
 
 def table_grid(n: int) -> TableGrid:
     """Return the cells for dimension n."""
-    # Where theta approaches pi it bends, the more sharply the smaller n. At large n, the density is
-    # high. These counts keep the error of the distribution function below 1e-10
-    # (tests/distributions/test_vmf_sampler.py).
+    # Near theta = pi the function bends, more sharply for smaller n. At large n the density is
+    # high, so that errors of theta matter more. These counts keep the error of the distribution
+    # function below 1e-10 (tests/distributions/test_vmf_sampler.py).
     count = 32 if n < 4 else 8 if 16 <= n <= 1024 else 16
     return TableGrid(count, *radius_range(n), (n - 1) / 2 + 3)
 
@@ -97,18 +100,20 @@ def _turn_block(
     r: Tensor, n: int, kappa: Tensor, cells: Tensor, differentiate: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     grid = table_grid(n)
-    r, kappa = to_float64(r), to_float64(kappa)
-    t = grid.scale / (grid.scale + kappa)
-    i, x = _locate_radius(r, grid)
-    j, y = locate(grid.size * t, grid.size)
-    in_y = _sum_over_x(torch.add(j, i, alpha=grid.size), powers_of(x, _POWERS), cells)
-    powers = powers_of(y, _POWERS)
-    half_tangent = torch.exp((powers @ in_y).squeeze(-1)) * torch.sqrt(t)
+    r, t = to_float64(r), kappa_to_t(to_float64(kappa), grid.scale)
+    # x and y are the positions of r and t in their cells. They share a tensor, because on a GPU
+    # each operation costs a launch.
+    positions = torch.stack((_radius_position(r, grid), (grid.size * t).expand_as(r)))
+    index, x_and_y = locate(positions, grid.size)
+    x_powers, y_powers = powers_of(x_and_y, _POWERS).unbind()
+    in_y = _sum_over_x(torch.add(index[1], index[0], alpha=grid.size), x_powers, cells)
+    half_tangent = torch.exp((y_powers @ in_y).squeeze(-1)) * torch.sqrt(t)
     slope = None
     if differentiate:
-        order = torch.arange(1, _POWERS, dtype=y.dtype, device=y.device)
-        along_y = ((powers[..., :-1] * order) @ in_y[..., 1:, :]).squeeze(-1)
-        slope = t / -grid.scale * (0.5 + grid.size * t * along_y)
+        order = torch.arange(1, _POWERS, dtype=t.dtype, device=t.device)
+        along_y = ((y_powers[..., :-1] * order) @ in_y[..., 1:, :]).squeeze(-1)  # dg/dy
+        # d log tan(theta/2) / dt = 1 / (2 t) + size dg/dy, and dt / dkappa = -t^2 / scale.
+        slope = t * affine(t * along_y, -grid.size / grid.scale, -0.5 / grid.scale)
     return *_from_half_tangent(r, half_tangent), slope
 
 
@@ -130,7 +135,8 @@ def turn_fixed(
 ) -> tuple[Tensor, Tensor]:
     """Return cos(theta) and sin(theta) / r in float64; `cells` are `fixed_cells` of n and kappa."""
     r = to_float64(r)
-    i, x = _locate_radius(r, table_grid(n))
+    grid = table_grid(n)
+    i, x = locate(_radius_position(r, grid), grid.size)
     cell = F.embedding(i.squeeze(-1), cells).unsqueeze(-1)
     return _from_half_tangent(r, torch.exp((powers_of(x, _POWERS) @ cell).squeeze(-1)))
 
@@ -145,15 +151,15 @@ def turn_in_space(
     """
     r, kappa = to_float64(r).clamp(min=1e-100), to_float64(kappa)
     kappa = kappa.clamp(min=1e-10)  # the difference from kappa = 0 is below 1e-10
-    exponent = -0.5 * r * r
+    exponent, twice = -0.5 * r * r, 2 * kappa
     p, one_minus_p = torch.exp(exponent), -torch.expm1(exponent)
-    rest = one_minus_p * torch.exp(-2 * kappa)
+    rest = one_minus_p * torch.exp(-twice)
     total = p + rest
-    near = -torch.log1p(one_minus_p * torch.expm1(-2 * kappa))  # s
-    near = torch.where(total > 0.5, near, -torch.log(total))  # each keeps its digits
+    log_total = torch.log1p(one_minus_p * torch.expm1(-twice))
+    near = -torch.where(total > 0.5, log_total, torch.log(total))  # s; each keeps its digits
     # far is 2 kappa - s, whose difference would lose digits at the opposite pole.
-    far = torch.log1p(p * torch.expm1(2 * kappa.clamp(max=20)))
-    far = torch.where(kappa < 20, far, 2 * kappa - near)
+    far = torch.log1p(p * torch.expm1(twice.clamp(max=40)))
+    far = torch.where(twice < 40, far, twice - near)
     slope = None
     if differentiate:
         slope = (rest / near - p / far) / total
@@ -162,23 +168,24 @@ def turn_in_space(
 
 def _from_half_tangent(r: Tensor, per_r: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos(theta) and sin(theta) / r from tan(theta/2) / r."""
-    twice = 2 / (1 + (r * per_r).square())  # 1 + cos(theta)
+    twice = affine((r * per_r).square(), 0.5, 0.5).reciprocal()  # 1 + cos(theta)
     return twice - 1, twice * per_r
 
 
-def _locate_radius(r: Tensor, grid: TableGrid) -> tuple[Tensor, Tensor]:
+def _radius_position(r: Tensor, grid: TableGrid) -> Tensor:
+    """Return the position of r on its axis, in cells; it is constant outside of the range."""
     per_cell = grid.size / (grid.high - grid.low)
-    return locate(((r - grid.low) * per_cell).clamp(0, grid.size), grid.size)
+    return affine(r, per_cell, -grid.low * per_cell).clamp(0, grid.size)
 
 
 @cache  # without a limit: a CUDA graph may use the memory of any table
 def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficients"]:
     """Return the coefficients of each cell in r and t, computed in 0.3 s (n = 2: 1 s)."""
     grid = table_grid(n)
-    with plain_tensors():
+    with without_tracing():
         nodes, fit = interpolation(_POWERS)
         t = (centers_of_cells(grid.size).unsqueeze(-1) + nodes).flatten() / grid.size
-        g = _fitted_in_r(n, grid.scale * (1 - t) / t, 0.5 * torch.log(t))
+        g = _fitted_in_r(n, t_to_kappa(t, grid.scale), 0.5 * torch.log(t))
         found = torch.einsum("ipjb,qb->ijpq", g.unflatten(-1, (grid.size, _POWERS)), fit)
         return found.reshape(grid.size**2, _POWERS**2).to(device)
 
@@ -186,7 +193,7 @@ def table_cells(n: int, device: torch.device) -> Float[Tensor, "cells coefficien
 @cache
 def fixed_cells(n: int, kappa: float, device: torch.device) -> Float[Tensor, "cells coefficients"]:
     """Return the coefficients in r of each cell at one kappa."""
-    with plain_tensors():
+    with without_tracing():
         values = torch.tensor([kappa], dtype=torch.float64, device="cpu")
         return _fitted_in_r(n, values, torch.zeros_like(values)).squeeze(-1).to(device)
 
