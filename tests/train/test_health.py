@@ -282,12 +282,18 @@ def test_constant_loss_may_rise_by_a_small_fraction() -> None:
     assert found == ["ok"] * 11 + ["spike"]
 
 
+def test_data_wait_names_no_setting_that_is_used() -> None:
+    data = config.Data(decode_on_device="yes")
+    health = Health(config.Config(data=data), warmup=0)
+    assert "decode_on_device" not in health.check(Reading(0, WELL), data_wait_fraction=0.5).text
+
+
 def test_data_wait_is_reported_but_not_a_failure() -> None:
     health = Health(config.Config(), warmup=0)
     assert health.check(Reading(0, WELL), data_wait_fraction=0.09).state == "ok"
     found = health.check(Reading(1, WELL), data_wait_fraction=0.43)
     assert found.state == "starved"
-    assert re.search(r"43%.*data\.workers.*data\.cache_on_device=yes", found.text)
+    assert re.search(r"43%.*data\.cache_on_device=yes.*data\.decode_on_device=yes", found.text)
     assert not found.is_failed
     assert health.is_well
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from compressive.data.batch_buffers import BatchSlots, read_tasks
 from compressive.data.device_decode import BatchDecoder
 from compressive.data.nvjpeg import DeviceDecoder
-from compressive.data.prefetch import Clock, DeviceBatch, received
+from compressive.data.prefetch import DeviceBatch, received
 from compressive.data.reader import DecodedImage, EncodedImage, ImageReader
+from compressive.data.wait_clock import POLL_SECONDS, WaitClock
 from compressive.data.worker_threads import WorkerThreads
 
 
@@ -48,7 +49,7 @@ class DevicePrefetcher:
         device: torch.device,
         workers: int,
         prefetch: int,
-        clock: Clock,
+        clock: WaitClock,
     ) -> None:
         self._plan, self._reader, self._device = plan, reader, device
         self._prefetch, self._clock, self._ahead = prefetch, clock, 0
@@ -108,8 +109,9 @@ class DevicePrefetcher:
         """Return the next batch, or raise the error of a thread in the order of the plan."""
         while True:
             try:
-                found = self._ready.get(timeout=1.0)
+                found = self._ready.get(timeout=POLL_SECONDS)
             except Empty:
+                self._clock.look()
                 self._go_on()
                 continue
             if isinstance(found, BaseException):

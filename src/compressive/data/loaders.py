@@ -13,10 +13,11 @@ from compressive.data.decode import Unreadable
 from compressive.data.decoder_process import DecoderProcess, start_decoder_process
 from compressive.data.device_prefetch import DevicePrefetcher
 from compressive.data.nvjpeg import DeviceDecoder, choose_decoder
-from compressive.data.prefetch import Clock, Prefetcher
+from compressive.data.prefetch import Prefetcher
 from compressive.data.reader import ImageReader
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source, fetch_ahead, pixels
+from compressive.data.wait_clock import WaitClock
 from compressive.data.worker_threads import own_cores, useful_threads
 from compressive.platforms.accelerators import device_memory
 from compressive.platforms.memory import free_host_memory
@@ -128,7 +129,7 @@ class Streaming(AbstractContextManager["Streaming"]):
         if prefetch < 1:
             raise ValueError(f"prefetch must be 1 batch or more, got {prefetch}")
         self.device: torch.device = torch.device(device)
-        self._clock = Clock()
+        self._clock = WaitClock.of_device(self.device)
         self.workers: int = workers  # 0: chosen with the first batch
         self.prefetch: int = prefetch
         self.decoder: DeviceDecoder | None = decoder
@@ -138,7 +139,7 @@ class Streaming(AbstractContextManager["Streaming"]):
 
     @property
     def waited(self) -> float:
-        """Seconds that consumers have waited for batches."""
+        """Seconds that the device has waited for batches."""
         return self._clock.seconds
 
     @property

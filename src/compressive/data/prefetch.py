@@ -1,6 +1,5 @@
 """Decode batches ahead of the consumer, in threads or a process, and copy them asynchronously."""
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ from torch import Tensor
 from compressive.data.batch_buffers import PinnedBuffer, read_tasks
 from compressive.data.decoder_process import DecoderProcess
 from compressive.data.reader import ImageReader
+from compressive.data.wait_clock import POLL_SECONDS, WaitClock
 from compressive.data.worker_threads import WorkerThreads
 
 
@@ -36,20 +36,6 @@ def received(arrival: DeviceBatch, device: torch.device) -> DeviceBatch:
     return arrival
 
 
-class Clock:
-    """Context manager that adds up the seconds spent inside."""
-
-    def __init__(self) -> None:
-        self.seconds: float = 0.0
-        self._begin: float = 0.0
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._begin
-
-
 class Prefetcher:
     """One pass over a plan: worker threads fill buffers, which are copied in the plan's order."""
 
@@ -65,7 +51,7 @@ class Prefetcher:
         device: torch.device,
         workers: int,
         prefetch: int,
-        clock: Clock,
+        clock: WaitClock,
         process: DecoderProcess | None = None,
     ) -> None:
         self._plan, self._reader, self._device = plan, reader, device
@@ -145,7 +131,8 @@ class Prefetcher:
     def _send(self) -> None:
         """Wait until the next buffer is full, and start its copy."""
         canvas = self._decoding[0]
-        while not canvas.done.wait(timeout=1.0):
+        while not canvas.done.wait(timeout=POLL_SECONDS):
+            self._clock.look()
             self._go_on()
         if canvas.error is not None:
             raise canvas.error

@@ -16,9 +16,9 @@ from torch import Tensor
 from compressive.data.batch_buffers import EPOCH
 from compressive.data.loaders import Batch, Resident, Streaming, check_indices
 from compressive.data.nvjpeg import DeviceDecoder
-from compressive.data.prefetch import Clock
 from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source
+from compressive.data.wait_clock import WaitClock
 from compressive.distributed import (
     consecutive_ranks,
     exchange_rows,
@@ -89,7 +89,7 @@ class SplitResident(AbstractContextManager["SplitResident"]):
     ) -> None:
         self.device: torch.device = torch.device(device)
         self.processes: int = processes
-        self._count, self._side, self._clock = len(source), side, Clock()
+        self._count, self._side, self._clock = len(source), side, WaitClock()
         self._own = rank() % processes
         self._group = consecutive_ranks(processes)
         options: dict[str, Any] = {"side": side, "device": device, "workers": workers}

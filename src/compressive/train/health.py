@@ -185,6 +185,9 @@ class Health:
             steered = config.bottleneck.target_residual is not None
             price = "raise bottleneck.target_residual" if steered else "lower bottleneck.beta"
             self._cure = f"{price}, {self._cure}"
+        self._faster = "set data.cache_on_device=yes"
+        if config.data.decode_on_device == "no":
+            self._faster += " or, for JPEG files on an NVIDIA GPU, data.decode_on_device=yes"
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._was_wide = False
         self._low = 0  # consecutive suspicious log points
@@ -209,8 +212,7 @@ class Health:
             text = f"spike: loss {loss:.4g}, {above:.1f} deviations above its recent mean"
             return HealthStatus("spike", text)
         if data_wait_fraction > _STARVED:
-            cure = "raise data.workers or set data.cache_on_device=yes"
-            return HealthStatus("starved", f"data wait {data_wait_fraction:.0%}: {cure}")
+            return HealthStatus("starved", f"data wait {data_wait_fraction:.0%}: {self._faster}")
         return HealthStatus("ok", f"ok: {where}")
 
     def state_dict(self) -> dict[str, Any]:
