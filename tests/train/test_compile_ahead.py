@@ -65,7 +65,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
     monkeypatch.setattr(compile_process, "usable_cores", lambda: 16)
     monkeypatch.setattr(compile_process, "core_quota", lambda: 16.0)
     monkeypatch.setattr(compile_process, "free_host_memory", lambda: 10**11)
-    monkeypatch.setattr(compile_process, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(compile_process, "may_have_gpu", lambda: True)
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
     monkeypatch.setenv("COMPRESSIVE_COMPILE_AHEAD", "auto")
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -1,6 +1,7 @@
 """The state that evaluation tasks share: model, data, cached features and results."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from compressive.data.sampler import BatchIndices
 from compressive.data.source import Source
 from compressive.data.splits import stratified
 from compressive.device import precision
+from compressive.evaluation.ahead import Ahead
 from compressive.evaluation.dataset import Splits
 from compressive.evaluation.features import (
     BATCH,
@@ -25,6 +27,7 @@ from compressive.evaluation.features import (
     Loader,
     cached,
     extract,
+    forward,
     network_fingerprint,
 )
 from compressive.evaluation.frozen_model import FrozenModel
@@ -82,6 +85,7 @@ class EvalContext:
         self.task = ""  # name of the current task
         self.after_results: list[Callable[[], object]] = []  # to call once results are written
         self.unreadable: list[tuple[str, str]] = []  # origin, reason
+        self._ahead = Ahead()
         self._loaders: dict[str, Loader] = {}
         self._features: dict[str, Features] = {}
         self._fingerprints: dict[str, DatasetFingerprint] = {}
@@ -99,34 +103,52 @@ class EvalContext:
     def loader(self, split: str) -> Loader:
         """Return the loader of a split, opened once."""
         if split not in self._loaders:
-            source, side = self.model.shrink(self.source(split))
+            if self.device.type == "cuda":
+                self._ahead.start("network", self.warm_up)
             with self.clock.measure("decode"):
-                self._loaders[split] = open_loader(
-                    source,
-                    side=side,
-                    device=self.device,
-                    progress=partial(self.progress, f"decoding {split}"),
-                )
+                progress = partial(self.progress, f"decoding {split}")
+                self._loaders[split] = self._ahead.result(split) or self._open(split, progress)
+                self._ahead.result("network")
         return self._loaders[split]
+
+    def open_ahead(self, split: str) -> None:
+        """Decode a split in a thread while the GPU computes; `loader` waits for it."""
+        if split not in self._loaders:
+            self._ahead.start(split, partial(self._open, split, self._ahead.go_on))
+
+    def _open(self, split: str, progress: Callable[[int, int], None]) -> Loader:
+        source, side = self.model.shrink(self.source(split))
+        return open_loader(source, side=side, device=self.device, progress=progress)
+
+    def warm_up(self) -> None:
+        """Run the network once, so that CUDA loads its libraries while images are decoded."""
+        shape = BATCH, 3, self.model.size, self.model.size
+        with suppress(RuntimeError):  # it is reported when features are extracted
+            forward(self.model.network, torch.zeros(shape, device=self.device), self.dtype)
 
     def features(self, split: str) -> Features:
         """Return the features of the central crops of train or test."""
         if split not in self._features:
             source, loader = self.source(split), self.loader(split)
             with self.clock.measure("features"):
-                self._features[split] = self._cached_features(source, loader, self.crop, split)
+                state = self._fingerprint_of(split).with_file_times()
+                found = self._cached_features(source, state, loader, self.crop, split)
+                self._features[split] = found
         return self._features[split]
 
     def features_of(self, source: Source, crop: Crop, title: str) -> Features:
         """Return the features of another data set without keeping its images in memory."""
         shrunk, side = self.model.shrink(source)
+        state = DatasetFingerprint(source).with_file_times()
         with open_loader(shrunk, side=side, device=self.device) as loader:
-            return self._cached_features(source, loader, crop, title)
+            return self._cached_features(source, state, loader, crop, title)
 
-    def _cached_features(self, source: Source, loader: Loader, crop: Crop, title: str) -> Features:
+    def _cached_features(
+        self, source: Source, state: str, loader: Loader, crop: Crop, title: str
+    ) -> Features:
         key = {
             "weights": network_fingerprint(self.model.network),
-            "data": DatasetFingerprint(source).with_file_times(),
+            "data": state,
             "crop": tuple(crop),
             **self.model.shrink_protocol(),
             "precision": str(self.dtype),
@@ -203,15 +225,18 @@ class EvalContext:
 
     def images(self, split: str, index: Int[Tensor, " some"] | None = None) -> str:
         """Return the fingerprint of some images of a split, the same on every machine."""
-        if split not in self._fingerprints:
-            self._fingerprints[split] = DatasetFingerprint(self.source(split))
         places = None if index is None else index.cpu().contiguous()
         # Dozens of records are of the same images, and a fingerprint reads all their names.
         key = split, b"" if places is None else places.numpy().tobytes()
         if key not in self._images:
-            named = self._fingerprints[split].of(None if places is None else places.tolist())
+            named = self._fingerprint_of(split).of(None if places is None else places.tolist())
             self._images[key] = named
         return self._images[key]
+
+    def _fingerprint_of(self, split: str) -> DatasetFingerprint:
+        if split not in self._fingerprints:
+            self._fingerprints[split] = DatasetFingerprint(self.source(split))
+        return self._fingerprints[split]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -229,7 +254,8 @@ class EvalContext:
         self.display.progress(title, done, total, unit=unit)
 
     def close(self) -> None:
-        """Stop the worker threads of the loaders."""
+        """Stop the threads."""
+        self._ahead.close()
         for loader in self._loaders.values():
             loader.close()
 

@@ -101,7 +101,7 @@ _early: list[CompileProcess] = []
 
 def start_early() -> None:
     """Start a process before torch is imported, if there is a GPU, for `take_process`."""
-    if not _early and can_compile_ahead(has_gpu=_may_have_gpu()):
+    if not _early and can_compile_ahead(has_gpu=may_have_gpu()):
         with suppress(OSError):  # no more processes or memory
             _early.append(CompileProcess())
 
@@ -122,13 +122,14 @@ def end_early() -> None:
 def can_compile_ahead(*, has_gpu: bool) -> bool:
     """Return whether another process can compile and the user wants it; else if it saves time."""
     wanted = (os.environ.get(COMPILE_AHEAD) or _AHEAD_DEFAULT).lower()
-    if wanted in _AHEAD_OFF or _has_several_processes() or not _is_plain_python():
+    if wanted in _AHEAD_OFF or has_several_processes() or not _is_plain_python():
         return False
     is_useful = has_gpu and min(usable_cores(), core_quota()) >= _FEWEST_CORES
     return wanted in _AHEAD_ON or (is_useful and free_host_memory() >= _LEAST_MEMORY)
 
 
-def _has_several_processes() -> bool:
+def has_several_processes() -> bool:
+    """Return whether torchrun or a similar program has started several processes."""
     count = os.environ.get("WORLD_SIZE") or "1"
     return count != "1"
 
@@ -143,7 +144,7 @@ def _is_plain_python() -> bool:
     return is_python and not getattr(sys, "frozen", False) and not is_debugged
 
 
-def _may_have_gpu() -> bool:
+def may_have_gpu() -> bool:
     """Return whether torch may find a CUDA device."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
     return not is_hidden and any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))

@@ -50,6 +50,8 @@ def run(context: EvalContext) -> None:
     many rates tie in accuracy and differ in calibration (docs/results/2026-11-17-verdicts.md).
     """
     train, (fit, held) = context.features("train"), context.parts
+    if context.device.type != "cpu":  # the CPU would be busy
+        context.open_ahead("test")
     # 40 epochs as in the paper; on a CPU at most 100,000 crops.
     most = 40 if context.device.type != "cpu" else max(1, min(40, 100_000 // len(fit)))
     epochs = context.options.epochs or most
