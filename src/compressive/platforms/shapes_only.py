@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_DRAWS = frozenset((Tensor.normal_, Tensor.uniform_))
+_DRAWS = (Tensor.normal_, Tensor.uniform_)
+_TRUNCATION = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)  # after `uniform_`
+_IN_PLACE = frozenset((*_DRAWS, *_TRUNCATION))
 
 
 class _Direct(TorchFunctionMode):
-    """Draw no random numbers into tensors without memory, and allocate memory for them directly."""
+    """Change no values of tensors without memory, and allocate memory for them directly."""
 
     def __torch_function__(
         self,
@@ -25,7 +27,9 @@ class _Direct(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _DRAWS and args[0].is_meta:
+        if func is nn.init.normal_ and kwargs and kwargs["tensor"].is_meta:
+            return kwargs["tensor"]
+        if func in _IN_PLACE and args[0].is_meta:
             return args[0]
         if func is torch.empty_like and args[0].is_meta and kwargs:
             return torch.empty_strided(
