@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_DRAWS = (Tensor.normal_, Tensor.uniform_)
-_TRUNCATION = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)  # after `uniform_`
-_IN_PLACE = frozenset((*_DRAWS, *_TRUNCATION))
+_RANDOM_FILLS = (Tensor.normal_, Tensor.uniform_)
+_TRUNCATION_STEPS = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)  # after `uniform_`
+_IN_PLACE = frozenset((*_RANDOM_FILLS, *_TRUNCATION_STEPS))
 
 
 class _Direct(TorchFunctionMode):
