@@ -53,6 +53,7 @@ def unit_vectors(*shape: int, seed: int = 0, dtype: "torch.dtype | None" = None)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores
     import torch
+    import torch._dynamo  # optimizers import it later, after `pytest_collection` has frozen objects
 
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start

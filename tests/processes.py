@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 # Not timm by itself: it would import wandb (3 s), which compressive avoids.
 PRELOADED = ["torch.distributed", "compressive.train.run", "compressive.evaluation.suite"]
 PRELOADED += ["compressive.cli.app", "pytest", "hypothesis", "tiny"]
+PRELOADED += ["torch._dynamo"]  # optimizers import it (2 s)
 
 
 def together(worker: Callable[..., None], arguments: tuple[Any, ...], processes: int) -> None:

@@ -186,9 +186,9 @@ def test_imports_are_light() -> None:
         assert run.returncode == 0, run.stderr
         return run.stdout.strip()
 
-    assert loaded("compressive.cli.app", "torch") == "[]"
+    # The check can fail: the command line uses typer.
+    assert loaded("compressive.cli.app", "torch", "typer") == "['typer']"
     assert loaded("compressive.objectives, compressive.distributions.vmf", "typer", "rich") == "[]"
-    assert "typer" in loaded("compressive, typer", "typer"), "the check can fail"
 
 
 def test_package_exports_its_public_names() -> None:

@@ -22,6 +22,7 @@ from compressive.data.decode import Unreadable, decode, first_line, rgb, shrink
 from compressive.data.source import read_file
 from compressive.device import check_device
 from compressive.networks import build, feature_dim, fits
+from compressive.platforms.shapes_only import allocate, shapes_only
 from compressive.rundir.checksum import CHECKSUM_KEY
 from compressive.rundir.files import ENCODER, local_path, write_bytes
 from compressive.rundir.folder import check_run_id
@@ -213,7 +214,7 @@ def restore(
         crop = PublishedCrop.from_list(json.loads(metadata.get("crop", "null")))
         planned = network
         if network is None:
-            with torch.device("meta"):  # allocate nothing: the metadata may be wrong
+            with shapes_only():  # allocate nothing: the metadata may be wrong
                 planned = build(settings, size)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also RecursionError
         why = first_line(error)
@@ -225,7 +226,7 @@ def restore(
         )
     if network is None:  # initializing weights that are then replaced takes seconds
         not_stored = dict(planned.named_buffers()).keys() - planned.state_dict().keys()
-        network = build(settings, size) if not_stored else planned.to_empty(device="cpu")
+        network = build(settings, size) if not_stored else allocate(planned)
     network.load_state_dict(weights)
     antialias = metadata["antialias"] == "true"
     views = {"antialias": antialias, "mean": mean, "std": std, "crop": crop}

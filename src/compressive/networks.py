@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from compressive.checks import check_one_of, validates_inputs
 from compressive.config import RESNETS, Network, ResNetVariant, Stem
 from compressive.distributed import local_shard
+from compressive.platforms.shapes_only import shapes_only
 from compressive.platforms.timm_import import import_timm
 
 __all__ = ["RESNETS", "Ema", "backbone", "build", "feature_dim", "linear", "mlp"]
@@ -96,7 +97,7 @@ def build(settings: Network, size: int, *, biased_variance: bool = False) -> nn.
     options: dict[str, Any] = {name: getattr(settings, name) for name in names}
     options["biased_variance"] = biased_variance
     if settings.name not in RESNETS:
-        with torch.device("meta"):  # only to read its configuration
+        with shapes_only():  # only to read its configuration
             known: Any = backbone(settings.name, **options)
         if known.pretrained_cfg.get("fixed_input_size"):
             options["img_size"] = size

@@ -1,6 +1,8 @@
 """Reference cycles are searched rarely during startup, and as usual afterwards."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,24 @@ def test_run_collects_rarely_until_its_first_step(
     with pytest.raises(ValueError, match="2 or more"):
         pretrain(tiny("data.limit=1"), tmp_path / "other", display=silent())
     assert gc.get_threshold() == (703, 11, 12)
+
+
+EXIT_PROGRAM = """
+import gc, sys, atexit
+from compressive.cli.app import app
+atexit.register(lambda: print("frozen", gc.get_freeze_count() > 0))  # runs after the command's own
+{before}
+app(["--version"], standalone_mode=False)
+app(["recipes"], standalone_mode=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [("", "True"), ("sys.modules['triton'] = 1", "False")]
+)
+def test_commands_end_without_a_search(before: str, expected: str) -> None:
+    """With triton, which reports objects that are left at the exit, Python searches as usual."""
+    code = EXIT_PROGRAM.replace("{before}", before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"frozen {expected}"

@@ -22,6 +22,7 @@ from compressive.cli import (
 )
 from compressive.cli.command import Command, Group, examples
 from compressive.cli.terminal import print_warning
+from compressive.platforms.garbage import exit_without_search
 from compressive.progress import BrokenPipeSafe
 
 app = typer.Typer(
@@ -214,3 +215,4 @@ def global_options(
         cast(TextIO, BrokenPipeSafe(stream)) for stream in (sys.stdout, sys.stderr)
     )
     warnings.showwarning = print_warning
+    exit_without_search()

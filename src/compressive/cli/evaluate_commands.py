@@ -24,6 +24,7 @@ from compressive.data.location import check_exists
 from compressive.engine.choice import LOCAL, parse_engine
 from compressive.engine.local import open_engine
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
+from compressive.platforms.garbage import collect_as_usual, collect_rarely
 from compressive.progress import printable
 from compressive.rundir.files import CONFIG, EVALUATION, HELD_OUT, RESULTS
 from compressive.rundir.places import join_places
@@ -135,9 +136,11 @@ def evaluate_command(
         if place:
             check_exists(place)
         check_remote_folder(out)
+        collect_rarely()  # during the imports
         from compressive import distributed
         from compressive.evaluation.many import evaluate_many
 
+        collect_as_usual()
         if len(encoders) > 1 and distributed.launched("WORLD_SIZE", 1) > 1:
             raise ValueError("torchrun evaluates one encoder at a time; give one, or --engine ray")
         distributed.start()

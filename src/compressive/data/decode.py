@@ -16,9 +16,12 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional
-from torchvision.io import ImageReadMode, decode_image
 
 from compressive.config import Data
+from compressive.platforms.compiler_import import compiler_deferred
+
+with compiler_deferred():
+    from torchvision.io import ImageReadMode, decode_image
 
 MAX_PIXELS = Data().max_pixels  # also PIL's own limit
 _COMMON = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}

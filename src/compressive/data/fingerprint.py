@@ -2,11 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+
+from torch import Tensor
 
 from compressive.data.decode import Unreadable
 from compressive.data.source import Source, fetch_ahead
@@ -43,12 +45,17 @@ class DatasetFingerprint:
 
     def of(self, places: Iterable[int] | None = None) -> str:
         """Return the fingerprint of the images at these indices, or of all images."""
-        labels = self.source.labels
         if places is None:
-            places = range(len(self.source))
-        else:
-            places = list(places)
-            labels = None if labels is None else labels[places]
+            return self._whole
+        places, labels = list(places), self.source.labels
+        return self._digest(places, None if labels is None else labels[places])
+
+    @cached_property
+    def _whole(self) -> str:
+        """Fingerprint of all images."""
+        return self._digest(range(len(self.source)), self.source.labels)
+
+    def _digest(self, places: Sequence[int], labels: Tensor | None) -> str:
         digest = hashlib.blake2b(self._pixels, digest_size=16)
         # In parts: the names of all images together would need gigabytes.
         for first in range(0, len(places), _NAMES_AT_ONCE):

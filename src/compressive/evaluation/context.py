@@ -114,19 +114,24 @@ class EvalContext:
         if split not in self._features:
             source, loader = self.source(split), self.loader(split)
             with self.clock.measure("features"):
-                self._features[split] = self._cached_features(source, loader, self.crop, split)
+                state = self._fingerprint_of(split).with_file_times()
+                found = self._cached_features(source, state, loader, self.crop, split)
+                self._features[split] = found
         return self._features[split]
 
     def features_of(self, source: Source, crop: Crop, title: str) -> Features:
         """Return the features of another data set without keeping its images in memory."""
         shrunk, side = self.model.shrink(source)
+        state = DatasetFingerprint(source).with_file_times()
         with open_loader(shrunk, side=side, device=self.device) as loader:
-            return self._cached_features(source, loader, crop, title)
+            return self._cached_features(source, state, loader, crop, title)
 
-    def _cached_features(self, source: Source, loader: Loader, crop: Crop, title: str) -> Features:
+    def _cached_features(
+        self, source: Source, state: str, loader: Loader, crop: Crop, title: str
+    ) -> Features:
         key = {
             "weights": network_fingerprint(self.model.network),
-            "data": DatasetFingerprint(source).with_file_times(),
+            "data": state,
             "crop": tuple(crop),
             **self.model.shrink_protocol(),
             "precision": str(self.dtype),
@@ -203,15 +208,18 @@ class EvalContext:
 
     def images(self, split: str, index: Int[Tensor, " some"] | None = None) -> str:
         """Return the fingerprint of some images of a split, the same on every machine."""
-        if split not in self._fingerprints:
-            self._fingerprints[split] = DatasetFingerprint(self.source(split))
         places = None if index is None else index.cpu().contiguous()
         # Dozens of records are of the same images, and a fingerprint reads all their names.
         key = split, b"" if places is None else places.numpy().tobytes()
         if key not in self._images:
-            named = self._fingerprints[split].of(None if places is None else places.tolist())
+            named = self._fingerprint_of(split).of(None if places is None else places.tolist())
             self._images[key] = named
         return self._images[key]
+
+    def _fingerprint_of(self, split: str) -> DatasetFingerprint:
+        if split not in self._fingerprints:
+            self._fingerprints[split] = DatasetFingerprint(self.source(split))
+        return self._fingerprints[split]
 
     @cached_property
     def fingerprint(self) -> str:

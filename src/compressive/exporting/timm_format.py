@@ -18,6 +18,7 @@ from compressive.encoder import Encoder
 from compressive.exporting.formats import CannotRepresent
 from compressive.exporting.model import ExportModel, stored_weights
 from compressive.networks import fits
+from compressive.platforms.shapes_only import shapes_only
 
 WEIGHTS_FILE, TIMM_CONFIG = "model.safetensors", "config.json"
 _BOTTLENECK = ("resnet50", "resnet101", "resnet152")
@@ -60,7 +61,7 @@ def find_timm_model(model: ExportModel, *, half: bool = False, to: str = "timm")
             args = {"preact": False, "width_factor": settings.width}
             args |= {"stem_type": "same"} if is_official else {}
             weights = {_renamed(key): value for key, value in weights.items()}
-    with torch.device("meta"):
+    with shapes_only():
         planned: Any = timm.create_model(name, num_classes=len(model.classes), **args)
     if model.head is not None:
         weights |= _classifier_weights(model, planned, to, half)
@@ -70,7 +71,7 @@ def find_timm_model(model: ExportModel, *, half: bool = False, to: str = "timm")
 
 
 def _size_argument(model: ExportModel) -> dict[str, Any]:
-    with torch.device("meta"):
+    with shapes_only():
         known: Any = timm.create_model(model.encoder.settings.name, num_classes=0)
     fixed = known.pretrained_cfg.get("fixed_input_size")
     return {"img_size": model.encoder.size} if fixed else {}
@@ -113,7 +114,7 @@ def write_folder(model: ExportModel, path: Path, found: TimmModel) -> None:
 
 def _timm_config(model: ExportModel, found: TimmModel) -> dict[str, Any]:
     encoder, count = model.encoder, len(model.classes)
-    with torch.device("meta"):
+    with shapes_only():
         known: Any = timm.create_model(found.name, num_classes=count, **found.args)
     config = {"architecture": found.name, "num_classes": count, "num_features": known.num_features}
     config |= {"model_args": found.args} if found.args else {}

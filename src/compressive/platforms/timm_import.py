@@ -4,6 +4,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from compressive.platforms.compiler_import import compiler_deferred
+
 
 class _LazyWandb:
     """The module wandb, imported when it is first used."""
@@ -18,7 +20,8 @@ def import_timm() -> Any:
     if is_first:
         sys.modules["wandb"] = None  # type: ignore[assignment]  # makes `import wandb` fail
     try:
-        import timm
+        with compiler_deferred():
+            import timm
     finally:
         if is_first:
             del sys.modules["wandb"]

@@ -14,6 +14,7 @@ from compressive.augment.ops import MEAN, STD
 from compressive.augment.published_crop import PublishedCrop
 from compressive.config import Network
 from compressive.encoder import load
+from compressive.platforms.shapes_only import allocate, shapes_only
 from compressive.pretrained import timm_weights
 from compressive.pretrained.inference import SUPPORTED, Guess, guesses
 from compressive.pretrained.state_dict import (
@@ -119,7 +120,7 @@ def _from_timm(name: str, size: int) -> ResolvedWeights:
     plain, module, known = timm_weights.from_timm(name, size)
     settings = Network(name=plain)
     size = size or known.size
-    with torch.device("meta"):
+    with shapes_only():
         planned = networks.build(settings, size)
     if not networks.fits(planned, module.state_dict()):
         state = {key: value.detach() for key, value in module.state_dict().items()}
@@ -192,7 +193,7 @@ def _named(state: TensorsByName, name: str, place: Path) -> Guess:
     for guess in guesses(state, place):
         if guess.network.name == name:
             return guess
-    with torch.device("meta"):
+    with shapes_only():
         wanted = list(networks.backbone(name).state_dict())
     found = find_backbone(state, wanted[0], wanted[1:3]) or FoundBackbone(dict(state), "")
     return Guess(Network(name=name), found)
@@ -200,7 +201,7 @@ def _named(state: TensorsByName, name: str, place: Path) -> Guess:
 
 def _fitted(settings: Network, size: int, found: FoundBackbone, place: object) -> nn.Module:
     """Build the network with these weights; raise ValueError if they do not fit."""
-    with torch.device("meta"):
+    with shapes_only():
         planned = networks.build(settings, size)
     wanted = planned.state_dict()
     state = _in_timm_names(found.state, planned)
@@ -211,7 +212,7 @@ def _fitted(settings: Network, size: int, found: FoundBackbone, place: object) -
         raise ValueError(f"{place} does not have the weights of {settings.name}: {cause}")
     counters = {n: torch.zeros(()) for n in wanted if n not in state}  # num_batches_tracked
     not_stored = dict(planned.named_buffers()).keys() - wanted.keys()
-    module = networks.build(settings, size) if not_stored else planned.to_empty(device="cpu")
+    module = networks.build(settings, size) if not_stored else allocate(planned)
     module.load_state_dict({n: state.get(n, counters.get(n)) for n in wanted})
     return module
 

@@ -12,7 +12,6 @@ from urllib.request import getproxies
 
 import timm
 import timm.data
-import torch
 from huggingface_hub import constants
 from timm.models import get_pretrained_cfg
 from torch import nn
@@ -21,6 +20,7 @@ from compressive import weights
 from compressive.augment.ops import MEAN, STD
 from compressive.augment.published_crop import PublishedCrop
 from compressive.networks import require_known
+from compressive.platforms.shapes_only import shapes_only
 from compressive.rundir.files import CONFIG
 from compressive.rundir.versions import FORMAT_KEY
 
@@ -155,7 +155,7 @@ def _check_model_arguments(name: str, arguments: Mapping[str, Any], place: objec
     """Raise ValueError if a model was saved with arguments that its name does not express."""
     odd = {key: value for key, value in arguments.items() if key not in _HARMLESS}
     if odd:
-        with torch.device("meta"):
+        with shapes_only():
             known: Any = timm.create_model(name, num_classes=0)
         pool = getattr(known, "global_pool", None) or known.head.global_pool
         if odd.get("global_pool") == getattr(pool, "pool_type", pool):
@@ -170,7 +170,7 @@ def _check_model_arguments(name: str, arguments: Mapping[str, Any], place: objec
 
 def _sized(name: str, size: int) -> dict[str, Any]:
     """Return the options of a network with a fixed input size."""
-    with torch.device("meta"):
+    with shapes_only():
         known: Any = timm.create_model(name, num_classes=0)
     fixed = known.pretrained_cfg.get("fixed_input_size")
     return {"img_size": size} if fixed and size else {}

@@ -12,6 +12,7 @@ from compressive.config import Config, Network, Target, Views
 from compressive.data.loaders import most_needed
 from compressive.encoder import Encoder, describe
 from compressive.networks import build
+from compressive.platforms.shapes_only import shapes_only
 from compressive.rundir.files import local_path, write_files
 from compressive.rundir.fingerprint import weights_fingerprint
 from compressive.rundir.tensors_file import reproducible_bytes
@@ -63,7 +64,7 @@ def convert(path: str | Path, out: str | Path, *, heads: str | Path | None = Non
     weights = model.encoder_weights()
     about = {"source": model.prefix.name, "methods": json.dumps(model.methods)}
     about |= {} if model.step is None else {"step": str(model.step)}
-    with torch.device("meta"):
+    with shapes_only():
         encoder = Encoder(build(network, size), network, size, most_needed(size))
     contents = {target: [reproducible_bytes(weights, describe(encoder) | about)]}
     if more is not None:
@@ -99,7 +100,7 @@ def method_shapes(method: str, network: Network, size: int) -> dict[str, torch.S
     """Return names and shapes of the weights of a method."""
     copied = Target(independent=False)  # faster than building a second backbone
     config = Config(method=method, network=network, views=Views(size=size), target=copied)
-    with torch.device("meta"):
+    with shapes_only():
         built = methods.build(config)
     return {name: value.shape for name, value in built.state_dict().items()}
 

@@ -1,0 +1,51 @@
+"""Build networks that have shapes but no memory, without drawing their weights.
+
+torch computes some functions of tensors on "meta" in Python, after it has imported sympy and its
+compiler, which takes seconds. Here they take no time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_RANDOM_FILLS = (Tensor.normal_, Tensor.uniform_)
+_TRUNCATION_STEPS = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)  # after `uniform_`
+_IN_PLACE = frozenset((*_RANDOM_FILLS, *_TRUNCATION_STEPS))
+
+
+class _Direct(TorchFunctionMode):
+    """Change no values of tensors without memory, and allocate memory for them directly."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is nn.init.normal_ and kwargs and kwargs["tensor"].is_meta:
+            return kwargs["tensor"]
+        if func in _IN_PLACE and args[0].is_meta:
+            return args[0]
+        if func is torch.empty_like and args[0].is_meta and kwargs:
+            return torch.empty_strided(
+                args[0].shape, args[0].stride(), dtype=args[0].dtype, **kwargs
+            )
+        return func(*args, **kwargs or {})
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Create tensors on "meta": they have a shape and a type, but no values."""
+    with torch.device("meta"), _Direct():
+        yield
+
+
+def allocate(network: nn.Module) -> nn.Module:
+    """Give memory on the CPU, without values, to a network that was built with shapes only."""
+    with _Direct():
+        return network.to_empty(device="cpu")

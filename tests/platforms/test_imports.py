@@ -1,0 +1,105 @@
+"""torch's compiler is imported when it is used."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from compressive.networks import backbone
+from compressive.platforms.compiler_import import compiler_deferred
+from compressive.platforms.shapes_only import allocate, shapes_only
+
+# Evaluation opens encoders with and without `shapes_only`; none needs the compiler.
+PROGRAM = """
+import sys
+from compressive.evaluation.suite import evaluate
+from compressive.networks import build
+from compressive.config import Network
+from compressive.platforms.shapes_only import allocate, shapes_only
+
+def heavy():
+    return {"torch._dynamo", "sympy"} & set(sys.modules)
+
+for name in ("resnet18", "vit_tiny_patch16_224"):
+    with shapes_only():
+        network = build(Network(name=name), 32)
+    allocate(network)
+assert {"timm", "torchvision"} <= set(sys.modules)
+assert not heavy(), heavy()
+
+import torch, torchvision
+from timm.layers import disable_compiler
+from torchvision.ops.roi_align import is_compile_supported
+
+assert is_compile_supported("cpu") in (True, False)
+assert "torch._dynamo" in sys.modules
+from torch._dynamo.utils import is_compile_supported as own
+
+assert own.__module__ == "torch._dynamo.utils"
+assert torch.compiler.disable.__module__ == "torch.compiler"
+outside = []
+
+@disable_compiler
+def python(x):
+    outside.append(torch.compiler.is_compiling())
+    return x + 1
+
+compiled = torch.compile(lambda x: python(x * 2) * 3, backend="eager")
+assert compiled(torch.ones(2)).tolist() == [9, 9]
+assert outside == [False], "the compiler must not look into it"
+"""
+
+
+@pytest.mark.slow
+def test_compiler_is_imported_only_when_it_is_used() -> None:
+    """torchvision and timm import it at their own import: 1.8 s on an ARM core."""
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_names_of_the_compiler_are_imported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Future versions of the libraries may need more than the one function."""
+    real = ModuleType("torch._dynamo.utils")
+    real.other = object()  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", real)
+    disable = torch.compiler.disable
+    with compiler_deferred():
+        assert torch.compiler.disable is not disable
+        stand_in = sys.modules["torch._dynamo.utils"]
+        monkeypatch.setattr(
+            "compressive.platforms.compiler_import.import_module", {real.__name__: real}.get
+        )
+        assert stand_in.other is real.other
+        assert real.__name__ not in sys.modules
+        with pytest.raises(AttributeError):
+            _ = stand_in.__path__
+    assert torch.compiler.disable is disable
+
+
+def test_network_of_shapes_is_that_of_torch() -> None:
+    def shapes(network: nn.Module) -> list[tuple[str, torch.Size, tuple[int, ...], torch.dtype]]:
+        return [(n, v.shape, v.stride(), v.dtype) for n, v in network.state_dict().items()]
+
+    with shapes_only():
+        planned = backbone("resnet18", stem="cifar")
+        planned.to(memory_format=torch.channels_last)
+    assert all(value.is_meta for value in planned.state_dict().values())
+    real = backbone("resnet18", stem="cifar").to(memory_format=torch.channels_last)
+    assert shapes(planned) == shapes(real)
+    assert shapes(allocate(planned)) == shapes(real)
+    assert all(value.device.type == "cpu" for value in planned.state_dict().values())
+
+
+def test_weights_outside_are_drawn_as_usual() -> None:
+    torch.manual_seed(0)
+    expected = torch.empty(5).normal_()
+    torch.manual_seed(0)
+    with shapes_only():
+        torch.empty(9).uniform_()
+        found = torch.empty(5, device="cpu").normal_()
+    assert torch.equal(found, expected)
