@@ -3,7 +3,9 @@
 import os
 import socket
 import subprocess
+import sys
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -55,7 +57,18 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> type[ServerInThread]:
     """Let `DecoderProcess` start a thread instead of a process."""
     # Popen is also used elsewhere.
     others = SimpleNamespace(Popen=ServerInThread, DEVNULL=subprocess.DEVNULL)
+    others.TimeoutExpired = subprocess.TimeoutExpired
     monkeypatch.setattr(decoder_process, "subprocess", others)
+    monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
     monkeypatch.setattr(ServerInThread, "servers", [])
     monkeypatch.setattr(ServerInThread, "is_slow", False)
     return ServerInThread
+
+
+def wait_until_ready(process: decoder_process.DecoderProcess) -> decoder_process.DecoderProcess:
+    """Wait until a process can decode."""
+    until = time.monotonic() + 60
+    while not process.is_ready and time.monotonic() < until:
+        time.sleep(0.005)
+    assert process.is_ready
+    return process

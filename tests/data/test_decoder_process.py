@@ -19,7 +19,7 @@ import torch
 from loader_endings import ENDINGS, stop_consumer
 from PIL import Image
 from processes import is_running
-from server_in_thread import ServerInThread, use_threads
+from server_in_thread import ServerInThread, use_threads, wait_until_ready
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image
 
@@ -69,14 +69,6 @@ def plan(count: int, batch: int = 6, epochs: int = 3) -> list[BatchIndices]:
     ]
 
 
-def wait_until_ready(process: DecoderProcess) -> DecoderProcess:
-    until = time.monotonic() + 60
-    while not process.is_ready and time.monotonic() < until:
-        time.sleep(0.005)
-    assert process.is_ready
-    return process
-
-
 def apart(source: Source, device: Any = "cpu", **options: Any) -> Streaming:
     process = wait_until_ready(DecoderProcess())
     options = {"side": SIDE, "workers": 2, "prefetch": 3, **options}
@@ -106,8 +98,8 @@ def assert_as_threads(source: Source) -> Streaming:
     return loader
 
 
-def requests_of(server: ServerInThread) -> int:
-    """Return how many images the server was asked to decode."""
+def decoded_by(server: ServerInThread) -> int:
+    """Return how many images the server has decoded."""
     return server.server.decoded
 
 
@@ -131,7 +123,7 @@ def test_images_are_those_of_torchvision_padded_with_zeros(
             assert torch.equal(batch.images, expected)
             assert torch.equal(batch.index, portion.index)
             assert torch.equal(batch.epoch, portion.epoch)
-    assert [requests_of(server) for server in stand_in.servers] == [60]
+    assert [decoded_by(server) for server in stand_in.servers] == [60]
 
 
 def write_tar(folder: Path, paths: list[Path]) -> Path:
@@ -172,7 +164,7 @@ def test_batches_and_reports_are_those_of_threads(
     assert len(assert_as_threads(source).bad) == damaged
     (server,) = stand_in.servers
     readable = 3 * len(source) - 3 * damaged
-    assert readable <= requests_of(server) <= 3 * len(source)
+    assert readable <= decoded_by(server) <= 3 * len(source)
 
 
 def test_images_above_the_limit_of_pixels_are_reported(
@@ -200,7 +192,7 @@ def test_threads_read_until_the_process_is_ready(
         server.start()
         wait_until_ready(process)
         assert_equal([*found, *batches], by_threads(source, portions))
-        assert 0 < requests_of(server) < 3 * len(source)
+        assert 0 < decoded_by(server) < 3 * len(source)
 
 
 def test_threads_continue_if_the_process_ends(
@@ -219,6 +211,24 @@ def test_threads_continue_if_the_process_ends(
             read += batches
     assert_equal(read, by_threads(source, portions))
     assert len(found) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_threads_continue_after_an_answer_that_makes_no_sense(
+    tmp_path: Path, stand_in: type[ServerInThread]
+) -> None:
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    portions = plan(len(source), epochs=6)
+    with apart(source) as loader:
+        batches = loader.batches(portions)
+        read = [next(batches)]
+        stand_in.servers[0].connection.send(("done",))  # without a number
+        stand_in.servers[0].thread.join(10)
+        assert not stand_in.servers[0].thread.is_alive(), "the process must be ended"
+        with pytest.warns(UserWarning, match="has ended"):
+            read += batches
+    assert_equal(read, by_threads(source, portions))
 
 
 def test_partly_written_batch_of_a_lost_process_is_read_again(
@@ -298,7 +308,7 @@ def test_memory_that_cannot_be_pinned_is_left_to_threads(
     with apart(source) as loader, pytest.warns(UserWarning, match="no memory") as found:
         assert_equal(list(loader.batches(plan(18))), by_threads(source, plan(18)))
     assert len(found) == 1
-    assert (requests_of(stand_in.servers[0]) > 0) == (shared > 0)
+    assert (decoded_by(stand_in.servers[0]) > 0) == (shared > 0)
 
 
 def test_waiting_thread_keeps_no_task() -> None:
@@ -408,7 +418,6 @@ def test_process_starts_where_it_is_useful(
     monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", value)
     monkeypatch.setattr(decoder_process, "own_cores", lambda: cores)
     monkeypatch.setattr(decoder_process, "free_host_memory", lambda: gigabytes * 10**9)
-    monkeypatch.setattr(sys, "gettrace", lambda: None)  # else no test passes in a debugger
     source = open_source(tmp_path)
     monkeypatch.setattr(sys, "platform", system)
     found = start_decoder_process(source, torch.device(device))
@@ -480,9 +489,8 @@ def test_real_process_decodes_the_same_and_ends(tmp_path: Path) -> None:
     other.close()
     assert not is_running(pid)
     process = DecoderProcess()
-    begin = time.monotonic()
     process.close()  # while it imports torch
-    assert time.monotonic() - begin < 2
+    assert not process.is_ready
     assert not is_running(process.pid)
 
 

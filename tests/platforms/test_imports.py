@@ -66,7 +66,7 @@ def test_other_names_of_the_compiler_are_imported_at_once(monkeypatch: pytest.Mo
     real = ModuleType("torch._dynamo.utils")
     real.other = object()  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", real)
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     disable = torch.compiler.disable
     with compiler_deferred():
         assert torch.compiler.disable is not disable
@@ -93,6 +93,54 @@ def test_network_of_shapes_is_that_of_torch() -> None:
     assert shapes(planned) == shapes(real)
     assert shapes(allocate(planned)) == shapes(real)
     assert all(value.device.type == "cpu" for value in planned.state_dict().values())
+
+
+def test_only_copies_of_dense_tensors_are_shortened() -> None:
+    with shapes_only():
+        plain = torch.empty(2, 5)
+        assert torch.empty_like(plain, dtype=torch.int8).dtype == torch.int8
+        assert torch.empty_like(plain, memory_format=torch.contiguous_format).shape == (2, 5)
+    network = nn.Module()
+    network.register_buffer("expanded", torch.empty(5, device="meta").expand(2, 5))
+    assert allocate(network).get_buffer("expanded").stride() == (5, 1)  # as without `allocate`
+
+
+def test_function_of_the_compiler_can_be_called_while_it_is_deferred(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    real = ModuleType("torch._dynamo.utils")
+    real.is_compile_supported = lambda device_type: device_type == "cpu"  # type: ignore[attr-defined]
+    disable = torch.compiler.disable
+    with compiler_deferred(), compiler_deferred():  # the inner one changes nothing
+        stand_in = sys.modules["torch._dynamo.utils"]
+        monkeypatch.setattr(
+            "compressive.platforms.compiler_import.import_module", {real.__name__: real}.get
+        )
+        assert stand_in.is_compile_supported("cpu")
+        assert not stand_in.is_compile_supported("tpu")
+        assert torch.compiler.disable is not disable
+    assert torch.compiler.disable is disable
+
+
+def test_classes_are_disabled_by_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(
+        "compressive.platforms.compiler_import._disable", lambda fn, *_: calls.append(fn) or fn
+    )
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    with compiler_deferred():
+
+        @torch.compiler.disable
+        class Layer(nn.Module):
+            pass
+
+        disabled = torch.compiler.disable(recursive=False)(lambda: 3)
+    assert calls == [Layer]
+    assert isinstance(Layer, type)
+    assert disabled() == 3
 
 
 def test_weights_outside_are_drawn_as_usual() -> None:

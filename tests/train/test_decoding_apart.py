@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_in_thread import use_threads
+import torch
+from server_in_thread import use_threads, wait_until_ready
 from tiny import differences, journal, last, silent, sorted_photos, tiny
 
+from compressive.data import loaders
+from compressive.data.decoder_process import DecoderProcess
+from compressive.data.source import Source
 from compressive.train import loop
 from compressive.train.loop import pretrain
 from compressive.train.run import Run
@@ -25,6 +29,13 @@ def test_run_equals_one_that_decodes_in_threads_and_resumes_bitwise(
     pretrain(config, tmp_path / "threads", display=silent())
     servers = use_threads(monkeypatch).servers
     monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", "on")
+    start = loaders.start_decoder_process
+
+    def start_and_wait(source: Source, device: torch.device) -> DecoderProcess | None:
+        process = start(source, device)
+        return None if process is None else wait_until_ready(process)
+
+    monkeypatch.setattr(loaders, "start_decoder_process", start_and_wait)
     pretrain(config, tmp_path / "whole", display=silent())
     assert servers[0].server.decoded > 4 * config.train.batch_size
     run = Run(config, tmp_path / "run", silent(), resume=True)

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import send_handle
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -33,6 +33,7 @@ from compressive.platforms.memory import free_host_memory
 from compressive.platforms.processes import is_plain_python, switch
 
 DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # on, off, or auto: where it makes steps faster
+_END_SECONDS = 5.0
 _LEAST_FREE = 4 * 10**9  # free bytes of the machine; the process uses 0.4
 
 Answer = Callable[[list[int]], object]
@@ -42,7 +43,7 @@ class _State:
     """Batches that the process has, shared with the thread that listens to it."""
 
     def __init__(self) -> None:
-        self.lock: threading.Lock = threading.Lock()
+        self.lock: Any = threading.RLock()  # a finalizer may run while it is held
         self.is_ready: bool = False
         self.is_closing: bool = False
         self.is_lost: bool = False  # it has ended by itself
@@ -84,7 +85,7 @@ class DecoderProcess:
         self._state, self._numbers = _State(), count()
         self._has_warned, self._can_share = False, True
         listener = threading.Thread(
-            target=_listen, args=(ours, self._state), name="decode-answers", daemon=True
+            target=_listen, args=(ours, self._state, process), name="decode-answers", daemon=True
         )
         listener.start()
         self.close: Callable[[], object] = weakref.finalize(
@@ -148,7 +149,7 @@ class DecoderProcess:
         """Warn if the process has ended by itself."""
         if self._state.is_lost and not self._has_warned:
             self._has_warned = True
-            code = self._process.wait()
+            code = _wait(self._process)
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").split("\n")
             reason = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
@@ -180,22 +181,26 @@ def _warn_of_threads(reason: str) -> None:
     warnings.warn(f"{reason}; {rest}", stacklevel=3)
 
 
-def _listen(connection: Connection, state: _State) -> None:
+def _listen(connection: Connection, state: _State, process: "subprocess.Popen[bytes]") -> None:
     """Pass answers on until the process ends; then return its batches."""
-    with suppress(EOFError, OSError):
+    try:
         while True:
             kind, *rest = connection.recv()
             if kind == "ready":
                 state.is_ready = True
             elif (job := state.take(rest[0])) is not None:
                 job[2](rest[1])
-    with state.lock:
-        state.is_ready, state.is_lost = False, not state.is_closing
-        jobs = list(state.jobs.values())
-        state.jobs.clear()
-    for canvas, size, answer in jobs:
-        canvas.clear()
-        answer(list(range(size)))
+    except (EOFError, OSError):
+        pass
+    finally:  # also after an unexpected error: the run must not wait for lost batches
+        process.kill()
+        with state.lock:
+            state.is_ready, state.is_lost = False, not state.is_closing
+            jobs = list(state.jobs.values())
+            state.jobs.clear()
+        for canvas, size, answer in jobs:
+            canvas.clear()
+            answer(list(range(size)))
 
 
 def _end_decoder(
@@ -210,8 +215,15 @@ def _end_decoder(
         state.jobs.clear()  # nobody waits for them
         state.is_ready, state.is_closing = False, True
     process.kill()  # it only reads files, and may be decoding or importing torch
-    process.wait()
+    _wait(process)
     if listener is not threading.current_thread():
-        listener.join()
+        listener.join(_END_SECONDS)
     connection.close()
     errors.close()
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> int | None:
+    """Return the exit code of a process that was killed; None if it does not end."""
+    with suppress(subprocess.TimeoutExpired):  # a network file system may not answer
+        return process.wait(_END_SECONDS)
+    return None

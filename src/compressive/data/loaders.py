@@ -110,10 +110,10 @@ class Resident(AbstractContextManager["Resident"]):
 class Streaming(AbstractContextManager["Streaming"]):
     """Loader that decodes in threads, at most `prefetch` batches ahead; it caches no image."""
 
-    # Decoding and copying release the GIL, so that threads replace worker processes, without shared
-    # memory or pickling. On a GPU batches are copied on a second stream. With a `decoder`, threads
-    # read JPEG files without decoding them. With a `process`, the threads are in that process as
-    # soon as it is ready, and images and their order are the same.
+    # Decoding and copying release the GIL, so that threads can use all cores. On a GPU batches are
+    # copied on a second stream. With a `decoder`, threads read JPEG files without decoding them.
+    # With a `process`, the threads are in that process as soon as it is ready, and images and their
+    # order are the same.
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import torch
@@ -154,6 +154,9 @@ class Prefetcher:
     def close(self) -> None:
         """End the worker threads; each finishes its current image."""
         self._workers.close()
+        if self._stream is not None:
+            with suppress(RuntimeError):  # of a kernel; the run has reported it
+                self._stream.synchronize()  # a copy may have been started and not recorded
         for canvas in (*self._decoding, *self._resting):
             canvas.close()
         self._decoding.clear()

@@ -25,7 +25,11 @@ def create_shared_file(size: int) -> int:
     descriptor = libc.memfd_create(b"compressive-batch", _CLOSE_ON_EXEC)
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), "cannot create a shared file")
-    os.ftruncate(descriptor, size)
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -82,7 +86,9 @@ class SharedBuffer(PinnedBuffer):
             return
         self._on_close()
         self._on_close = None
-        if self._gpu is not None:
+        if self._gpu is None:
+            return
+        with suppress(RuntimeError):  # of a kernel; the run has reported it
             if self.copied is not None:
                 self.copied.synchronize()
             runtime: Any = torch.cuda.cudart()

@@ -112,7 +112,7 @@ class SplitResident(AbstractContextManager["SplitResident"]):
 
     @property
     def waited(self) -> float:
-        """Seconds that consumers have waited for batches."""
+        """Seconds of waiting for other processes, and of the device for decoded images."""
         return self._clock.seconds + self._decoding.waited
 
     @property

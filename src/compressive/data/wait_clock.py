@@ -12,6 +12,7 @@ class WaitClock:
     """Context manager that adds up the seconds of waits in which a device has no work.
 
     The training loop is ahead of a GPU. Waiting for a batch costs no time while the GPU is busy.
+    A GPU that waits for a copy counts as busy.
     """
 
     def __init__(self, is_idle: Callable[[], bool] = lambda: True) -> None:
@@ -21,7 +22,7 @@ class WaitClock:
 
     @classmethod
     def of_device(cls, device: torch.device) -> "WaitClock":
-        """Return a clock for the stream that the calling thread uses; a CPU has no other work."""
+        """Return a clock for the current stream of a GPU; on other devices each wait counts."""
         if device.type != "cuda":
             return cls()
         return cls(lambda: torch.cuda.current_stream(device).query())

@@ -5,51 +5,62 @@ compilation. Both behave as before: the compiler is imported when such a functio
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 _COMPILER, _UTILS = "torch._dynamo", "torch._dynamo.utils"
+_disable = torch.compiler.disable
+_lock = threading.RLock()
 
 
 class _LazyUtils(ModuleType):
     """The module `torch._dynamo.utils`: one function is imported when called, the rest at once."""
 
-    @staticmethod
-    def is_compile_supported(device_type: str) -> Any:
+    def is_compile_supported(self, device_type: str) -> Any:
         """Return whether torch can compile for a device."""
-        return import_module(_UTILS).is_compile_supported(device_type)
+        return self._real().is_compile_supported(device_type)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # Python asks every module for some of these
             raise AttributeError(name)
+        return getattr(self._real(), name)
+
+    def _real(self) -> Any:
         if sys.modules.get(_UTILS) is self:
             del sys.modules[_UTILS]
-        return getattr(import_module(_UTILS), name)
+        return import_module(_UTILS)
 
 
 def _disable_lazily(
-    fn: Callable[..., Any] | None = None, recursive: bool = True, **_: object
+    fn: Callable[..., Any] | None = None, recursive: bool = True, **options: Any
 ) -> Any:
-    """Do what `torch.compiler.disable` does, with torch's own lazy version of it."""
-    return torch._disable_dynamo(fn, recursive)
+    """Do what `torch.compiler.disable` does; for functions with torch's own lazy version of it."""
+    if fn is None:
+        return partial(_disable_lazily, recursive=recursive, **options)
+    if isinstance(fn, FunctionType):
+        return torch._disable_dynamo(fn, recursive)
+    return _disable(fn, recursive, **options)
 
 
 @contextmanager
 def compiler_deferred() -> Iterator[None]:
     """Let libraries that are imported in this block import torch's compiler when they need it."""
-    if _COMPILER in sys.modules:
-        yield
-        return
-    utils, disable = _LazyUtils(_UTILS), torch.compiler.disable
-    sys.modules[_UTILS], torch.compiler.disable = utils, _disable_lazily
-    try:
-        yield
-    finally:
-        torch.compiler.disable = disable
-        if sys.modules.get(_UTILS) is utils:
-            del sys.modules[_UTILS]
+    with _lock:
+        if _COMPILER in sys.modules or _UTILS in sys.modules:  # imported, or in such a block
+            yield
+            return
+        utils = _LazyUtils(_UTILS)
+        sys.modules[_UTILS], torch.compiler.disable = utils, _disable_lazily
+        try:
+            yield
+        finally:
+            torch.compiler.disable = _disable
+            if sys.modules.get(_UTILS) is utils:
+                del sys.modules[_UTILS]

@@ -1,7 +1,7 @@
 """Build networks that have shapes but no memory, without drawing their weights.
 
 torch computes some functions of tensors on "meta" in Python, after it has imported sympy and its
-compiler, which takes seconds. Here they take no time.
+compiler, which takes seconds. Here they are skipped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,11 +31,17 @@ class _Direct(TorchFunctionMode):
             return kwargs["tensor"]
         if func in _IN_PLACE and args[0].is_meta:
             return args[0]
-        if func is torch.empty_like and args[0].is_meta and kwargs:
-            return torch.empty_strided(
-                args[0].shape, args[0].stride(), dtype=args[0].dtype, **kwargs
-            )
-        return func(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        if func is torch.empty_like and kwargs.keys() == {"device"} and _is_dense(args[0]):
+            like = args[0]
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor without memory would use each of its elements once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.is_meta and tensor.numel() == 1 + sum((n - 1) * step for n, step in sizes)
 
 
 @contextmanager

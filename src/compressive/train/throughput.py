@@ -1,4 +1,4 @@
-"""Training throughput and the fraction of time spent waiting for data."""
+"""Training throughput and the fraction of time in which the device waits for data."""
 
 import time
 from collections.abc import Callable, Iterator
