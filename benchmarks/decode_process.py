@@ -13,8 +13,8 @@ are as many threads as cores.
 
 After some steps that are not timed, `ms` is the mean of 20 steps, `wait` the share of time in which
 the GPU has nothing to do because the next batch is not ready, `queue` the share in which the
-thread of the loop waits for a core. `cores_used` are those of all processes. `images_per_second` has
-the rates of the loaders alone. Batches of threads and process are compared bitwise first.
+thread of the loop waits for a core. `cores_used` are those of all processes. `images_per_second`
+has the rates of the loaders alone. Batches of threads and process are compared bitwise first.
 """
 
 import argparse
