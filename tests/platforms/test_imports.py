@@ -16,14 +16,14 @@ from compressive.platforms.shapes_only import allocate, shapes_only
 PROGRAM = """
 import sys
 import torch
-first = set(sys.modules)  # torch 2.6 itself imports sympy
 from compressive.evaluation.suite import evaluate
 from compressive.networks import build
 from compressive.config import Network
 from compressive.platforms.shapes_only import allocate, shapes_only
 
 def heavy():
-    return {"torch._dynamo", "sympy"} & set(sys.modules) - first
+    is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)  # imports sympy itself
+    return {"torch._dynamo", *([] if is_old else ["sympy"])} & set(sys.modules)
 
 for name in ("resnet18", "vit_tiny_patch16_224"):
     with shapes_only():
