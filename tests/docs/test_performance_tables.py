@@ -102,10 +102,10 @@ def test_evaluation() -> None:
     assert float(rows["all, seconds"]["now"]) == pytest.approx(found["seconds"]["now"], abs=0.06)
     assert max(found["differences"].values()) == 0
     later = result("evaluation-later")["evaluation"]
-    assert rows["all, seconds"]["later, alone"] == f"{later['seconds']['now']:.1f}"
+    assert rows["all, seconds"]["later version, measured alone"] == f"{later['seconds']['now']:.1f}"
     names = {"linear": "linear", "decoding": "decode", "logistic": "logistic"}
     names |= {"corruptions": "corruptions", "few labels": "few-label"}
-    for column, one in (("now", found), ("later, alone", later)):
+    for column, one in (("now", found), ("later version, measured alone", later)):
         tasks = one["evaluations"]["now"][0]["tasks"]
         for label, task in names.items():
             assert float(rows[label][column]) == pytest.approx(tasks[task], abs=0.06)
