@@ -142,6 +142,8 @@ def started(some: Contestants) -> Streaming:
     begin = time.perf_counter()
     process = DecoderProcess()
     while not process.is_ready:
+        if time.perf_counter() - begin > 120:
+            raise SystemExit("the process that decodes is not ready after 120 s")
         time.sleep(0.01)
     ready = time.perf_counter() - begin
     options: dict[str, Any] = {"side": some.run.side, "device": some.run.device}

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -229,6 +230,70 @@ def test_threads_continue_after_an_answer_that_makes_no_sense(
         with pytest.warns(UserWarning, match="has ended"):
             read += batches
     assert_equal(read, by_threads(source, portions))
+
+
+def test_interrupted_message_ends_the_process(
+    tmp_path: Path, stand_in: type[ServerInThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process would wait for the rest of the message, and the next plan for the process."""
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    portions = plan(len(source))
+    with apart(source) as loader:
+        batches = loader.batches(portions)
+        next(batches)
+        process = loader.process
+        assert process is not None
+
+        descriptor = process._connection.fileno()
+
+        def send(_: object) -> None:
+            os.write(descriptor, b"\0\0")  # half of the length of a message
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "_connection", SimpleNamespace(send=send))
+            with pytest.raises(KeyboardInterrupt):
+                list(batches)
+        (server,) = stand_in.servers
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        with pytest.warns(UserWarning, match="has ended"):
+            assert_equal(list(loader.batches(portions)), by_threads(source, portions))
+
+
+def test_buffer_that_is_freed_during_a_message_does_not_wait_for_it(
+    stand_in: type[ServerInThread],
+) -> None:
+    """A search for reference cycles in a thread that sends can free a buffer."""
+    process = wait_until_ready(DecoderProcess())
+    buffers = [process.new_buffer(2, SIDE, CPU) for _ in range(3)]
+    with process._sending:  # as during a message
+        buffers[0].close()
+    buffers[1].close()
+    known = stand_in.servers[0].server._buffers
+    until = time.monotonic() + 10
+    while len(known) != 1 and time.monotonic() < until:
+        time.sleep(0.005)
+    assert list(known) == [buffers[2].number]  # type: ignore[attr-defined]
+    buffers[2].close()
+    process.close()
+
+
+def test_process_ends_with_a_loader_that_is_not_closed(
+    tmp_path: Path, stand_in: type[ServerInThread]
+) -> None:
+    write_images(tmp_path)
+    source = open_source(tmp_path)
+    loader = apart(source)
+    list(loader.batches(plan(len(source))))
+    assert loader.process is not None
+    end = loader.process.close
+    del loader
+    gc.collect()
+    assert not end.alive  # type: ignore[attr-defined]
+    stand_in.servers[0].thread.join(10)
+    assert not stand_in.servers[0].thread.is_alive()
 
 
 def test_partly_written_batch_of_a_lost_process_is_read_again(
@@ -458,6 +523,26 @@ def test_process_that_cannot_start_is_replaced_by_threads(
     monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", "on")
     monkeypatch.setattr(decoder_process.subprocess, "Popen", fail)
     assert start_decoder_process(open_source(tmp_path), CPU) is None
+
+
+def test_process_ends_if_no_thread_can_listen(
+    tmp_path: Path, stand_in: type[ServerInThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    write_images(tmp_path)
+    monkeypatch.setenv("COMPRESSIVE_DECODE_PROCESS", "on")
+    listeners = SimpleNamespace(
+        Thread=type("Thread", (threading.Thread,), {"start": fail}),
+        Lock=threading.Lock,
+        RLock=threading.RLock,
+        current_thread=threading.current_thread,
+    )
+    monkeypatch.setattr(decoder_process, "threading", listeners)
+    assert start_decoder_process(open_source(tmp_path), CPU) is None
+    stand_in.servers[0].thread.join(10)
+    assert not stand_in.servers[0].thread.is_alive()
 
 
 # --- the real process -----------------------------------------------------------------------------

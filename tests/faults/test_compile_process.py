@@ -26,7 +26,7 @@ from compressive.platforms.compile_process import (
     start_early,
     take_process,
 )
-from compressive.platforms.processes import core_quota, usable_cores
+from compressive.platforms.processes import core_quota, import_path, usable_cores
 from compressive.train import compile_ahead as module
 from compressive.train import compile_network
 from compressive.train.compile_ahead import CompiledAhead, compile_ahead, watch_compiler
@@ -211,8 +211,21 @@ def test_debugger(large_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(sys, "gettrace", lambda: print)
         assert not can_compile_ahead(has_gpu=True)
     assert can_compile_ahead(has_gpu=True)
-    monkeypatch.setitem(sys.modules, "pydevd", ModuleType("pydevd"))
+    pydevd = ModuleType("_pydevd_bundle.pydevd_constants")  # Jupyter imports it without using it
+    monkeypatch.setitem(sys.modules, pydevd.__name__, pydevd)
+    pydevd.get_global_debugger = lambda: None  # type: ignore[attr-defined]
+    assert can_compile_ahead(has_gpu=True)
+    pydevd.get_global_debugger = lambda: pydevd  # type: ignore[attr-defined]
     assert not can_compile_ahead(has_gpu=True)
+
+
+def test_other_process_imports_the_same_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty entry is the working directory, which may be another one later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "src", "/usr/lib"])
+    assert import_path().split(os.pathsep) == [str(tmp_path), str(tmp_path / "src"), "/usr/lib"]
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,16 @@ def test_function_of_the_compiler_can_be_called_while_it_is_deferred(
 
 def test_classes_are_disabled_by_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     eager, lazy = [], []
-    name = "compressive.platforms.compiler_import._disable"
-    monkeypatch.setattr(name, lambda fn, *_: eager.append(fn) or fn)
+    own = lambda fn, *_, **options: eager.append((fn, options)) or fn  # noqa: E731
+    monkeypatch.setattr(torch.compiler, "disable", own)  # another library may replace it, too
     # Its result would import the compiler a second time.
     monkeypatch.setattr(torch, "_disable_dynamo", lambda fn, recursive: lazy.append(recursive))
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+
+    def function() -> None:
+        pass
+
     with compiler_deferred():
 
         @torch.compiler.disable
@@ -141,9 +145,22 @@ def test_classes_are_disabled_by_torch_itself(monkeypatch: pytest.MonkeyPatch) -
             pass
 
         torch.compiler.disable(recursive=False)(lambda: 3)
-    assert eager == [Layer]
+        torch.compiler.disable(print, reason="shown where a graph breaks")
+        torch.compiler.disable(function, reason="shown where a graph breaks")
+    assert torch.compiler.disable is own
+    with_reason = {"reason": "shown where a graph breaks"}
+    assert eager == [(Layer, {}), (print, with_reason), (function, with_reason)]
     assert isinstance(Layer, type)
     assert lazy == [False]
+
+
+def test_replacement_made_while_it_is_deferred_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    monkeypatch.setattr(torch.compiler, "disable", torch.compiler.disable)  # restored at the end
+    with compiler_deferred():
+        torch.compiler.disable = print  # type: ignore[assignment]
+    assert torch.compiler.disable is print  # type: ignore[comparison-overlap]
 
 
 def test_weights_outside_are_drawn_as_usual() -> None:

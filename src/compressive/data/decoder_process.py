@@ -14,8 +14,9 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection, Pipe
@@ -30,7 +31,7 @@ from compressive.data.shared_buffers import SharedBuffer, create_shared_file, sh
 from compressive.data.source import Source
 from compressive.data.worker_threads import own_cores
 from compressive.platforms.memory import free_host_memory
-from compressive.platforms.processes import is_plain_python, switch
+from compressive.platforms.processes import import_path, is_plain_python, switch
 
 DECODE_PROCESS = "COMPRESSIVE_DECODE_PROCESS"  # on, off, or auto: where it makes steps faster
 _END_SECONDS = 5.0
@@ -49,18 +50,12 @@ class _State:
         self.is_lost: bool = False  # it has ended by itself
         self.jobs: dict[int, tuple[PinnedBuffer, int, Answer]] = {}
 
-    def take(self, number: int) -> tuple[PinnedBuffer, int, Answer] | None:
-        """Remove and return a batch, or None if it was dropped."""
-        with self.lock:
-            return self.jobs.pop(number, None)
-
 
 class DecoderProcess:
     """The process; it ends with this object or this process. Threads take over if it fails."""
 
     def __init__(self) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": import_path()}
         words = [sys.executable, "-P", "-m", "compressive.data.decoder_worker"]
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         ours, theirs = Pipe()
@@ -82,15 +77,16 @@ class DecoderProcess:
         self.pid: int = process.pid
         self._process, self._errors, self._connection = process, errors, ours
         self._sending = threading.Lock()
+        self._dropped: deque[int] = deque()  # buffers of which the process does not know yet
         self._state, self._numbers = _State(), count()
         self._has_warned, self._can_share = False, True
         listener = threading.Thread(
             target=_listen, args=(ours, self._state, process), name="decode-answers", daemon=True
         )
-        listener.start()
         self.close: Callable[[], object] = weakref.finalize(
             self, _end_decoder, process, self._state, listener, ours, errors
         )
+        listener.start()
 
     @property
     def is_ready(self) -> bool:
@@ -113,9 +109,7 @@ class DecoderProcess:
         try:
             options = {"number": number, "device": device, "on_close": partial(self._drop, number)}
             buffer = SharedBuffer(size, side, descriptor, **options)
-            with suppress(OSError), self._sending:  # the process may have ended
-                self._connection.send(("buffer", number, size, side))
-                send_handle(self._connection, descriptor, self.pid)
+            self._send("buffer", number, size, side, descriptor=descriptor)
             return buffer
         finally:
             os.close(descriptor)
@@ -141,8 +135,7 @@ class DecoderProcess:
             if not state.is_ready:
                 return False
             state.jobs[number] = (canvas, len(requests), answer)
-        with suppress(OSError), self._sending:  # the listener notices the end of the process
-            self._connection.send(("batch", number, canvas.number, threads, requests))
+        self._send("batch", number, canvas.number, threads, requests)
         return True
 
     def _warn_once(self) -> None:
@@ -156,8 +149,37 @@ class DecoderProcess:
             _warn_of_threads(f"the process that decodes images has ended ({reason})")
 
     def _drop(self, number: int) -> None:
-        with suppress(OSError), self._sending:
-            self._connection.send(("drop", number))
+        """Let the process free a buffer, now or with the next message."""
+        # A search for reference cycles can call this while this thread sends a message.
+        self._dropped.append(number)
+        if self._sending.acquire(blocking=False):
+            try:
+                self._send_dropped()
+            finally:
+                self._sending.release()
+
+    def _send(self, *message: Any, descriptor: int | None = None) -> None:
+        """Send a message; if the process has ended, the listener notices it."""
+        with self._sending, suppress(OSError):
+            self._send_dropped()
+            with self._killed_if_incomplete():
+                self._connection.send(message)
+                if descriptor is not None:
+                    send_handle(self._connection, descriptor, self.pid)
+
+    def _send_dropped(self) -> None:
+        with suppress(OSError), self._killed_if_incomplete():
+            while self._dropped:
+                self._connection.send(("drop", self._dropped.popleft()))
+
+    @contextmanager
+    def _killed_if_incomplete(self) -> Iterator[None]:
+        """End the process if a message was not sent completely: it would wait for the rest."""
+        try:
+            yield
+        except BaseException:  # KeyboardInterrupt, too
+            self._process.kill()
+            raise
 
 
 def start_decoder_process(source: Source, device: torch.device) -> DecoderProcess | None:
@@ -170,7 +192,7 @@ def start_decoder_process(source: Source, device: torch.device) -> DecoderProces
         has_room = own_cores() > 1 and free_host_memory() >= _LEAST_FREE
         if device.type != "cuda" or not has_room:
             return None
-    with suppress(OSError):  # no more processes or memory
+    with suppress(OSError, RuntimeError):  # no more processes, threads or memory
         return DecoderProcess()
     return None
 
@@ -185,15 +207,12 @@ def _listen(connection: Connection, state: _State, process: "subprocess.Popen[by
     """Pass answers on until the process ends; then return its batches."""
     try:
         while True:
-            kind, *rest = connection.recv()
-            if kind == "ready":
-                state.is_ready = True
-            elif (job := state.take(rest[0])) is not None:
-                job[2](rest[1])
+            _receive(state, *connection.recv())
     except (EOFError, OSError):
         pass
     finally:  # also after an unexpected error: the run must not wait for lost batches
         process.kill()
+        _wait(process)  # it must not write to the buffers any more
         with state.lock:
             state.is_ready, state.is_lost = False, not state.is_closing
             jobs = list(state.jobs.values())
@@ -201,6 +220,19 @@ def _listen(connection: Connection, state: _State, process: "subprocess.Popen[by
         for canvas, size, answer in jobs:
             canvas.clear()
             answer(list(range(size)))
+
+
+def _receive(state: _State, kind: str, *rest: Any) -> None:
+    """Handle a message; it keeps no batch alive while the next one is awaited."""
+    if kind == "ready":
+        state.is_ready = True
+        return
+    number, places = rest
+    with state.lock:
+        job = state.jobs.pop(number, None)  # None if it was dropped
+    if job is not None:
+        answer = job[2]
+        answer(places)
 
 
 def _end_decoder(
@@ -216,7 +248,7 @@ def _end_decoder(
         state.is_ready, state.is_closing = False, True
     process.kill()  # it only reads files, and may be decoding or importing torch
     _wait(process)
-    if listener is not threading.current_thread():
+    if listener.is_alive() and listener is not threading.current_thread():
         listener.join(_END_SECONDS)
     connection.close()
     errors.close()

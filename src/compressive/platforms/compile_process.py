@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from compressive.platforms.memory import free_host_memory
 from compressive.platforms.processes import (
+    import_path,
     is_plain_python,
     own_process_group,
     switch,
@@ -37,7 +38,6 @@ class CompileProcess:
     """The process; it ends with this object or this process."""
 
     def __init__(self) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
         group = own_process_group()  # so that Ctrl-C in a terminal reaches only the run
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         self.messages: list[str] = []  # what the process wrote, after `finish`
@@ -47,7 +47,7 @@ class CompileProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                env={**os.environ, "PYTHONPATH": paths},
+                env={**os.environ, "PYTHONPATH": import_path()},
                 process_group=group.process_group,
                 creationflags=group.creationflags,
             )

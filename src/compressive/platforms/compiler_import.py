@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 _COMPILER, _UTILS = "torch._dynamo", "torch._dynamo.utils"
-_disable = torch.compiler.disable
 _lock = threading.RLock()
 
 
@@ -38,15 +37,19 @@ class _LazyUtils(ModuleType):
         return import_module(_UTILS)
 
 
-def _disable_lazily(
-    fn: Callable[..., Any] | None = None, recursive: bool = True, **options: Any
-) -> Any:
-    """Do what `torch.compiler.disable` does; for functions with torch's own lazy version of it."""
-    if fn is None:
-        return partial(_disable_lazily, recursive=recursive, **options)
-    if isinstance(fn, FunctionType):
-        return torch._disable_dynamo(fn, recursive)
-    return _disable(fn, recursive, **options)
+def _lazy(disable: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement of `torch.compiler.disable` that uses torch's own lazy version of it."""
+
+    def disable_lazily(
+        fn: Callable[..., Any] | None = None, recursive: bool = True, **options: Any
+    ) -> Any:
+        if fn is None:
+            return partial(disable_lazily, recursive=recursive, **options)
+        if isinstance(fn, FunctionType) and not options:
+            return torch._disable_dynamo(fn, recursive)
+        return disable(fn, recursive, **options)
+
+    return disable_lazily
 
 
 @contextmanager
@@ -56,11 +59,13 @@ def compiler_deferred() -> Iterator[None]:
         if _COMPILER in sys.modules or _UTILS in sys.modules:  # imported, or in such a block
             yield
             return
-        utils = _LazyUtils(_UTILS)
-        sys.modules[_UTILS], torch.compiler.disable = utils, _disable_lazily
+        utils, disable = _LazyUtils(_UTILS), torch.compiler.disable
+        disable_lazily = _lazy(disable)
+        sys.modules[_UTILS], torch.compiler.disable = utils, disable_lazily
         try:
             yield
         finally:
-            torch.compiler.disable = _disable
+            if torch.compiler.disable is disable_lazily:  # else somebody replaced it meanwhile
+                torch.compiler.disable = disable
             if sys.modules.get(_UTILS) is utils:
                 del sys.modules[_UTILS]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 _SWITCHED_ON = ("1", "yes", "on", "true")
 _SWITCHED_OFF = ("0", "no", "off", "false")
-_DEBUGGERS = ("pydevd", "debugpy")  # they attach to each process that is started
+_DEBUGGER = "_pydevd_bundle.pydevd_constants"  # of PyCharm and VS Code
 
 
 def stop_signals() -> list[int]:
@@ -66,11 +66,21 @@ def switch(variable: str) -> bool | None:
     return True if value in _SWITCHED_ON else False if value in _SWITCHED_OFF else None
 
 
+def import_path() -> str:
+    """Return the PYTHONPATH with which another process imports the same modules as this one."""
+    return os.pathsep.join(map(os.path.abspath, sys.path))  # "" is the working directory
+
+
 def is_plain_python() -> bool:
     """Return whether `sys.executable` is Python, and no debugger attaches to processes.
 
     In programs that embed Python or are packed into one file, it is the program itself.
     """
     is_python = Path(sys.executable or "").name.lower().startswith(("python", "pypy"))
-    is_debugged = sys.gettrace() is not None or any(name in sys.modules for name in _DEBUGGERS)
-    return is_python and not getattr(sys, "frozen", False) and not is_debugged
+    return is_python and not getattr(sys, "frozen", False) and not _is_debugged()
+
+
+def _is_debugged() -> bool:
+    """Return whether a debugger is active. Jupyter imports one without using it."""
+    find = getattr(sys.modules.get(_DEBUGGER), "get_global_debugger", None)
+    return sys.gettrace() is not None or (find is not None and find() is not None)

@@ -1,7 +1,7 @@
 """Build networks that have shapes but no memory, without drawing their weights.
 
 torch computes some functions of tensors on "meta" in Python, after it has imported sympy and its
-compiler, which takes seconds. Here they are skipped.
+compiler, which takes seconds. Here those are skipped that most networks use; BEiT uses others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_RANDOM_FILLS = (Tensor.normal_, Tensor.uniform_)
-_TRUNCATION_STEPS = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)  # after `uniform_`
-_IN_PLACE = frozenset((*_RANDOM_FILLS, *_TRUNCATION_STEPS))
+_UNIFORM_TO_NORMAL = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)
+_IN_PLACE = frozenset((Tensor.normal_, Tensor.uniform_, *_UNIFORM_TO_NORMAL))
 
 
 class _Direct(TorchFunctionMode):
