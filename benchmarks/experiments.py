@@ -134,8 +134,6 @@ def last_metrics(folder: Path) -> dict[str, Any]:
 
 def write(out: Path, found: dict[str, Any], results: list[Any], versions: dict[str, Any]) -> None:
     """Write the file of a run at once, so that it is never half-written."""
-    from compressive.evaluation.tables import notes
-
     for measured in results:
         for record in measured.records:
             key = f"{record.task} {record.metric}"
@@ -143,7 +141,7 @@ def write(out: Path, found: dict[str, Any], results: list[Any], versions: dict[s
                 key = f"{record.task} {record.dataset} {record.metric}"
             value = {"value": record.value, "low": record.low, "high": record.high, "n": record.n}
             found["scores"][key] = value
-    found["notes"] = sorted({note for measured in results for note in notes(measured)})
+    found["notes"] = sorted({note for measured in results for note in measured.notes})
     path = out / f"{found['name']}.json"
     path.with_suffix(".tmp").write_text(json.dumps({**found, "versions": versions}, indent=1))
     path.with_suffix(".tmp").replace(path)

@@ -31,8 +31,8 @@ from compressive.cli.settings_reference import written
 from compressive.cli.terminal import one_line_errors, print_warning
 from compressive.config import flat
 from compressive.rundir.folder import read_config
-from compressive.train.loop import Outcome
 from compressive.train.online_eval import Accuracy
+from compressive.train.outcome import Outcome
 
 RUN = CliRunner()
 

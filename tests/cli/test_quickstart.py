@@ -18,7 +18,7 @@ from compressive.cli.quickstart import linear_probe
 from compressive.evaluation.logistic import fit
 from compressive.evaluation.results import Results
 from compressive.metric_info import ONE_SEED
-from compressive.train.loop import Outcome
+from compressive.train.outcome import Outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PENALTIES = (1e-3, 1e-1, 10.0, 1e3)
@@ -125,7 +125,7 @@ def test_table_columns_hold_the_named_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compressive.reporting.page.write_report", lambda runs, out, **_: out)
-    monkeypatch.setattr("compressive.evaluation.tables.verdicts", lambda runs, **_: None)
+    monkeypatch.setattr("compressive.evaluation.comparison_table.verdicts", lambda runs, **_: None)
     printed = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path)])
     assert printed.exit_code == 0, printed.output
     rows = [

@@ -107,14 +107,12 @@ def test_finetune_and_predict_read_all_sources(folder: Path) -> None:
 def test_sweep_trains_on_all_sources(folder: Path) -> None:
     options = " ".join(f"--set {each}" for each in SMALL)
     said = run(
-        f"sweep folder more.zip --seeds 0,1 --suite none --out s {options} "
+        f"sweep folder more.zip --seeds 0 --suite none --out s {options} "
         "--set method=simclr --set views.size=16 --set train.device=cpu"
     )
     assert totals(said)[0] == ["all", "40", "40", "4"]
-    configs = list(folder.glob("s/**/config.json"))
-    assert len(configs) == 2
-    for config in configs:
-        assert "more.zip" in config.read_text()
+    (config,) = folder.glob("s/**/config.json")
+    assert "more.zip" in config.read_text()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from tiny import photos
 
 from compressive.engine import choice as choice_module
 from compressive.engine.choice import EngineChoice, host_and_port, parse_engine
-from compressive.engine.local import LocalEngine, open_engine
+from compressive.engine.local import LocalEngine
+from compressive.engine.opening import open_engine
 from compressive.engine.ray_cluster import Reserved, units_on_node
 from compressive.evaluation.many import output_folders
 

@@ -33,7 +33,7 @@ from tiny import CHANGES, noise, photos, silent, sorted_photos, tiny
 import compressive
 from compressive.cli.app import app
 from compressive.engine.choice import parse_engine
-from compressive.engine.local import open_engine
+from compressive.engine.opening import open_engine
 from compressive.evaluation.results import read
 from compressive.evaluation.suite import evaluate
 from compressive.rundir.files import EVALUATION

@@ -20,15 +20,14 @@ from compressive.evaluation.compare import (
     open_groups,
     short_names,
 )
-from compressive.evaluation.results import Results
-from compressive.evaluation.tables import (
+from compressive.evaluation.comparison_table import (
     differences_markdown,
     differences_table,
-    notes,
     overall_verdict,
-    results_table,
     verdicts,
 )
+from compressive.evaluation.results import Results
+from compressive.evaluation.results_table import results_table
 from compressive.metric_info import ONE_SEED
 from compressive.rundir.folder import write_config
 
@@ -465,7 +464,7 @@ def test_notes_come_only_from_the_last_command() -> None:
     results.add("kNN 20", "b", "top-1", 0.5, protocol={"notes": ["b"]}, n=10)
     results.command = "compressive evaluate a"
     results.add("kNN 20", "a", "top-1", 0.5, protocol={"notes": ["a"]}, n=10)
-    assert notes(results) == ["a"]
+    assert results.notes == ["a"]
 
 
 def test_brier_score_is_printed_times_100(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from compressive.evaluation.results import Results, read
-from compressive.evaluation.tables import results_table
+from compressive.evaluation.results_table import results_table
 from compressive.evaluation.task_clock import TaskClock
 
 

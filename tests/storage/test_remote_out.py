@@ -21,6 +21,7 @@ from compressive.storage import mirror as mirror_module
 from compressive.storage.backend import StorageError
 from compressive.storage.mirror import Mirror
 from compressive.train import loop
+from compressive.train.outcome import Outcome
 from compressive.train.remote_out import local_copy
 
 server = pytest.fixture(scope="module")(running_server)
@@ -47,7 +48,7 @@ def local_files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-def train(out: str, steps: int = 6) -> loop.Outcome:
+def train(out: str, steps: int = 6) -> Outcome:
     changes = (*CHANGES, f"train.steps={steps}")
     return compressive.pretrain(sorted_photos(), out, settings=changes, display=silent())
 
@@ -134,7 +135,7 @@ def test_a_failed_last_upload_is_one_line_and_the_same_command_completes_it(
     out = f"s3://{BUCKET}/runs/outage"
     finish = loop.finish
 
-    def then_fail(run: loop.Run) -> loop.Outcome:
+    def then_fail(run: loop.Run) -> Outcome:
         s3.fault = "500"
         return finish(run)
 

@@ -616,7 +616,7 @@ def test_sweep_report_uses_the_evaluated_split(
         received.append(held_out)
         return tmp_path / "report.html" if "verdicts" in more else None
 
-    for name in ("evaluation.tables.verdicts", "reporting.page.write_report"):
+    for name in ("evaluation.comparison_table.verdicts", "reporting.page.write_report"):
         monkeypatch.setattr(f"compressive.{name}", receive)
     args = ["sweep", "builtin", "--vary", "bottleneck.beta=0,1", "--out", str(tmp_path)]
     found = CliRunner().invoke(app, [*args, *(["--held-out"] if held_out else [])])

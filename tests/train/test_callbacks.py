@@ -15,7 +15,8 @@ import compressive
 from compressive.rundir import checkpoint
 from compressive.train import callbacks
 from compressive.train.callbacks import Callback, Callbacks
-from compressive.train.loop import Outcome, TrainingFailed, pretrain
+from compressive.train.loop import TrainingFailed, pretrain
+from compressive.train.outcome import Outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = tiny("train.steps=6", "train.log_every=2", "probe.every_epochs=0.6")

@@ -22,7 +22,7 @@ from compressive.cli.terminal import (
 from compressive.config import DEVICE_NAMES, check_device_name
 from compressive.data.location import check_exists
 from compressive.engine.choice import LOCAL, parse_engine
-from compressive.engine.local import open_engine
+from compressive.engine.opening import open_engine
 from compressive.evaluation.tasks import SUITES, TASKS, select_tasks, split_names
 from compressive.platforms.garbage import collect_as_usual, collect_rarely
 from compressive.progress import printable
@@ -181,15 +181,15 @@ def evaluate_command(
 
 def _print_evaluated(encoder: str, found: "Evaluated", out: str | None, *, is_single: bool) -> None:
     """Print the table of an encoder, or why there is none."""
-    from compressive.evaluation import tables
+    from compressive.evaluation.results_table import results_table
 
     if found.results is None:
         print_error(found.error if is_single else f"{encoder}: {found.error}")
         return
-    Console().print(SafeTable(tables.results_table(found.results)))
+    Console().print(SafeTable(results_table(found.results)))
     for text in found.results.skipped:
         print_line(f"skipped: {text}")
-    for text in tables.notes(found.results):
+    for text in found.results.notes:
         print_line(f"note: {text}")
     _warn_if_unfinished(encoder)
     print_line(f"results: {found.folder / RESULTS}")

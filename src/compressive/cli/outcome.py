@@ -6,7 +6,7 @@ from compressive.cli.terminal import print_line, print_next
 from compressive.rundir.files import ENCODER
 
 if TYPE_CHECKING:
-    from compressive.train.loop import Outcome
+    from compressive.train.outcome import Outcome
 
 
 def print_outcome(outcome: "Outcome") -> None:

@@ -19,7 +19,7 @@ from compressive.cli.terminal import (
 )
 from compressive.data.location import check_exists
 from compressive.engine.choice import LOCAL, parse_engine
-from compressive.engine.local import open_engine
+from compressive.engine.opening import open_engine
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import join_places
 from compressive.storage.address import is_remote

@@ -33,7 +33,8 @@ from compressive.evaluation.tasks import (
 from compressive.metrics import top_k_accuracy
 from compressive.progress import Display
 from compressive.rundir.files import EVALUATION
-from compressive.train.loop import Outcome, pretrain
+from compressive.train.loop import pretrain
+from compressive.train.outcome import Outcome
 
 # Tasks that are fast enough on a CPU, and those that the report shows images of.
 _TASKS = ("logistic", "knn", "few-label", "geometry", "corruptions", "smoothness", "information")

@@ -29,7 +29,7 @@ from compressive.cli.train_commands import (
 )
 from compressive.data.location import check_exists
 from compressive.engine.choice import LOCAL, parse_engine
-from compressive.engine.local import open_engine
+from compressive.engine.opening import open_engine
 from compressive.evaluation.tasks import SUITES
 from compressive.rundir.places import join_places
 from compressive.sweep.packing import AUTOMATIC, parse_at_once

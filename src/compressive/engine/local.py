@@ -1,10 +1,7 @@
-"""The interface of an engine, the engine that runs units in this process, and how to open one."""
+"""The interface of an engine, and the engine that runs units in this process."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Protocol, TypeVar, runtime_checkable
-
-from compressive.engine.choice import EngineChoice
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -75,15 +72,3 @@ class LocalEngine:
         del name, keeps_model
         for number, unit in enumerate(units):
             yield number, work(unit)
-
-
-@contextmanager
-def open_engine(choice: EngineChoice, device: str = "cpu") -> Iterator[Engine]:
-    """Yield the chosen engine for units on a device; start or join its cluster, and leave it."""
-    if choice.is_local:
-        yield LocalEngine()
-        return
-    from compressive.engine.ray_cluster import open_ray
-
-    with open_ray(choice, device) as engine:
-        yield engine

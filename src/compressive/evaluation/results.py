@@ -37,13 +37,14 @@ class Results(ResultsFile):
         return f"<Results of {self.run}: {len(self.records)} numbers{where}{shown}>"
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each task, if the file has them."""
-        found = self.about.get("seconds")
-        return dict(found) if isinstance(found, dict) else {}
+    def notes(self) -> list[str]:
+        """Notes of this command's records on how datasets were split."""
+        now = [record for record in self.records if record.command == self.command]
+        said = [note for record in now for note in record.protocol.get("notes", ())]
+        return list(dict.fromkeys(said))
 
     def _repr_html_(self) -> str:
-        from compressive.evaluation.tables import results_html
+        from compressive.evaluation.results_table import results_html
 
         return results_html(self)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from compressive.evaluation import tables
+from compressive.evaluation import comparison_table
 from compressive.evaluation.compare import Difference, Experiment, compare, open_groups
 from compressive.rundir.files import CONFIG, RESULTS, local_path
 from compressive.rundir.reader import results_of
@@ -22,18 +22,18 @@ class Comparison(NamedTuple):
 
     def __repr__(self) -> str:
         names = f"A: {self.first.name}, B: {self.second.name}"
-        return f"<Comparison {names}: {tables.overall_verdict(self.differences)}>"
+        return f"<Comparison {names}: {comparison_table.overall_verdict(self.differences)}>"
 
     def _repr_html_(self) -> str:
-        return tables.differences_html(*self)
+        return comparison_table.differences_html(*self)
 
     def table(self, *, width: int = 80) -> Table:
         """Return the table that `compressive compare` prints."""
-        return tables.differences_table(*self, width=width)
+        return comparison_table.differences_table(*self, width=width)
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        return tables.differences_markdown(*self)
+        return comparison_table.differences_markdown(*self)
 
 
 class Comparisons(tuple[Comparison, ...]):
@@ -75,7 +75,7 @@ def report_runs(*runs: str | Path, out: str | Path | None = None, held_out: bool
     from compressive.reporting.page import write_report
 
     folders = expand_sweeps(runs)
-    verdicts = tables.verdicts(folders, held_out=held_out)
+    verdicts = comparison_table.verdicts(folders, held_out=held_out)
     if out is None:
         out = Path(runs[0], "report.html") if len(runs) == 1 else "report.html"
     return write_report(folders, local_path(out), held_out=held_out, verdicts=verdicts)

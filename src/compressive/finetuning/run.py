@@ -46,7 +46,8 @@ from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import describe_places
 from compressive.tracking import check_trackers, track_records
 from compressive.train import loop
-from compressive.train.loop import Outcome, TrainingFailed
+from compressive.train.loop import TrainingFailed
+from compressive.train.outcome import Outcome
 from compressive.train.schedule import Schedule
 
 _PROTOCOL = "whole network, SGD with Nesterov momentum 0.9, cosine, no decay"

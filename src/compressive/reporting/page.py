@@ -36,7 +36,7 @@ def write_report(
     """Write one self-contained HTML file about these runs and return its path.
 
     With `held_out` show results on held-out images even if there are others. `verdicts` comes from
-    `evaluation.tables`. The page has no absolute paths, so that it can be shared.
+    `evaluation.comparison_table`. The page has no absolute paths, so that it can be shared.
     """
     out = local_path(out)
     if out.is_dir():

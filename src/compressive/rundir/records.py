@@ -56,6 +56,12 @@ class ResultsFile:
     skipped_in: dict[str, str] = field(default_factory=dict)  # message: its task and dataset
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each task, if the file has them."""
+        found = self.about.get("seconds")
+        return dict(found) if isinstance(found, dict) else {}
+
     def as_json(self) -> str:
         """Return the content of results.json."""
         content = {

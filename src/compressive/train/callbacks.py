@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compressive.distributed import rank
-
-if TYPE_CHECKING:
-    from compressive.train.loop import Outcome
+from compressive.train.outcome import Outcome
 
 
 class Callback:
@@ -25,7 +23,7 @@ class Callback:
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Receive the path of a checkpoint that was written."""
 
-    def on_end(self, outcome: "Outcome") -> None:
+    def on_end(self, outcome: Outcome) -> None:
         """Receive the result of the run, at its end or if it was stopped."""
 
 
@@ -59,7 +57,7 @@ class Callbacks:
         """Call objects."""
         self._call([each.on_checkpoint for each in self._objects], step, path)
 
-    def on_end(self, outcome: "Outcome") -> None:
+    def on_end(self, outcome: Outcome) -> None:
         """Call objects, and raise the first exception of all calls."""
         self._call([each.on_end for each in self._objects], outcome)
         if self.error is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +34,10 @@ from compressive.train.compile_cache import record_compiled
 from compressive.train.health import HealthStatus
 from compressive.train.log import add_metrics, log, write_arrived_metrics
 from compressive.train.observers import Observers
-from compressive.train.online_eval import Accuracy
+from compressive.train.outcome import Outcome
 from compressive.train.run import Run
 from compressive.train.signals import handle_stop_signals
 from compressive.watchdog.activity import Backward, Operation, begin_step
-
-
-class Outcome(NamedTuple):
-    """The result of a run."""
-
-    folder: Path
-    step: int
-    saved: int  # the step of the last checkpoint
-    total: int
-    accuracy: Accuracy | None  # on held-out labels, as last measured
 
 
 class TrainingFailed(RuntimeError):

@@ -22,7 +22,7 @@ from compressive.train import loop
 from compressive.train.auto_config import auto_config
 from compressive.train.callbacks import Callback, LogFunction
 from compressive.train.initial_weights import following_settings
-from compressive.train.loop import Outcome
+from compressive.train.outcome import Outcome
 from compressive.train.remote_out import mirrored_run
 
 # Settings that must stay the same if a run is continued, and those of the network.

@@ -1,64 +1,20 @@
-"""Tables of results for the terminal, for Markdown and for the report."""
+"""The table of a comparison for the terminal, for Markdown, for notebooks and for the report."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.table import Table
 
 from compressive.evaluation.compare import Difference, Experiment, compare, open_groups
-from compressive.evaluation.results import Results
+from compressive.evaluation.results_table import SCALE, decimals, html_table, is_hidden
 from compressive.metric_info import ONE_SEED, PERCENT
 from compressive.rundir.files import RESULTS
 from compressive.rundir.reader import results_of
 from compressive.rundir.records import ComparisonText
 
-_SCALE = "accuracies, ECE and Brier x 100"
-_RESULT_COLUMNS = ("task", "data", "metric", "value", "interval")
-_RESULT_CAPTION = f"{_SCALE}; 95 % intervals over test images"
 _COLUMNS = ("figure", "A", "B", "B - A", "verdict")
-
-
-def results_table(results: Results) -> Table:
-    """Return a table with one line per metric; rarely needed ones are in the file only."""
-    table = Table(title=results.run, caption=_caption_with_times(results))
-    for name in _RESULT_COLUMNS:
-        table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
-    for row in _result_rows(results):
-        table.add_row(*row)
-    return table
-
-
-def _caption_with_times(results: Results) -> str:
-    """Return the caption, with the seconds of each task if they are known."""
-    parts = [f"{name} {value:.1f}" for name, value in results.seconds.items()]
-    return f"{_RESULT_CAPTION}\nseconds: {', '.join(parts)}" if parts else _RESULT_CAPTION
-
-
-def _result_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return task, data, metric, value and interval as text; repeated names are left out."""
-    rows, before = list[tuple[str, ...]](), None
-    for record in results.records:
-        if _is_hidden(record.task, record.metric):
-            continue
-        place = (record.task, record.dataset)
-        figure, interval = _format_value(record.metric, record.value), ""
-        if record.low is not None and record.high is not None:
-            ends = (_format_value(record.metric, end) for end in (record.low, record.high))
-            interval = " to ".join(ends)
-        rows.append((*(place if place != before else ("", "")), record.metric, figure, interval))
-        before = place
-    return rows
-
-
-def notes(results: Results) -> list[str]:
-    """Return notes of this command's records on how datasets were split."""
-    now = [record for record in results.records if record.command == results.command]
-    said = [note for record in now for note in record.protocol.get("notes", ())]
-    return list(dict.fromkeys(said))
 
 
 def differences_table(
@@ -113,21 +69,7 @@ def differences_markdown(first: Experiment, second: Experiment, found: Sequence[
 def differences_html(first: Experiment, second: Experiment, found: Sequence[Difference]) -> str:
     """Return the same table as HTML, for notebooks."""
     caption = f"A: {first.name}. B: {second.name}. {overall_verdict(found)}. {_caption(found)}."
-    return _html_table(_COLUMNS, _comparison_lines(found), caption)
-
-
-def results_html(results: Results) -> str:
-    """Return the metrics of `results_table` as HTML, for notebooks."""
-    rows = _result_rows(results)
-    return _html_table(_RESULT_COLUMNS, rows, f"{results.run}: {_RESULT_CAPTION}")
-
-
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "".join(row(cells, "td") for cells in rows)
-    return f"<table><caption>{escape(caption)}</caption>{row(columns, 'th')}{body}</table>"
+    return html_table(_COLUMNS, _comparison_lines(found), caption)
 
 
 def overall_verdict(found: Sequence[Difference]) -> str:
@@ -145,17 +87,17 @@ def overall_verdict(found: Sequence[Difference]) -> str:
 def _caption(found: Sequence[Difference]) -> str:
     one = _common_dataset(_key_parts(each)[1] for each in found)
     over = " or ".join(sorted({each.over for each in found} - {""}))
-    hidden = sum(_is_hidden(*_key_parts(each)[::2]) for each in found)
+    hidden = sum(is_hidden(*_key_parts(each)[::2]) for each in found)
     hidden = f", {hidden} of them not shown" if 0 < hidden < len(found) else ""
     adjusted = f"adjusted for {sum(each.p is not None for each in found)} comparisons{hidden}"
     sure = f"95 % intervals of single metrics over {over}; verdicts {adjusted} (Benjamini-Hochberg)"
     sure = sure if over else "no intervals"
-    return f"on {one}; {_SCALE}; {sure}" if one else f"{_SCALE}; {sure}"
+    return f"on {one}; {SCALE}; {sure}" if one else f"{SCALE}; {sure}"
 
 
 def _comparison_lines(found: Sequence[Difference]) -> list[tuple[str, ...]]:
     """Return metric, A, B, difference with its interval, and verdict, all as text."""
-    shown = [e for e in found if not _is_hidden(*_key_parts(e)[::2])] or list(found)
+    shown = [e for e in found if not is_hidden(*_key_parts(e)[::2])] or list(found)
     names = _metric_labels([_key_parts(each) for each in shown])
     both = len({each.over for each in shown} - {""}) > 1
     lines = []
@@ -199,30 +141,11 @@ def _format_difference(each: Difference) -> tuple[str, str, str]:
     """
     scale, places = 100, 1
     if is_plain := _key_parts(each)[2] not in PERCENT:
-        scale, places = 1, _decimals(max(abs(each.first), abs(each.second)), 3)
+        scale, places = 1, decimals(max(abs(each.first), abs(each.second)), 3)
     a, b = (f"{scale * value:z.{places}f}" for value in (each.first, each.second))
     if each.low is None or each.high is None:
         return a, b, f"{scale * each.difference:z.{places}f}"
     if is_plain:
-        places = max(places, _decimals((each.high - each.low) / 2, 1))
+        places = max(places, decimals((each.high - each.low) / 2, 1))
     ends = (f"{scale * end:z.{places}f}" for end in (each.low, each.high))
     return a, b, f"{scale * each.difference:z.{places}f} [{', '.join(ends)}]"
-
-
-def _decimals(size: float, digits: int) -> int:
-    """Return the decimals needed to show this many significant digits."""
-    if not 0 < size < math.inf:
-        return 0 if size == 0 else 2
-    return min(6, max(0, digits - 1 - math.floor(math.log10(size))))
-
-
-def _is_hidden(task: str, metric: str) -> bool:
-    """Return whether a metric is in the file only because it is rarely needed."""
-    if metric == "mean per class":
-        return task != "transfer"  # the paper reports it for four transfer datasets
-    return metric == "lipschitz_squared_kl" or task == "extra corruption"
-
-
-def _format_value(metric: str, value: float) -> str:
-    """Format a percentage with one decimal as in the paper, or another value with three digits."""
-    return f"{100 * value:.1f}" if metric in PERCENT else f"{value:#.3g}".removesuffix(".")
