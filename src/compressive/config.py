@@ -142,7 +142,8 @@ class Data(_Section):
         "ignore them",
     )
     max_side: int = setting(
-        0, "shrink larger images to this many pixels on the longer side; 0: as the views need"
+        0,
+        "shrink images to this many pixels on the longer side; 0: chosen by images and views.size",
     )
     cache_on_device: Literal["auto", "yes", "split", "no"] = setting(
         "auto",
@@ -155,7 +156,8 @@ class Data(_Section):
         "images, most of them JPEG, are not cached",
     )
     workers: int = setting(
-        0, "threads that decode images that are not cached; 0: chosen by the time an image takes"
+        0,
+        "threads that decode images that are not cached; 0: chosen by the time of a read",
     )
     limit: int = setting(0, "use a random subset of this many images; 0: all")
     max_pixels: int = setting(
@@ -281,7 +283,7 @@ class Bottleneck(_Section):
     )
     target_residual: float | None = setting(
         None,
-        "adjust beta during training to reach this reducible residual in nats; none: fixed beta",
+        "adjust beta to reach this reducible residual in nats; none: beta follows its schedule",
         low=0,
         open_low=True,
         unused=_not_compressed,
@@ -314,7 +316,7 @@ class Decoder(_Section):
 
     same_view_negatives: bool = setting(
         True,
-        "contrastive methods: K = 2B - 1 candidates, false: B",
+        "compare with both views of other images: 2B - 1 candidates in a batch of B; false: B",
         unused=_unless_method_has("same_view_negatives", "negatives of the same view"),
     )
     kappa_d: float = setting(
@@ -331,7 +333,7 @@ class Target(_Section):
 
     ema_decay: float = setting(
         0.996,
-        "decay of the moving average; increases to 1 by a cosine",
+        "initial decay of the moving average; increases to 1 with a cosine schedule",
         high=1,
         unused=_unless_method_has("ema_target", "EMA target"),
     )

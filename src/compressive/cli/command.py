@@ -76,7 +76,7 @@ class Group(TyperGroup):
         except _UsageError:
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(args[0], names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+            hint = f"did you mean {near[0]}?" if near else f"the commands are: {', '.join(names)}"
             print_error(f"no command {args[0]!r}; {hint}")
             raise typer.Exit(2) from None
 

@@ -58,7 +58,7 @@ def _summary_lines(found: "Converted") -> list[str]:
         inputs, classes = found.classifier
         of = f"of {classes:,} classes on the {inputs:,}-dimensional {found.classifier_input}"
         hint = "" if found.heads else "; --heads writes it"
-        lines.append(f"note: a linear classifier {of} is inside{hint}")
+        lines.append(f"note: the checkpoint also contains a linear classifier {of}{hint}")
     if found.ignored:
         lines.append(f"note: unknown parts are left out: {', '.join(found.ignored)}")
     return lines

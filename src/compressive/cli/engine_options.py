@@ -9,8 +9,8 @@ _ENGINE_HELP = (
     "local, ray (the cluster in RAY_ADDRESS, else one that starts on this machine), or "
     "ray://HOST:PORT."
 )
-_GPUS_HELP = "GPUs of each Ray task, also a fraction such as 0.25; default: 1 on a GPU."
-_CPUS_HELP = "Cores of each Ray task; 0: 1, or a GPU's share of the cores."
+_GPUS_HELP = "GPUs that each Ray task reserves, such as 2 or 0.25; default: 1 if it uses a GPU."
+_CPUS_HELP = "CPU cores that each Ray task reserves; 0: 1, or a GPU's share of all cores."
 EngineName = Annotated[
     str,
     typer.Option("--engine", metavar="ENGINE", help=_ENGINE_HELP, rich_help_panel=_PANEL),

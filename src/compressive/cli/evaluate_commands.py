@@ -38,11 +38,11 @@ _ENCODER_HELP = (
     "that comes with the package, or a timm model name with its published weights."
 )
 _NETWORK_HELP = "timm model name; needed only for third-party checkpoints."
-_SIZE_HELP = "Input pixels of a third-party checkpoint; 0: as trained."
+_SIZE_HELP = "Side of the input of a third-party checkpoint in pixels; 0: as trained."
 _OUT_HELP = "Folder of results.json, also s3:// or gs://; default: RUN/evaluation or RUN/held-out."
 _HELD_OUT_HELP = "Evaluate on a fifth of the training images, for tuning; reads no test image."
 _BENCHMARK_HELP = "Folder of transfer and robustness sets, and of SimCLR's 1percent.txt."
-_FROST_HELP = "Folder of the six photographs of frost."
+_FROST_HELP = "Folder with ImageNet-C's six photographs of frost; without it, frost is skipped."
 _SUITE_HELP = f"{', '.join(SUITES)}; paper includes transfer and robustness."
 _TASKS_HELP = f"Run these instead of a suite, with commas: {', '.join((*TASKS, 'calibration'))}."
 _EPOCHS_HELP = "Epochs of the linear evaluation; 0: chosen by the number of images."
@@ -93,9 +93,7 @@ def evaluate_command(
         ),
     ] = "",
     epochs: Annotated[int, typer.Option(help=_EPOCHS_HELP, rich_help_panel=_WHAT)] = 0,
-    seed: Annotated[
-        int, typer.Option(help="Seed of everything random.", rich_help_panel=_WHAT)
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=_WHAT)] = 0,
     data: Annotated[list[str] | None, path_option(help=_DATA_HELP, rich_help_panel=_IMAGES)] = None,
     labels: Annotated[
         str, typer.Option(help=_EVALUATION_LABELS_HELP, rich_help_panel=_IMAGES)

@@ -48,7 +48,7 @@ def finetune_command(
     epochs: Annotated[int | None, _training(help=_TUNING_EPOCHS_HELP)] = None,
     lr: Annotated[float | None, _training(help=_RATE_HELP)] = None,
     batch_size: Annotated[int | None, _training(help=_BATCH_HELP)] = None,
-    seed: Annotated[int, _training(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, _training(help="Random seed.")] = 0,
     benchmark_root: Annotated[
         Path | None, path_option(help=_ROOT_HELP, rich_help_panel="Training")
     ] = None,

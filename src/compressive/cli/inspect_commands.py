@@ -28,8 +28,10 @@ _INSPECT_ENCODER_HELP = (
     "As for embed; none: compare only pixels, which is faster, without outliers, clusters, label "
     "errors and map."
 )
-_CLUSTERS_HELP = "Clusters at most; small sets have one for 50 images."
-_NEAR_HELP = "Similarity of near duplicates, up to 1; lower values find more, also wrong ones."
+_CLUSTERS_HELP = "Maximum number of clusters; small sets get about one per 50 images."
+_NEAR_HELP = (
+    "Similarity of near duplicates, at most 1; a lower value finds more, with more false positives."
+)
 _TABLE_HELP = "Table to write, one row per image: .csv or .parquet; also on s3:// or gs://."
 _CACHE_HELP = "Folder that keeps the features for the next call."
 _IN_HELP = "Images to search, as for pretrain, or a features file of embed (.parquet, .npz, .csv); "
@@ -90,7 +92,7 @@ def inspect_command(
         print_line(f"unreadable: {origin}: {reason}")
     if len(found.unreadable) > _PRINTED:
         print_line(f"unreadable: {len(found.unreadable) - _PRINTED:,} more, listed in {table}")
-    print_line(f"images: {found.images:,}, of them {len(found.unreadable):,} unreadable")
+    print_line(f"images: {found.images:,} ({len(found.unreadable):,} unreadable)")
     print_line(f"exact copies: {found.exact_copies:,}")
     print_line(f"groups of near duplicates: {found.near_groups:,}")
     print_line(f"groups that are in more than one split: {found.leaks:,}")

@@ -27,7 +27,7 @@ from compressive.storage.address import is_remote
 if TYPE_CHECKING:
     from compressive.data.pack import Packed
 
-_TO_PACK_HELP = "Images to pack: a folder, shards, torchvision:NAME, or builtin."
+_TO_PACK_HELP = "Images to pack, as for pretrain."
 _SHORTER_SIDE_HELP = (
     "Shrink larger images to this shorter side, in pixels; 0: keep the original files."
 )
@@ -120,7 +120,7 @@ def _split_lines(packed: "Packed") -> list[str]:
     lines = []
     for split, counts in packed.splits.items():
         left = [(counts.unreadable, "unreadable"), (counts.duplicates, "duplicates")]
-        words = "".join(f", without {count:,} {name}" for count, name in left if count)
+        words = "".join(f", {count:,} {name} left out" for count, name in left if count)
         noun = "shard" if counts.shards == 1 else "shards"
         lines.append(f"{split}: {counts.images:,} images in {counts.shards:,} {noun}{words}")
     if packed.shared:

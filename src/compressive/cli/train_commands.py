@@ -45,10 +45,12 @@ _SOURCE_HELP = (
 _SOURCES_HELP = f"{_SOURCE_HELP} Several sources are one data set."
 _SET_HELP = "Change one of `compressive settings`; may be repeated."
 _RUN_HELP = "Folder of the run, also s3:// or gs://; default: runs/NAME-DATA-seedN."
-_RESUME_HELP = "Resume the run in that folder, or refuse the folder."
+_RESUME_HELP = (
+    "Resume the run in an existing folder; with --no-resume, an existing run is an error."
+)
 _CONTINUE_HELP = (
     "Start a new run from the last checkpoint of this one, with its settings and optimizer state. "
-    "--epochs counts its epochs, too; the learning rate follows the longer schedule."
+    "--epochs is the total with those of that run; the learning rate follows the longer schedule."
 )
 _BACKBONE_HELP = "timm model name, such as resnet50."
 _WEIGHTS_HELP = "Trained weights to start from: a run, a file, a timm name, an hf-hub: id."
@@ -61,7 +63,7 @@ _TRACK_HELP = "Also log to these trackers, with commas: wandb, mlflow, trackio."
 _COLUMN_HELP = (
     "linear, kNN, 10 % labels: accuracy with all labels, nearest neighbors, a tenth of the labels",
     "corrupted: mean accuracy over 14 types of corruption of {images} images",
-    "nats: residual information, which only one of two views contains; SimCLR has no value",
+    "nats: reducible residual information, which z keeps of one view and the other cannot predict",
     "Lipschitz: smoothness, the response to changes of color; lower is smoother",
     f"{ONE_SEED}; the README has ranges over five seeds",
 )
@@ -93,7 +95,7 @@ TrackerNames = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
-RandomSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
+RandomSeed = Annotated[int, typer.Option(help="Random seed.")]
 
 
 def panel_option(panel: str, text: str, **more: Any) -> Any:
@@ -165,7 +167,7 @@ def pretrain_command(
         int | None, panel_option(_TRAINING, "Images per step over all processes.")
     ] = None,
     lr: Annotated[float | None, panel_option(_TRAINING, _LR_HELP)] = None,
-    seed: Annotated[int | None, panel_option(_TRAINING, "Seed of everything random.")] = None,
+    seed: Annotated[int | None, panel_option(_TRAINING, "Random seed.")] = None,
     labels: Annotated[str | None, panel_option(_TRAINING, _LABELS_HELP)] = None,
     device: Annotated[str | None, panel_option(_MACHINE, f"{DEVICE_NAMES}.")] = None,
     precision: Annotated[str | None, panel_option(_MACHINE, "auto, bf16 or float32.")] = None,

@@ -75,9 +75,9 @@ def frame(run: Path) -> RenderableType:
 def _read_state(run: Path) -> tuple[TrainingFiles, float | None]:
     """Return settings and metrics of a run, and the seconds since its last line."""
     if not run.exists():
-        raise FileNotFoundError(f"{run} is not there; give the folder of a run")
+        raise FileNotFoundError(f"{run} does not exist; give a run folder")
     if not (run / CONFIG).is_file():
-        raise FileNotFoundError(f"{run} is no folder of a run: it has no config.json")
+        raise FileNotFoundError(f"{run} is not a run folder: it has no config.json")
     files = read_training(run)
     batch = files.settings.get("train.batch_size")
     if type(batch) is not int or batch < 1 or "method" not in files.settings:

@@ -138,7 +138,7 @@ def read(folder: str | Path) -> Results:
     path = Path(folder)
     path = path / RESULTS if path.is_dir() else path
     if not Path(folder).exists():
-        raise FileNotFoundError(f"{folder} is not there; give the folder of an evaluated run")
+        raise FileNotFoundError(f"{folder} does not exist; give the folder of an evaluated run")
     if not path.is_file():
         raise FileNotFoundError(f"no {RESULTS} in {folder}; run `compressive evaluate {folder}`")
     found, damaged = read_results(path)

@@ -143,7 +143,7 @@ def read_config(folder: Path) -> Config:
     except UnsupportedFormat:
         raise
     except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} is no folder of a run: it has no {CONFIG}") from None
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no {CONFIG}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     except ValueError as error:  # an unknown setting or an invalid value
