@@ -7,15 +7,19 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from result_tables import table_rows
 from scipy.stats import ttest_ind
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
-X86, ARM = ("2026-11-17-quickstart/test-x86.json", "2026-11-18-quickstart/test-arm.json")
+OLD, ARM = ("2026-11-17-quickstart/test-x86.json", "2026-11-18-quickstart/test-arm.json")
+NEW = "2026-11-18-quickstart/test-x86.json"
+PAGE = RESULTS / "2026-11-18-quickstart.md"
 PLACES = {  # document and heading of its section: file of the runs
-    (ROOT / "README.md", "Try it"): ARM,
-    (RESULTS / "2026-11-18-quickstart.md", "Five seeds, test images"): ARM,
-    (RESULTS / "2026-11-17-quickstart.md", "Test images on another machine"): X86,
+    (ROOT / "README.md", "Try it"): NEW,
+    (PAGE, "Five seeds, test images"): NEW,
+    (PAGE, "Two epochs, test images"): ARM,
+    (RESULTS / "2026-11-17-quickstart.md", "Test images on another machine"): OLD,
 }
 PERCENT = ("linear", "kNN", "1 % of labels", "10 % of labels", "corrupted")
 COLUMNS = (*PERCENT, "reducible information", "Lipschitz")
@@ -63,7 +67,7 @@ def test_tables_show_mean_and_range_of_five_seeds(place: tuple[Path, str], file:
             found, shown = in_units(name, values), numbers(cell)
             expected = [mean(found), min(found), max(found)] if found else []
             # The older table has means without a range.
-            expected = expected if file == ARM else expected[: len(shown)]
+            expected = expected[: len(shown)] if file == OLD else expected
             assert shown == pytest.approx(expected, abs=half_digit(name)), (method, name)
             assert bool(shown) == bool(found)
 
@@ -73,9 +77,12 @@ def test_readme_shows_accuracy_robustness_information_and_smoothness() -> None:
     assert {"linear", "corrupted", "reducible information", "Lipschitz"} <= shown
 
 
-def test_differences_have_welch_intervals() -> None:
-    row = read_table(RESULTS / "2026-11-18-quickstart.md", "Five seeds, test images")["difference"]
-    simclr, compressed = read_runs(ARM).values()
+@pytest.mark.parametrize(
+    ("heading", "file"), [("Five seeds, test images", NEW), ("Two epochs, test images", ARM)]
+)
+def test_differences_have_welch_intervals(heading: str, file: str) -> None:
+    row = read_table(PAGE, heading)["difference"]
+    simclr, compressed = read_runs(file).values()
     for name, cell in row.items():
         pair = in_units(name, compressed), in_units(name, simclr)
         if not all(pair):
@@ -84,3 +91,26 @@ def test_differences_have_welch_intervals() -> None:
         bounds = ttest_ind(*pair, equal_var=False).confidence_interval()
         expected = [mean(pair[0]) - mean(pair[1]), bounds.low, bounds.high]
         assert numbers(cell) == pytest.approx(expected, abs=half_digit(name)), name
+
+
+def test_search_shows_all_runs_on_held_out_images() -> None:
+    runs = json.loads((PAGE.with_suffix("") / "search-x86.json").read_text())["runs"]
+    rows = table_rows(PAGE, "## Three epochs", "rise")
+    assert sum(int(row["seeds"]) for row in rows) == len(runs)
+    for row in rows:
+        wanted = {"train.epochs": row["epochs"], "bottleneck.kappa_b": row["kappa_b"]}
+        wanted |= {"bottleneck.beta": row["beta"]} if row["beta"] else {}
+        wanted |= {"bottleneck.warmup_epochs": row["rise"]} if row["rise"] not in ("", "0") else {}
+        recipe = f"{row['method'].lower()}/quickstart"
+        found = [
+            run["values"]
+            for run in runs
+            if run["recipe"] == recipe and {k: str(v) for k, v in run["set"].items()} == wanted
+        ]
+        assert len(found) == int(row["seeds"])
+        linear = in_units("linear", found)
+        expected = [mean(linear), min(linear), max(linear)]
+        assert numbers(row["linear"]) == pytest.approx(expected, abs=half_digit("linear"))
+        for name in ("kNN", "10 % of labels", "Lipschitz"):
+            shown = float(row[name])
+            assert shown == pytest.approx(mean(in_units(name, found)), abs=half_digit(name))

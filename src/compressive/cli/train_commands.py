@@ -109,8 +109,8 @@ def quickstart_command(
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in images and compare them: no data, no GPU needed.
 
-    Takes two to three minutes on two CPU cores. Prints a table of test results and writes a report
-    of both runs.
+    Takes one and a half to three minutes on two CPU cores. Prints a table of test results and
+    writes a report of both runs.
     """
     with one_line_errors():
         require_at_least(0, seed=seed)
