@@ -107,8 +107,8 @@ def test_finetune_and_predict_read_all_sources(folder: Path) -> None:
 def test_sweep_trains_on_all_sources(folder: Path) -> None:
     options = " ".join(f"--set {each}" for each in SMALL)
     said = run(
-        f"sweep folder more.zip --seeds 0 --suite none --out s {options} "
-        "--set method=simclr --set views.size=16 --set train.device=cpu"
+        f"sweep folder more.zip --vary views.size=16 --seeds 0 --suite none --out s {options} "
+        "--set method=simclr --set train.device=cpu"
     )
     assert totals(said)[0] == ["all", "40", "40", "4"]
     (config,) = folder.glob("s/**/config.json")
