@@ -25,6 +25,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_image
 
 from compressive.data import decoder_process, shared_buffers
+from compressive.data.batch_buffers import PinnedBuffer
 from compressive.data.decoder_process import DecoderProcess, start_decoder_process
 from compressive.data.decoder_worker import DecodeServer
 from compressive.data.loaders import Batch, Streaming, open_loader
@@ -248,7 +249,7 @@ def test_interrupted_message_ends_the_process(
         descriptor = process._connection.fileno()
 
         def send(_: object) -> None:
-            os.write(descriptor, b"\0\0")  # half of the length of a message
+            os.write(descriptor, (10**6).to_bytes(4))  # the length of a message, and no message
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -267,18 +268,24 @@ def test_buffer_that_is_freed_during_a_message_does_not_wait_for_it(
 ) -> None:
     """A search for reference cycles in a thread that sends can free a buffer."""
     process = wait_until_ready(DecoderProcess())
-    buffers = [process.new_buffer(2, SIDE, CPU) for _ in range(3)]
+    first, second = process.new_buffer(2, SIDE, CPU), process.new_buffer(2, SIDE, CPU)
     with process._sending:  # as during a message
-        buffers[0].close()
-    buffers[1].close()
-    known = stand_in.servers[0].server._buffers
-    until = time.monotonic() + 10
-    numbers = [buffer.number for buffer in buffers if isinstance(buffer, SharedBuffer)]
-    while (numbers[2] not in known or len(known) > 1) and time.monotonic() < until:
-        time.sleep(0.005)
-    assert list(known) == numbers[2:]
-    buffers[2].close()
+        first.close()
+    third = process.new_buffer(2, SIDE, CPU)  # the next message frees the first buffer
+    assert_known(stand_in.servers[0].server, second, third)
+    second.close()
+    assert_known(stand_in.servers[0].server, third)
     process.close()
+
+
+def assert_known(server: DecodeServer, *buffers: PinnedBuffer) -> None:
+    """Wait until the server knows only these buffers."""
+    expected = {buffer.number for buffer in buffers if isinstance(buffer, SharedBuffer)}
+    assert len(expected) == len(buffers)
+    until = time.monotonic() + 10
+    while server._buffers.keys() != expected and time.monotonic() < until:
+        time.sleep(0.005)
+    assert server._buffers.keys() == expected
 
 
 def test_process_ends_with_a_loader_that_is_not_closed(
