@@ -103,3 +103,18 @@ def test_results_of_the_adaptive_rule_repeat_the_final_comparisons() -> None:
             for name in names
         )
         assert row["smoother"].strip("*") == f"{theirs / ours:.2f}"
+
+
+def test_lengths_of_training_repeat_their_page() -> None:
+    """Rows of the short table equal those of the page of results, cell for cell."""
+    titles = {"1 %": "1 % of the labels", "times smoother": "smoother"}
+    results = table_rows(FINAL.with_suffix(".md"), "## Length of training", "smoother")
+    by_run = {(row["images"], row["epochs"], row["method"], row["beta"]): row for row in results}
+    rows = table_rows(PAGE, "## Evidence", "times smoother")
+    assert len(rows) == 5
+    for row in rows:
+        method, beta = row["method"].split(", beta ")
+        kind = "adaptive" if method.startswith("adaptive") else "constant"
+        found = by_run[row["images"], row["epochs"], kind, beta]
+        for title in ("logistic", "kNN 20", "1 %", "corruptions", "times smoother"):
+            assert row[title] == found[titles.get(title, title)], (row, title)

@@ -90,6 +90,48 @@ def test_tables_match_result_files(heading: str) -> None:
             assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
 
 
+def training_length() -> dict[tuple[str, ...], dict[str, Any]]:
+    """Return the runs with other lengths of training by (method, beta, images, epochs, seed)."""
+    found = {}
+    for run in runs_of("training-length.json").values():
+        settings = run["settings"]
+        assert settings["bottleneck.kappa_b"] == "7"
+        images = f"{int(settings['data.limit']):,}"
+        method, _, beta, *_ = run_key(run)
+        found[method, beta, images, settings["train.epochs"], settings["seed"]] = run
+    return found
+
+
+def test_lengths_of_training_match_their_file() -> None:
+    runs = training_length()
+    rows = table_rows(PAGE, "## Length of training", "seed", "logistic")
+    assert len(rows) == len(runs) == 9
+    for row in rows:
+        run = runs[tuple(row[name] for name in ("method", "beta", "images", "epochs", "seed"))]
+        for title, metric in COLUMNS.items():
+            assert bool(row[title]) == (metric in run["test"]), (row, title)
+            if row[title]:
+                value = 100 * run["test"][metric]["value"]
+                assert float(row[title]) == pytest.approx(value, abs=0.05 + 1e-9), (row, title)
+        assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
+
+
+def test_differences_of_lengths_of_training() -> None:
+    runs = training_length()
+    rows = table_rows(PAGE, "## Length of training", "smoother")
+    assert len(rows) == sum(method != "simclr" for method, *_ in runs) == 6
+    for row in rows:
+        trained = (row["images"], row["epochs"], "0")
+        ours, theirs = runs[row["method"], row["beta"], *trained], runs["simclr", "", *trained]
+        for title, metric in COLUMNS.items():
+            if not row.get(title):
+                continue
+            expected = 100 * (ours["test"][metric]["value"] - theirs["test"][metric]["value"])
+            assert float(row[title]) == pytest.approx(expected, abs=0.05 + 1e-9), (row, title)
+        ratio = lipschitz(theirs) / lipschitz(ours)
+        assert float(row["smoother"]) == pytest.approx(ratio, abs=0.005 + 1e-9)
+
+
 def lipschitz(run: dict[str, Any]) -> float:
     """Return the mean of the estimates in the eight directions."""
     return mean(directions(run).values())
