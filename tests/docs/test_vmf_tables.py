@@ -97,3 +97,25 @@ def test_goals_follow_from_the_ratios() -> None:
     for goal, values in goals.items():
         assert shown[goal] == f"reached: {min(values):g} to {max(values):g}"
         assert max(values) <= (2 if "scipy" in goal else 3)
+
+
+def test_other_libraries() -> None:
+    """The two tables of races are those of the ARM and of the x86 machine, in this order."""
+    rows = table_rows(PAGE, "## Sample and log density", "kappa 1024", "kappa 16384")
+    files = ("peers.json", "peers-x86.json")
+    names = ["randn", "ours", "ours, compiled", "ours, kappa a tensor", "tensorflow_probability"]
+    ratio_rows = {"TFP / ours", "TFP / ours, compiled (goal 5: missed)"}
+    assert len(rows) == 6 + 7
+    for file, table in zip(files, (rows[:6], rows[6:]), strict=True):
+        races = json.loads((PAGE.with_suffix("") / file).read_text())["peers"]
+        assert {row[""] for row in table[:5]} == set(names)
+        assert {row[""] for row in table[5:]} <= ratio_rows
+        for row in table:
+            for kappa in ("kappa 1024", "kappa 16384"):
+                found = [races[f"{kappa}, race {number}"] for number in (1, 2, 3)]
+                if row[""] in ratio_rows:
+                    what = row[""].split(" (")[0].replace("TFP", "tensorflow_probability")
+                    shown = [f"{race['ratio'][what]:g}" for race in found]
+                else:
+                    shown = [f"{race['milliseconds'][row['']]:.1f}" for race in found]
+                assert row[kappa] == ", ".join(shown), (file, row[""])
