@@ -106,6 +106,20 @@ def test_unknown_option_without_a_similar_one_names_the_help() -> None:
     assert "pretrain --help" in error_line("pretrain x --zzz 3")
 
 
+@pytest.mark.parametrize(
+    ("line", "wrong", "hint"),
+    [
+        ("--verson", "--verson", "did you mean --version?"),
+        ("--foo recipes", "--foo", "--help` lists all"),
+        ("-- --foo", "--foo", "--help` lists all"),
+    ],
+)
+def test_unknown_global_option_is_one_line(line: str, wrong: str, hint: str) -> None:
+    message = error_line(line)
+    assert message.startswith(f"no option {wrong}; ")
+    assert message.endswith(hint)
+
+
 def test_unknown_command_names_the_nearest() -> None:
     assert "'pretain'" in error_line("pretain x")
     assert "pretrain?" in error_line("pretain x")

@@ -1,7 +1,8 @@
 """Commands with examples in their help, and suggestions for unknown options and commands."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -45,15 +46,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; exit with code 2 and one line if an option is unknown."""
-        try:
+        with _unknown_options_in_one_line(self, ctx):
             return super().parse_args(ctx, args)
-        except _UsageError as error:
-            wrong = getattr(error, "option_name", "")
-            names = [name for param in self.params for name in (*param.opts, *param.secondary_opts)]
-            if not wrong or wrong in names:
-                raise
-            print_error(_unknown_option(wrong, ctx.command_path, names))
-            raise typer.Exit(2) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, then the examples line by line, which typer would join."""
@@ -67,18 +61,38 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The program; answers an unknown command with one line."""
+    """The program; answers an unknown option or command with one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse global options; exit with code 2 and one line if one is unknown."""
+        with _unknown_options_in_one_line(self, ctx):
+            return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is named first; exit with code 2 if there is none."""
+        wanted = args[0]  # after "--", typer removes it from the list
         try:
             return super().resolve_command(ctx, args)
         except _UsageError:
             names = self.list_commands(ctx)
-            near = difflib.get_close_matches(args[0], names, n=1)
+            near = difflib.get_close_matches(wanted, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the commands are: {', '.join(names)}"
-            print_error(f"no command {args[0]!r}; {hint}")
+            print_error(f"no command {wanted!r}; {hint}")
             raise typer.Exit(2) from None
+
+
+@contextmanager
+def _unknown_options_in_one_line(command: Any, ctx: Any) -> Iterator[None]:
+    """Print one line and exit with code 2 if the arguments have an option that is unknown."""
+    try:
+        yield
+    except _UsageError as error:
+        wrong = getattr(error, "option_name", "")
+        names = [name for param in command.params for name in (*param.opts, *param.secondary_opts)]
+        if not wrong or wrong in names:
+            raise
+        print_error(_unknown_option(wrong, ctx.command_path, names))
+        raise typer.Exit(2) from None
 
 
 def _unknown_option(wrong: str, command: str, names: Sequence[str]) -> str:
