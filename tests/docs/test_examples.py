@@ -53,7 +53,7 @@ def test_plain_loop() -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # compiles for 20 to 45 s
 def test_plain_loop_compiled() -> None:
     import torch._inductor.config as inductor
 

@@ -1,6 +1,7 @@
 """The Hugging Face folder loads in timm and transformers, and with its image processor."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,12 @@ FILES = ["README.md", "config.json", "export.json", "model.safetensors", "prepro
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True])
 def test_folder_loads_in_timm_and_transformers(half: bool, tmp_path: Path) -> None:
-    import transformers
-
+    transformers: Any = import_module("transformers")
     place = exportable.encoder_file(tmp_path / "run", size=40)
     out = tmp_path / "out"
     done = compressive.export(place, "huggingface", out, half=half, images=sorted_photos())
     assert sorted(path.name for path in out.iterdir()) == FILES
-    network: Any = transformers.AutoModel.from_pretrained(out)
+    network = transformers.AutoModel.from_pretrained(out)
     inputs = torch.randn(2, 3, 40, 40)
     expected = compressive.load(place)(inputs)
     with torch.inference_mode():
@@ -41,11 +41,12 @@ def test_folder_loads_in_timm_and_transformers(half: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 def test_image_processor_is_the_transform_of_timm(file: str, tmp_path: Path) -> None:
     """A folder is read from config.json, a repository from preprocessor_config.json."""
-    from transformers import AutoImageProcessor
-
+    transformers: Any = import_module("transformers")
     model = exportable.model(size=40)
     huggingface.write(model, tmp_path, half=False, with_preprocessing=False)
-    processor: Any = AutoImageProcessor.from_pretrained(tmp_path, image_processor_filename=file)
+    processor = transformers.AutoImageProcessor.from_pretrained(
+        tmp_path, image_processor_filename=file
+    )
     network = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     config = timm.data.resolve_model_data_config(network)
     transform: Any = timm.data.create_transform(**config)
@@ -56,26 +57,24 @@ def test_image_processor_is_the_transform_of_timm(file: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_classifier_has_its_labels_in_transformers(tmp_path: Path) -> None:
-    from transformers import AutoModelForImageClassification
-
+    transformers: Any = import_module("transformers")
     model = exportable.model(classes=("cat", "dog"))
     huggingface.write(model, tmp_path, half=False, with_preprocessing=False)
     inputs = torch.randn(2, 3, 16, 16)
     found = huggingface.outputs(model, tmp_path, [inputs])
     for loader in ("timm", "transformers"):
         torch.testing.assert_close(found[loader][0], model.outputs(inputs), rtol=1e-5, atol=1e-5)
-    network = AutoModelForImageClassification.from_pretrained(tmp_path)
+    network = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
     assert network.config.id2label == {0: "cat", 1: "dog"}
 
 
 @pytest.mark.slow
 def test_config_of_a_run_is_not_that_of_transformers(tmp_path: Path) -> None:
-    from transformers import AutoModel
-
+    transformers: Any = import_module("transformers")
     settings = {"method": "simclr", "network": {"name": "resnet18"}, "about": {}}
     (tmp_path / "config.json").write_text(config_text(settings))
     with pytest.raises(ValueError, match="model_type"):
-        AutoModel.from_pretrained(tmp_path)
+        transformers.AutoModel.from_pretrained(tmp_path)
 
 
 def test_processor_settings_describe_the_original_preprocessing(tmp_path: Path) -> None:

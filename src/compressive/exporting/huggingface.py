@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,12 @@ def outputs(
     model: ExportModel, path: Path, batches: Sequence[Tensor]
 ) -> Mapping[str, list[Tensor]]:
     """Return what the exported network computes in timm and in transformers."""
-    from transformers import AutoModel, AutoModelForImageClassification
-
+    # By name, because its lazy modules cost the type checker ten seconds.
+    transformers: Any = import_module("transformers")
     found = dict(timm_format.outputs(model, path, batches))
     with _quiet():
-        kind: Any = AutoModelForImageClassification if model.head else AutoModel
-        network = kind.from_pretrained(path).eval()
+        kind = "AutoModelForImageClassification" if model.head else "AutoModel"
+        network = getattr(transformers, kind).from_pretrained(path).eval()
         results = [network(pixel_values=inputs) for inputs in batches]
     found["transformers"] = [r.logits if model.head else r.pooler_output for r in results]
     return found
@@ -72,8 +73,7 @@ def outputs(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the progress bar and the warnings of transformers."""
-    from transformers.utils import logging
-
+    logging: Any = import_module("transformers.utils.logging")
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
