@@ -216,3 +216,12 @@ def test_faster_start() -> None:
     assert {"50.85 forward pass compiled", "68.80 step made"} <= set(starts[10]["ahead"])
     assert starts[10]["seconds"]["views"] == pytest.approx(34.8, abs=0.06)
     assert not any(found["rebuilt"] for found in starts[2:])
+
+
+def test_commands() -> None:
+    seconds = result("commands")["seconds"]
+    rows = table_rows(PAGE, "## Commands without torch", "arguments")
+    assert {row["arguments"].strip("`"): row["seconds"] for row in rows} == {
+        name: f"{value:.2f}" for name, value in seconds.items()
+    }
+    assert max(seconds.values()) < 0.5
