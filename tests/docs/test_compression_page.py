@@ -43,8 +43,8 @@ RUNS = {
         (_TINY, "C-SimCLR, kappa_b 10, beta 0.3", "constant-k10-b0.3", "simclr-k7"),
     )
 }
-ROWS = {
-    (row["data, epochs"], row["method"]): row
+ROWS = {  # without the line breaks before intervals
+    (row["data, epochs"], row["method"]): {k: v.replace("<br>", " ") for k, v in row.items()}
     for row in table_rows(PAGE, "## Evidence", "smoother directions")
 }
 
