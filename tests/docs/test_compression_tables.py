@@ -249,3 +249,48 @@ def test_targets_repeat_the_final_comparisons() -> None:
             (found,) = [r for r in rows if (r["method"], r["minus"], r["metric"]) == wanted]
             expected += [float(found[each]) for each in ("difference", "low", "high")]
         assert shown == pytest.approx(expected, abs=0.055)  # both are rounded
+
+
+def builtin_runs() -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Return the runs on the built-in images by (method, kappa_b, beta), sorted by seed."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run in sorted(runs_of("builtin-15-epochs.json").values(), key=lambda run: run["name"]):
+        assert run["settings"]["train.epochs"] == "15"
+        assert run["settings"]["data.source"] == "builtin"
+        found.setdefault(run_key(run)[:3], []).append(run)
+    return found
+
+
+def scores(runs: list[dict[str, Any]], title: str) -> list[float]:
+    """Return the values of a column for several runs."""
+    if title == "Lipschitz":
+        return [lipschitz(run) for run in runs]
+    return [100 * run["test"][COLUMNS[title]]["value"] for run in runs]
+
+
+def test_builtin_images_match_their_file() -> None:
+    runs = builtin_runs()
+    rows = table_rows(PAGE, "## 15 epochs on the built-in images", "seeds", "logistic")
+    assert len(rows) == len(runs)
+    for row in rows:
+        group = runs[row["method"], row["kappa_b"], row["beta"]]
+        assert row["seeds"] == str(len(group))
+        for title in ("logistic", "kNN 20", "1 % of the labels", "10 %", "Lipschitz"):
+            digits = 2 if title == "Lipschitz" else 1
+            expected = mean(scores(group, title))
+            assert float(row[title]) == pytest.approx(expected, abs=0.5 * 10**-digits + 1e-9)
+
+
+def test_differences_on_builtin_images() -> None:
+    runs = builtin_runs()
+    rows = table_rows(PAGE, "## 15 epochs on the built-in images", "minus")
+    assert len(rows) >= 4
+    for row in rows:
+        ours = runs[row["method"], row["kappa_b"], row["beta"]]
+        theirs = runs[row["minus"], row["its kappa_b"], ""]
+        for title in ("logistic", "kNN 20", "1 % of the labels", "10 %", "Lipschitz"):
+            shown = [float(number) for number in re.findall(r"[-+]?\d+\.\d+", row[title])]
+            expected = welch(scores(ours, title), scores(theirs, title))[:3]
+            digits = 2 if title == "Lipschitz" else 1
+            assert shown == pytest.approx(expected, abs=0.5 * 10**-digits + 1e-9), (row, title)
+            assert row[title].startswith("**") == (expected[1] * expected[2] > 0), (row, title)
