@@ -18,10 +18,17 @@ from compressive.exporting import huggingface
 FILES = ["README.md", "config.json", "export.json", "model.safetensors", "preprocessor_config.json"]
 
 
+@pytest.fixture
+def transformers() -> Any:
+    """Import it by name, because its lazy modules cost the type checker ten seconds."""
+    return import_module("transformers")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True])
-def test_folder_loads_in_timm_and_transformers(half: bool, tmp_path: Path) -> None:
-    transformers: Any = import_module("transformers")
+def test_folder_loads_in_timm_and_transformers(
+    half: bool, transformers: Any, tmp_path: Path
+) -> None:
     place = exportable.encoder_file(tmp_path / "run", size=40)
     out = tmp_path / "out"
     done = compressive.export(place, "huggingface", out, half=half, images=sorted_photos())
@@ -39,9 +46,10 @@ def test_folder_loads_in_timm_and_transformers(half: bool, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
-def test_image_processor_is_the_transform_of_timm(file: str, tmp_path: Path) -> None:
+def test_image_processor_is_the_transform_of_timm(
+    file: str, transformers: Any, tmp_path: Path
+) -> None:
     """A folder is read from config.json, a repository from preprocessor_config.json."""
-    transformers: Any = import_module("transformers")
     model = exportable.model(size=40)
     huggingface.write(model, tmp_path, half=False, with_preprocessing=False)
     processor = transformers.AutoImageProcessor.from_pretrained(
@@ -56,8 +64,7 @@ def test_image_processor_is_the_transform_of_timm(file: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_classifier_has_its_labels_in_transformers(tmp_path: Path) -> None:
-    transformers: Any = import_module("transformers")
+def test_classifier_has_its_labels_in_transformers(transformers: Any, tmp_path: Path) -> None:
     model = exportable.model(classes=("cat", "dog"))
     huggingface.write(model, tmp_path, half=False, with_preprocessing=False)
     inputs = torch.randn(2, 3, 16, 16)
@@ -69,8 +76,7 @@ def test_classifier_has_its_labels_in_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_config_of_a_run_is_not_that_of_transformers(tmp_path: Path) -> None:
-    transformers: Any = import_module("transformers")
+def test_config_of_a_run_is_not_that_of_transformers(transformers: Any, tmp_path: Path) -> None:
     settings = {"method": "simclr", "network": {"name": "resnet18"}, "about": {}}
     (tmp_path / "config.json").write_text(config_text(settings))
     with pytest.raises(ValueError, match="model_type"):
