@@ -124,6 +124,7 @@ def test_unknown_command_names_the_nearest() -> None:
     assert "'pretain'" in error_line("pretain x")
     assert "pretrain?" in error_line("pretain x")
     assert "recipes" in error_line("zzz")
+    assert "recipes?" in error_line("-- recipe")
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,13 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is named first; exit with code 2 if there is none."""
-        wanted = args[0]  # after "--", typer removes it from the list
         try:
             return super().resolve_command(ctx, args)
         except _UsageError:
             names = self.list_commands(ctx)
-            near = difflib.get_close_matches(wanted, names, n=1)
+            near = difflib.get_close_matches(args[0], names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the commands are: {', '.join(names)}"
-            print_error(f"no command {wanted!r}; {hint}")
+            print_error(f"no command {args[0]!r}; {hint}")
             raise typer.Exit(2) from None
 
 
