@@ -223,7 +223,11 @@ def test_a_mirror_that_falls_behind_warns_once_and_catches_up(
     s3.fault = "500"
     said: list[str] = []
     mirror.start(said.append)
-    time.sleep(0.5)
+    deadline = time.monotonic() + 20
+    while not said:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.5)  # several more uploads fail
     s3.fault = ""
     deadline = time.monotonic() + 5
     while stored(s3, "behind") != {"a": b"a"}:
