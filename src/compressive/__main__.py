@@ -1,5 +1,5 @@
 """`python -m compressive`, for torchrun."""
 
-from compressive.cli.app import app
+from compressive.cli.app import main
 
-app(prog_name="compressive")
+main()

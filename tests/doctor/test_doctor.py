@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from command_line import run
 from emulated_mps import emulated_mps
 from torch import Tensor
 
+from compressive.cli import doctor_command
 from compressive.cli.doctor_command import fact_lines, outcome_line
 from compressive.doctor import facts, self_tests
 from compressive.doctor.facts import scrub
@@ -29,12 +32,29 @@ sys.argv = ["compressive", "doctor"]
 from compressive.cli.app import app
 app()
 """
+HANG = """
+import sys, threading
+from functools import partial
+from compressive.cli import app
+from compressive.doctor import self_tests
+def hang():  # in a thread that Python would join when it ends
+    threading.Thread(target=threading.Event().wait).start()
+    threading.Event().wait()
+self_tests.all_tests = lambda _: [self_tests.SelfTest("decode PNG", hang)]
+self_tests.run_test = partial(self_tests.run_test, limit=0.1)
+sys.argv = ["compressive", "doctor"]
+app.main()
+"""
 
 
 def doctor(*command: str) -> subprocess.CompletedProcess[str]:
     private = {"USER": "someuser", "HOME": "/tmp/home-of-someuser", "API_TOKEN": "secret-token"}
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env={**os.environ, **private}
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **private},
+        timeout=300,
     )
 
 
@@ -74,6 +94,30 @@ def test_failed_check_sets_the_exit_code_and_hides_the_path() -> None:
     assert done.returncode == 1
     assert "failed  disk: write, fsync, rename: OSError: no space left in file" in done.stdout
     assert "someone" not in done.stdout
+
+
+@pytest.mark.slow
+def test_check_that_hangs_does_not_keep_the_program_from_ending() -> None:
+    done = doctor("-c", HANG)
+    assert done.returncode == 1
+    assert "failed  decode PNG: no result after 0.1 s" in done.stdout
+    assert done.stdout.endswith("0 of 1 checks passed, 1 failed\n")
+
+
+def test_check_that_takes_too_long_leaves_another_program_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = SelfTest("compiled step", lambda: time.sleep(1), may_be_slow=True)
+    monkeypatch.setattr(self_tests, "all_tests", lambda _: [slow])
+    monkeypatch.setattr(self_tests, "run_test", partial(run_test, limit=0.01))
+    monkeypatch.setattr(doctor_command, "_unfinished", [])
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    result = run("doctor --json")  # in this process, as a notebook may
+    assert result.exit_code == 0
+    (check,) = json.loads(result.stdout)["checks"]
+    assert check["reason"] == "no result after 0.01 s"
+    assert not ended
 
 
 def test_check_that_raises_hangs_or_is_impossible_is_reported() -> None:

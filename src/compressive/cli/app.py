@@ -216,3 +216,12 @@ def global_options(
     )
     warnings.showwarning = print_warning
     exit_without_search()
+
+
+def main() -> None:
+    """Run the program, and end the process even if a check of `doctor` hangs."""
+    try:
+        app(prog_name="compressive")
+    except SystemExit as stop:
+        doctor_command.exit_at_once(stop.code if isinstance(stop.code, int) else 1)
+        raise

@@ -10,6 +10,8 @@ import typer
 
 from compressive.cli.terminal import one_line_errors, print_line
 
+_unfinished: list[str] = []  # names of checks that took too long and may still run
+
 
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -39,12 +41,20 @@ def doctor_command(
         if not as_json:
             passed = sum(outcome.state == "ok" for outcome in outcomes)
             print_line(f"{passed} of {len(outcomes)} checks passed, {failed} failed")
-    code = 1 if failed else 0
-    if any(outcome.reason.startswith("no result") for outcome in outcomes):
-        # The thread of a check that hangs, or of a slow compiler, would delay the exit.
+    _unfinished.extend(o.name for o in outcomes if o.reason.startswith("no result"))
+    raise typer.Exit(1 if failed else 0)
+
+
+def exit_at_once(code: int) -> None:
+    """End this process if a check still runs; otherwise do nothing.
+
+    The thread of a check that hangs, or of a slow compiler, would delay a normal exit. Only the
+    program itself may call this, because other processes that run a command have more to do.
+    """
+    if _unfinished:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
-    raise typer.Exit(code)
 
 
 def fact_lines(facts: Mapping[str, Any]) -> list[str]:
