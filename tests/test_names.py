@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "compressive"
 SAME_CONCEPT = {
     "__all__": "the public names of a module",
     "pretrain": "train from a data source and options (compressive.pretrain), or from a config",
+    "main": "start of a process: the program, and the worker that calls a tracker",
     "build": "make an object from settings: a network, a method, a section of the config",
     "run": "the function of an evaluation task, one in each file of evaluation/tasks",
     "Labels": "type alias: one class index per image",
