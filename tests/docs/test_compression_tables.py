@@ -45,6 +45,8 @@ def run_key(run: dict[str, Any]) -> tuple[str, ...]:
         method = "c-byol, adaptive"
     elif is_adaptive:
         method = "adaptive"
+    elif settings.get("bottleneck.schedule") == "cosine":
+        method = "cosine"
     elif method == "c-simclr":
         method = "constant"
     names = ("bottleneck.kappa_b", "bottleneck.beta", "bottleneck.kappa_e")
