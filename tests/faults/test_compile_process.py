@@ -86,7 +86,7 @@ def test_killed_process(large_machine: Path, shell: Callable[[str], None]) -> No
     ahead.send(tiny(), CUDA, torch.bfloat16, 3)
     ahead.allow_step()
     ahead.finish()
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 10
     assert ahead.process.exit_code == -signal.SIGKILL
     assert compile_ahead(tiny(), CUDA, build) is None  # not again: the run has compiled it
 
@@ -99,7 +99,7 @@ def test_hanging_process_delays_a_run_once(
     begin = time.monotonic()
     ahead = started()
     ahead.finish()
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 10
     assert not is_running(child(ahead))
     assert compile_ahead(tiny(), CUDA, build) is None
 

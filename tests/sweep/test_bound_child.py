@@ -12,7 +12,7 @@ from processes import is_running
 
 _PARENT = """
 import os, subprocess, sys
-words = [sys.executable, "-m", "compressive.sweep.bound_child", str(os.getpid()), "sleep", "600"]
+words = [sys.executable, "-m", "compressive.sweep.bound_child", str(os.getpid()), "sleep", "60"]
 print(subprocess.Popen(words).pid, flush=True)
 sys.stdin.read()
 """
@@ -24,7 +24,7 @@ def test_a_bound_command_is_killed_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", _PARENT], stdin=pipe, stdout=pipe) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        end = time.monotonic() + 60
+        end = time.monotonic() + 20
         while b"sleep" not in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]:
             assert time.monotonic() < end
             time.sleep(0.02)
