@@ -28,7 +28,7 @@ from functools import partial
 from compressive.cli import app
 from compressive.doctor import self_tests
 def hang():  # in a thread that Python would join when it ends
-    threading.Thread(target=threading.Event().wait).start()
+    threading.Thread(target=threading.Event().wait, daemon=False).start()
     threading.Event().wait()
 self_tests.all_tests = lambda _: [self_tests.SelfTest("decode PNG", hang)]
 self_tests.run_test = partial(self_tests.run_test, limit=0.1)
