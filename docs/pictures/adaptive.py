@@ -13,12 +13,14 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "2026-11-17-compression"
 INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8c959f"
+PURPLE = "#8250df"
 LIGHT, DARK = "#79c0ff", "#0a3069"
 # Method: label, color, marker.
 METHODS = {
     "simclr": ("SimCLR at its best temperature", ORANGE, "o"),
     "dcl": ("DCL", GREEN, "s"),
     "constant": ("C-SimCLR, constant beta", GRAY, "X"),
+    "cosine": ("C-SimCLR, beta rises over the whole run, kappa_b 7", PURPLE, "^"),
     "adaptive-k10": ("C-SimCLR, adaptive beta, kappa_b 10", DARK, "D"),
     "adaptive-k7": ("C-SimCLR, adaptive beta, kappa_b 7 (default)", BLUE, "D"),
     "adaptive-k5": ("C-SimCLR, adaptive beta, kappa_b 5", LIGHT, "D"),
@@ -37,12 +39,14 @@ def main() -> None:
     )
     figure, panels = plt.subplots(1, 2, figsize=(9.5, 4.8))
     for axes, (data, (file, across, up)) in zip(panels, PANELS.items(), strict=True):
+        late = json.loads((RESULTS / "late-compression.json").read_text())["runs"]
         runs = json.loads((RESULTS / file).read_text())["runs"]
+        runs += [run for run in late if run["settings"]["data.source"] == data and "test" in run]
         for method, (label, color, marker) in METHODS.items():
             points = [
                 (_lipschitz(run), 100 * run["test"]["logistic top-1"]["value"])
                 for run in runs
-                if run["name"].startswith(method)
+                if run["name"].removeprefix("cifar-").startswith(method)
             ]
             x, y = [p[0] for p in points], [p[1] for p in points]
             axes.plot(x, y, marker, color=color, ms=8, label=label)
@@ -53,7 +57,7 @@ def main() -> None:
     figure.legend(
         *panels[1].get_legend_handles_labels(), loc="lower center", ncols=2, frameon=False
     )
-    figure.tight_layout(rect=(0, 0.17, 1, 1))
+    figure.tight_layout(rect=(0, 0.2, 1, 1))
     figure.savefig(HERE / "adaptive.svg", metadata={"Date": None})
 
 

@@ -37,9 +37,14 @@ RUNS = {
             ("CIFAR-10, 80", "final-cifar10.json"),
             *("adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k5"),
         ),
+        (
+            ("CIFAR-10, 80", "final-cifar10.json"),
+            *("late C-SimCLR, kappa_b 7, beta 1", "cifar-cosine-k7-b1", "simclr-k5"),
+        ),
         (_TINY, "adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 10, beta 1", "adaptive-k10-b1", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k7"),
+        (_TINY, "late C-SimCLR, kappa_b 7, beta 0.3", "cosine-k7-b0.3", "simclr-k7"),
         (_TINY, "C-SimCLR, kappa_b 10, beta 0.3", "constant-k10-b0.3", "simclr-k7"),
     )
 }
@@ -65,7 +70,8 @@ def test_rows_of_cifar10_repeat_its_page(method: str) -> None:
 @pytest.mark.parametrize("row", RUNS)
 def test_rows_of_final_comparisons_match_their_files(row: tuple[str, str]) -> None:
     file, *names = RUNS[row]
-    runs = {run["name"]: run for run in json.loads((FINAL / file).read_text())["runs"]}
+    files = file, "late-compression.json"
+    runs = {run["name"]: run for f in files for run in json.loads((FINAL / f).read_text())["runs"]}
     ours, theirs = ([runs[f"{name}-s{seed}"] for seed in range(3)] for name in names)
     for column, (_, metric) in COLUMNS.items():
         values = ([100 * run["test"][metric]["value"] for run in group] for group in (ours, theirs))

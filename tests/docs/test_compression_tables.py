@@ -79,17 +79,24 @@ def test_tables_match_result_files(heading: str) -> None:
     rows = table_rows(PAGE, heading, "seed", "logistic")
     assert len(rows) == len(by_key) == count
     for row in rows:
-        run = by_key[row_key(row)]
-        assert {"logistic", "kNN 20", "1 % of the labels", "10 %"} <= row.keys()
-        for title, metric in COLUMNS.items():
-            if title not in row:
-                continue
-            value = (run.get("held_out") or run["test"])[metric]
+        check_row(row, by_key[row_key(row)])
+
+
+def check_row(row: dict[str, str], run: dict[str, Any]) -> None:
+    """Compare the cells of a table row with a run; those of metrics that it lacks are empty."""
+    assert {"logistic", "kNN 20", "1 % of the labels", "10 %"} <= row.keys()
+    measured = run.get("held_out") or run["test"]
+    for title, metric in COLUMNS.items():
+        if title not in row:
+            continue
+        assert bool(row[title]) == (metric in measured), (row, title)
+        if row[title]:
+            value = measured[metric]
             value = value["value"] if isinstance(value, dict) else value
             # Half of the last digit, and rounding in binary.
             assert float(row[title]) == pytest.approx(100 * value, abs=0.05 + 1e-9), (row, title)
-        if "Lipschitz" in row:
-            assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
+    if "Lipschitz" in row:
+        assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
 
 
 def training_length() -> dict[tuple[str, ...], dict[str, Any]]:
@@ -109,13 +116,8 @@ def test_lengths_of_training_match_their_file() -> None:
     rows = table_rows(PAGE, "## Length of training", "seed", "logistic")
     assert len(rows) == len(runs) == 9
     for row in rows:
-        run = runs[tuple(row[name] for name in ("method", "beta", "images", "epochs", "seed"))]
-        for title, metric in COLUMNS.items():
-            assert bool(row[title]) == (metric in run["test"]), (row, title)
-            if row[title]:
-                value = 100 * run["test"][metric]["value"]
-                assert float(row[title]) == pytest.approx(value, abs=0.05 + 1e-9), (row, title)
-        assert float(row["Lipschitz"]) == pytest.approx(lipschitz(run), abs=0.005 + 1e-9)
+        names = ("method", "beta", "images", "epochs", "seed")
+        check_row(row, runs[tuple(row[name] for name in names)])
 
 
 def test_differences_of_lengths_of_training() -> None:
@@ -154,14 +156,16 @@ def directions(run: dict[str, Any]) -> dict[str, float]:
         ("final-cifar10.json", "adaptive-k5-b3", "dcl-k5", 1.06, 1.15, 8),
         ("final-cifar10.json", "adaptive-k7-b3", "simclr-k5", 1.00, 1.06, 7),
         ("final-cifar10.json", "adaptive-k7-b3", "dcl-k5", 1.00, 1.07, 8),
+        ("final-cifar10.json", "cifar-cosine-k7-b1", "simclr-k5", 1.06, 1.12, 8),
         ("final-tiny-imagenet-100.json", "adaptive-k5-b3", "simclr-k7", 1.14, 1.37, 8),
         ("final-tiny-imagenet-100.json", "adaptive-k7-b3", "simclr-k7", 1.09, 1.29, 8),
+        ("final-tiny-imagenet-100.json", "cosine-k7-b0.3", "simclr-k7", 1.10, 1.22, 8),
     ],
 )
-def test_adaptive_is_smoother(
+def test_compressed_encoders_are_smoother(
     file: str, ours: str, other: str, low: float, high: float, smoother: int
 ) -> None:
-    runs = runs_of(file)
+    runs = runs_of(file) | runs_of("late-compression.json")
     pairs = [
         (directions(runs[f"{other}-s{seed}"]), directions(runs[f"{ours}-s{seed}"]))
         for seed in range(3)
@@ -178,38 +182,69 @@ def test_adaptive_is_smoother(
         assert all(theirs[name] > mine[name] for theirs, mine in pairs for name in mine)
 
 
+def test_late_compression_matches_its_file() -> None:
+    runs = {}
+    for run in runs_of("late-compression.json").values():
+        settings = run["settings"]
+        assert (settings["bottleneck.schedule"], settings["train.epochs"]) == ("cosine", "80")
+        images = f"{settings['data.source']}, {'test' if 'test' in run else 'held out'}"
+        _, kappa_b, beta, *_ = run_key(run)
+        runs[images, kappa_b, beta, settings["seed"]] = run
+    rows = table_rows(PAGE, "## Compression that starts late", "images", "logistic")
+    assert len(rows) == len(runs) == 9
+    for row in rows:
+        check_row(row, runs[tuple(row[name] for name in ("images", "kappa_b", "beta", "seed"))])
+
+
 def runs_of(file: str) -> dict[str, dict[str, Any]]:
     """Return the runs of a result file by name."""
     return {run["name"]: run for run in json.loads((FOLDER / file).read_text())["runs"]}
 
 
-# Columns "method" and "minus" of a row, and the runs that it compares.
-TINY = {
-    ("adaptive, kappa_b 10", "SimCLR"): ("adaptive-k10-b1", "simclr-k7"),
-    ("adaptive, kappa_b 7", "SimCLR"): ("adaptive-k7-b3", "simclr-k7"),
-    ("adaptive, kappa_b 7", "DCL"): ("adaptive-k7-b3", "dcl-k10"),
-    ("adaptive, kappa_b 5", "SimCLR"): ("adaptive-k5-b3", "simclr-k7"),
-    ("constant", "SimCLR"): ("constant-k10-b0.3", "simclr-k7"),
+TINY, CIFAR10, LATE = "final-tiny-imagenet-100.json", "final-cifar10.json", "late-compression.json"
+# Columns "method" or "data" and "minus" of a row, and the files and runs that it compares.
+Compared = dict[tuple[str, str], tuple[tuple[str, str], tuple[str, str]]]
+ON_TINY: Compared = {
+    (method, minus): ((TINY, ours), (TINY, other))
+    for method, ours, minus, other in (
+        ("adaptive, kappa_b 10", "adaptive-k10-b1", "SimCLR", "simclr-k7"),
+        ("adaptive, kappa_b 7", "adaptive-k7-b3", "SimCLR", "simclr-k7"),
+        ("adaptive, kappa_b 7", "adaptive-k7-b3", "DCL", "dcl-k10"),
+        ("adaptive, kappa_b 5", "adaptive-k5-b3", "SimCLR", "simclr-k7"),
+        ("constant", "constant-k10-b0.3", "SimCLR", "simclr-k7"),
+    )
 }
-CIFAR10 = {
-    (f"adaptive, kappa_b {kappa_b}", title): (f"adaptive-k{kappa_b}-b3", other)
+ON_CIFAR10: Compared = {
+    (f"adaptive, kappa_b {kappa_b}", minus): (
+        (CIFAR10, f"adaptive-k{kappa_b}-b3"),
+        (CIFAR10, other),
+    )
     for kappa_b in (5, 7)
-    for title, other in (("SimCLR", "simclr-k5"), ("DCL", "dcl-k5"))
+    for minus, other in (("SimCLR", "simclr-k5"), ("DCL", "dcl-k5"))
+}
+LATE_ON_BOTH: Compared = {
+    (data, minus): ((LATE, ours), (file, other))
+    for data, file, ours, kappa_b in (
+        ("Tiny-ImageNet-100", TINY, "cosine-k7-b0.3", 7),
+        ("CIFAR-10", CIFAR10, "cifar-cosine-k7-b1", 5),
+    )
+    for minus, other in (
+        (f"SimCLR, kappa_b {kappa_b}", f"simclr-k{kappa_b}"),
+        ("adaptive, kappa_b 7, beta 3", "adaptive-k7-b3"),
+    )
 }
 
 
 @pytest.mark.parametrize(
-    ("data", "file", "compared", "count"),
+    ("heading", "compared", "count"),
     [
-        ("Tiny-ImageNet-100", "final-tiny-imagenet-100.json", TINY, 35),
-        ("CIFAR-10", "final-cifar10.json", CIFAR10, 28),
+        ("Final comparison on Tiny-ImageNet-100", ON_TINY, 35),
+        ("Final comparison on CIFAR-10", ON_CIFAR10, 28),
+        ("Compression that starts late", LATE_ON_BOTH, 28),
     ],
 )
-def test_differences_of_the_final_comparison(
-    data: str, file: str, compared: dict[tuple[str, str], tuple[str, str]], count: int
-) -> None:
-    by_name = runs_of(file)
-    rows = table_rows(PAGE, f"## Final comparison on {data}", "Holm")
+def test_differences_of_three_seeds(heading: str, compared: Compared, count: int) -> None:
+    rows = table_rows(PAGE, f"## {heading}", "Holm")
     assert len(rows) == count
     found = []
     for row in rows:
@@ -218,9 +253,9 @@ def test_differences_of_the_final_comparison(
                 lipschitz(run)
                 if row["metric"] == "Lipschitz"
                 else 100 * run["test"][COLUMNS[row["metric"]]]["value"]
-                for run in (by_name[f"{which}-s{seed}"] for seed in range(3))
+                for run in (runs_of(file)[f"{name}-s{seed}"] for seed in range(3))
             ]
-            for which in compared[row["method"], row["minus"]]
+            for file, name in compared[row.get("method") or row["data"], row["minus"]]
         )
         found.append(welch(ours, theirs))
         shown = [float(row[each]) for each in ("difference", "low", "high")]

@@ -102,16 +102,20 @@ def test_evaluation() -> None:
     assert float(rows["all, seconds"]["now"]) == pytest.approx(found["seconds"]["now"], abs=0.06)
     assert max(found["differences"].values()) == 0
     later = result("evaluation-later")["evaluation"]
-    assert rows["all, seconds"]["later version, measured alone"] == f"{later['seconds']['now']:.1f}"
+    latest = result("evaluation-encoder")["evaluation"]
+    run, file = "later version, a run, two threads", "latest version (6f5fc2b), an encoder's file"
+    assert rows["all, seconds"][run] == f"{later['seconds']['now']:.1f}"
+    assert rows["all, seconds"][file] == f"{latest['seconds']['now']:.1f}"
     names = {"linear": "linear", "decoding": "decode", "logistic": "logistic"}
     names |= {"corruptions": "corruptions", "few labels": "few-label"}
-    for column, one in (("now", found), ("later version, measured alone", later)):
+    for column, one in (("now", found), (file, latest), (run, later)):
         tasks = one["evaluations"]["now"][0]["tasks"]
         for label, task in names.items():
             assert float(rows[label][column]) == pytest.approx(tasks[task], abs=0.06)
     parts, whole = sum(tasks.values()), later["seconds"]["now"]
     assert f"take {parts:.1f} s of the {whole:.1f}." in words_of(PAGE)
-    assert f"| evaluation of a CIFAR-10 encoder: 40 s | {whole:.0f} s |" in words_of(PAGE)
+    seconds = f"**{latest['seconds']['now']:.0f} s** for an encoder's file, {whole:.0f} s for a run"
+    assert f"| evaluation of a CIFAR-10 encoder: 40 s | {seconds}, with" in words_of(PAGE)
 
 
 def test_network() -> None:
