@@ -321,6 +321,17 @@ def test_builtin_images_match_their_file() -> None:
             assert float(row[title]) == pytest.approx(expected, abs=0.5 * 10**-digits + 1e-9)
 
 
+def test_search_of_byol_matches_its_file() -> None:
+    runs = runs_of("search-byol-builtin.json").values()
+    rows = table_rows(PAGE, "## 15 epochs on the built-in images", "target decay")
+    for row, run in zip(rows, runs, strict=True):
+        settings = run["settings"]
+        assert row["learning rate"] == settings["optim.lr"]
+        assert row["target decay"] == settings["target.ema_decay"]
+        check_row(row, run)
+        assert 1.5 < run["last_metrics"]["participation_ratio"] < 3.5
+
+
 def test_differences_on_builtin_images() -> None:
     runs = builtin_runs()
     rows = table_rows(PAGE, "## 15 epochs on the built-in images", "SimCLR's kappa_b")

@@ -30,7 +30,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",  # wraps paragraphs to the width of the terminal
     pretty_exceptions_enable=False,
-    help="Measure and control how much information a visual representation keeps.",
+    help="Train image encoders without labels, and measure and control how much information "
+    "they keep.",
 )
 
 
@@ -206,7 +207,7 @@ def global_options(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version)
     ] = False,
 ) -> None:
-    """Measure and control how much information a visual representation keeps."""
+    """Train image encoders; measure and control how much information they keep."""
     # A file on Windows may lack characters of the output, such as arrows.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -54,17 +54,21 @@ _CONTINUE_HELP = (
 )
 _BACKBONE_HELP = "timm model name, such as resnet50."
 _WEIGHTS_HELP = "Trained weights to start from: a run, a file, a timm name, an hf-hub: id."
-_METHOD_HELP = f"{', '.join(METHODS)}; c- is the compressed method."
+_METHOD_HELP = (
+    f"{', '.join(METHODS)}; c- adds compression. Default: c-simclr, or the method of the recipe."
+)
 _LR_HELP = "Peak learning rate for 256 images; scaled with the batch size."
 _LABELS_HELP = "folder: use class folders and labels, only to measure accuracy; none: ignore them."
 _MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
 _OUTPUT, _OTHER = "Output and resuming", "Any other setting"
 _TRACK_HELP = "Also log to these trackers, with commas: wandb, mlflow, trackio."
 _COLUMN_HELP = (
-    "linear, kNN, 10 % labels: accuracy with all labels, nearest neighbors, a tenth of the labels",
+    "linear: logistic regression with all labels; kNN: nearest neighbors; 10 % labels: logistic "
+    "regression with a tenth of the labels",
     "corrupted: mean accuracy over 14 types of corruption of {images} images",
-    "nats: reducible residual information, which z keeps of one view and the other cannot predict",
-    "Lipschitz: smoothness, the response to changes of color; lower is smoother",
+    "nats: information that the encoder keeps of one view and that the other cannot predict, only "
+    "the part that training can reduce",
+    "Lipschitz: response of the projection to changes of color; lower is smoother",
     f"{ONE_SEED}; the README has ranges over five seeds",
 )
 DataSource = Annotated[str, path_argument(help=_SOURCE_HELP, autocompletion=complete_data)]
@@ -109,8 +113,8 @@ def quickstart_command(
 ) -> None:
     """Train SimCLR and C-SimCLR on built-in images and compare them: no data, no GPU needed.
 
-    Takes one and a half to three minutes on two CPU cores. Prints a table of test results and
-    writes a report of both runs.
+    Takes about a minute and a half on two x86 cores. Prints a table of test results and writes a
+    report of both runs.
     """
     with one_line_errors():
         require_at_least(0, seed=seed)
