@@ -24,6 +24,10 @@ _RANKME = (
     "effective number of dimensions of the features h, by the entropy of their singular values; "
     "the rank in a run's summary is of the projections r"
 )
+_RELATIVE = (
+    "distance (1 - cosine) between the features of an image and of its color-changed version, "
+    "relative to the mean distance between two images"
+)
 METRIC_INFO = {
     **dict.fromkeys(_ACCURACIES, MetricInfo("higher", accuracy=True, times_100=True)),
     **dict.fromkeys((*_NEUTRAL, "effective rank"), MetricInfo()),
@@ -34,6 +38,7 @@ METRIC_INFO = {
     "mce": MetricInfo("lower", description=_MCE),
     "lipschitz": MetricInfo("lower"),
     "lipschitz_squared_kl": MetricInfo("lower"),
+    "relative_distance": MetricInfo("lower", description=_RELATIVE),
     "RankMe": MetricInfo(description=_RANKME),
 }
 

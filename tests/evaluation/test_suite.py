@@ -67,7 +67,7 @@ def test_every_task_in_the_suite_writes_a_record(evaluated: tuple[Results, Path]
     tasks = {record.task.partition(" ")[0] for record in results.records}
     assert tasks == {
         *("linear", "logistic", "kNN", "few", "geometry", "corruptions", "corruption"),
-        *("extra", "smoothness", "information"),
+        *("extra", "smoothness", "invariance", "information"),
     }
     assert {record.metric for record in results.records} <= set(METRIC_INFO)
     assert any("frost" in text for text in results.skipped)

@@ -12,7 +12,8 @@ from compressive.evaluation.tasks import SUITES, TASKS, select_tasks
 
 def test_suites_contain_these_tasks_in_order() -> None:
     quick = ("logistic", "knn", "few-label", "geometry")
-    standard = ("linear", *quick, "corruptions", "smoothness", "information", "gallery")
+    measured = "corruptions", "smoothness", "invariance", "information"
+    standard = ("linear", *quick, *measured, "gallery")
     assert select_tasks("quick") == quick
     assert select_tasks("standard") == standard
     assert select_tasks("paper") == (*standard, "transfer", "robustness") == tuple(TASKS)

@@ -561,6 +561,20 @@ def test_metrics_show_direction_and_definition(tmp_path: Path) -> None:
     assert "negative log-likelihood" not in text  # the results have no nll
 
 
+def test_invariance_is_in_the_summary_and_in_one_table(tmp_path: Path) -> None:
+    values = {"": 0.0452, " hue+": 0.0284, " hue-": 0.0304}
+    tasks = {f"invariance{change}": value for change, value in values.items()}
+    metric = "relative_distance"
+    records = [record(task, "set", metric, value) for task, value in tasks.items()]
+    page = report(tmp_path, add_records(write_run(tmp_path / "run"), *records))
+    assert 0.0452 in page.numbers["summary"]
+    text = page.text.split("All metrics")[2]
+    for change in ("", "hue+, ", "hue-, "):
+        assert f"{change}{metric} \N{DOWNWARDS ARROW}" in text
+    assert text.count("invariance") == 1
+    assert text.count("relative to the mean distance between two images") == 1
+
+
 def test_origins_omit_empty_rows_and_format_commands_as_code(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     config = json.loads((run / "config.json").read_text())

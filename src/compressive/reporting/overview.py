@@ -22,6 +22,7 @@ _METRIC_COLUMNS = (  # title; tasks in order of preference, with * for any endin
     ("Few labels", ("few labels 1%", "few labels *"), "top-1"),
     ("Corruptions", ("corruptions",), "top-1"),
     ("Smoothness", ("smoothness",), "lipschitz"),
+    ("Color invariance", ("invariance",), "relative_distance"),
     ("Calibration", ("linear", "logistic"), "ece"),
     ("Brier score", ("linear", "logistic"), "brier"),
     ("Shared information", ("information",), "predictive"),
@@ -30,6 +31,7 @@ _METRIC_COLUMNS = (  # title; tasks in order of preference, with * for any endin
 _UNITS = {
     "top-1": "top-1",
     "lipschitz": "Lipschitz estimate",
+    "relative_distance": "relative distance",
     "ece": "ECE \N{MULTIPLICATION SIGN} 100",
     "brier": "\N{MULTIPLICATION SIGN} 100",
     "predictive": "nats",
@@ -138,7 +140,8 @@ def _column(
     if not key:
         return MetricColumn(title, unit, "", NOT_TESTED if verdicts else "")
     task = key.partition("/")[0].replace("kNN ", "k = ").replace("few labels ", "")
-    note = unit if task in ("corruptions", "smoothness", "information") else f"{task}, {unit}"
+    is_title = task in ("corruptions", "smoothness", "invariance", "information")
+    note = unit if is_title else f"{task}, {unit}"
     if verdicts is None:
         return MetricColumn(title, note, key)
     return MetricColumn(title, note, key, *_metric_verdict(key, labels, tested, verdicts))

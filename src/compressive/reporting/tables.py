@@ -77,6 +77,7 @@ def record_tables(runs: Sequence[RunFolder]) -> list[ReportTable]:
             if "by_severity" in record.protocol or record.task.startswith("smoothness "):
                 continue
             family = re.sub(r"\s+[\d.]+\s*%?$", "", record.task)
+            family = "invariance" if family.startswith("invariance ") else family
             key = (record.task, record.dataset, record.metric)
             rows.setdefault(family, {}).setdefault(key, [None] * len(runs))[place] = record
     found = []

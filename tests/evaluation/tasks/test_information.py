@@ -21,10 +21,11 @@ from compressive.augment.params import paper_views
 from compressive.config import METHODS, is_compressed
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.color_changes import PERTURBATIONS
 from compressive.evaluation.frozen_model import mean_direction
 from compressive.evaluation.tasks import information
 from compressive.evaluation.tasks.information import measure_information
-from compressive.evaluation.tasks.smoothness import PERTURBATIONS, keyed_sample, measure_smoothness
+from compressive.evaluation.tasks.smoothness import keyed_sample, measure_smoothness
 from compressive.methods import Bootstrap, Contrastive, build
 from compressive.objectives import csimclr_loss
 from compressive.rng import image_keys

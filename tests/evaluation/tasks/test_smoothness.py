@@ -20,19 +20,18 @@ from torch.nn.functional import normalize as unit
 from compressive.augment.ops import MEAN, STD
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.color_changes import PERTURBATIONS, perturb
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.dataset import open_splits
 from compressive.evaluation.frozen_model import FrozenModel, mean_direction
 from compressive.evaluation.results import Results
 from compressive.evaluation.tasks import smoothness
 from compressive.evaluation.tasks.smoothness import (
-    PERTURBATIONS,
     LocalEstimates,
     Smoothness,
     histogram,
     keyed_sample,
     measure_smoothness,
-    perturb,
 )
 from compressive.methods import build
 from compressive.rng import image_keys

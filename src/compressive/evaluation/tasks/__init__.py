@@ -35,6 +35,7 @@ _ALL_TASKS = (  # in the order in which they run
     Task("geometry", "geometry", needs_labels=False),
     Task("corruptions", "corruption", _STANDARD),
     Task("smoothness", "smoothness", _STANDARD, needs_labels=False),
+    Task("invariance", "invariance", _STANDARD, needs_labels=False),
     Task("information", "information", _STANDARD, needs_labels=False),
     Task("gallery", "gallery", _STANDARD, needs_labels=False),
     Task("transfer", "transfer", ("paper",), needs_labels=False, reads_test_sets=True),

@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compressive.augment import ops
 from compressive.augment.ops import IMAGENET_COLORS, Channels, Images, center_crop, normalize
-from compressive.augment.params import Numbers
 from compressive.checks import autocast, check_one_of, check_positive, validates_inputs
 from compressive.data.loaders import Batch
 from compressive.distributions.vmf import VonMisesFisher
+from compressive.evaluation.color_changes import PERTURBATIONS, perturb
 from compressive.evaluation.context import EvalContext
 from compressive.evaluation.frozen_model import mean_direction
 from compressive.platforms.float64 import to_float64
@@ -28,26 +27,6 @@ PAPER_IMAGES = {"train": 10_000, "test": 50_000}
 # brightness. A color difference of one gray level under saturation is 8e-4 before resizing.
 _ROUNDING = 1e-5
 _Z_EPOCH, _VIEW = 2**32 - 1, 2**32 - 2  # no run reaches the epoch; no other module draws the view
-
-
-class Perturbation(NamedTuple):
-    """One color change, as strong as the strongest in training."""
-
-    name: str
-    operator: Callable[[Images, Numbers], Images]
-    amount: float  # added to brightness and hue; factor of contrast and saturation
-
-
-PERTURBATIONS = (  # paper, table of augmentations: 0.4, 0.4, 0.2, 0.1
-    Perturbation("brightness+", ops.brightness, 0.4),
-    Perturbation("brightness-", ops.brightness, -0.4),
-    Perturbation("contrast+", ops.contrast, 1.4),
-    Perturbation("contrast-", ops.contrast, 0.6),
-    Perturbation("saturation+", ops.saturation, 1.2),
-    Perturbation("saturation-", ops.saturation, 0.8),
-    Perturbation("hue+", ops.hue, 0.1),
-    Perturbation("hue-", ops.hue, -0.1),
-)
 
 
 class LocalEstimates(NamedTuple):
@@ -151,12 +130,6 @@ def _random_images(context: EvalContext, split: str, most: int) -> Iterator[Batc
     count, random = len(context.source(split)), torch.Generator().manual_seed(context.seed)
     chosen = torch.randperm(count, generator=random)[:most].sort().values
     return context.batches_at(split, chosen)
-
-
-def perturb(images: Images, perturbation: Perturbation) -> Images:
-    """Change the color of images in [0, 1] and clip to [0, 1]."""
-    amount = images.new_full((len(images),), perturbation.amount)
-    return perturbation.operator(images, amount).clamp(0, 1)
 
 
 @validates_inputs
