@@ -19,7 +19,7 @@ from compressive.evaluation.features import forward
 from compressive.platforms.float64 import to_float64
 
 IMAGES = 2000
-_ROUNDING = 1e-12  # smaller distances are rounding errors
+_EQUAL = 1e-12  # smaller distances are rounding errors
 
 
 class Distances(NamedTuple):
@@ -46,7 +46,7 @@ def run(context: EvalContext, *, images: int = IMAGES) -> None:
         return forward(model.network, x, torch.float32)
 
     moved, apart = measure_distances(features, crops())
-    if apart < _ROUNDING:
+    if apart < _EQUAL:
         context.skip("invariance, which needs two images with different features")
         return
     protocol = {
@@ -76,8 +76,8 @@ def measure_distances(
     moved: list[Tensor] = []
     total, count = torch.zeros(()), 0
     for x in crops:
-        h = _unit(features(x))
-        each = [_unit(features(perturb(x, change))) for change in PERTURBATIONS]
+        h = _on_sphere(features(x))
+        each = [_on_sphere(features(perturb(x, change))) for change in PERTURBATIONS]
         moved.append(torch.stack([0.5 * (h - other).square().sum(1) for other in each]).cpu())
         total, count = total + h.sum(0).cpu(), count + len(h)
     pairs = count * (count - 1)
@@ -85,5 +85,5 @@ def measure_distances(
     return Distances(torch.cat(moved, 1), apart)
 
 
-def _unit(h: Float[Tensor, "batch feat"]) -> Float[Tensor, "batch feat"]:
+def _on_sphere(h: Float[Tensor, "batch feat"]) -> Float[Tensor, "batch feat"]:
     return F.normalize(to_float64(h), dim=1)
