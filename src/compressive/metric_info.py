@@ -26,7 +26,7 @@ _RANKME = (
 )
 _RELATIVE = (
     "distance (1 - cosine) between the features of an image and of its color-changed version, "
-    "relative to the mean distance between two images"
+    "in percent of the mean distance between two images"
 )
 METRIC_INFO = {
     **dict.fromkeys(_ACCURACIES, MetricInfo("higher", accuracy=True, times_100=True)),

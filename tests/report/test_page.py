@@ -572,7 +572,7 @@ def test_invariance_is_in_the_summary_and_in_one_table(tmp_path: Path) -> None:
     for change in ("", "hue+, ", "hue-, "):
         assert f"{change}{metric} \N{DOWNWARDS ARROW}" in text
     assert text.count("invariance") == 1
-    assert text.count("relative to the mean distance between two images") == 1
+    assert text.count("in percent of the mean distance between two images") == 1
 
 
 def test_origins_omit_empty_rows_and_format_commands_as_code(tmp_path: Path) -> None:

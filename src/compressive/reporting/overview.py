@@ -31,7 +31,7 @@ _METRIC_COLUMNS = (  # title; tasks in order of preference, with * for any endin
 _UNITS = {
     "top-1": "top-1",
     "lipschitz": "Lipschitz estimate",
-    "relative_distance": "relative distance",
+    "relative_distance": "relative distance, %",
     "ece": "ECE \N{MULTIPLICATION SIGN} 100",
     "brier": "\N{MULTIPLICATION SIGN} 100",
     "predictive": "nats",

@@ -30,9 +30,10 @@ class Distances(NamedTuple):
 
 
 def run(context: EvalContext, *, images: int = IMAGES) -> None:
-    """Record the relative distance for each color change and their mean, on `images` test images.
+    """Record relative distances in percent, for each color change and their mean.
 
-    An image that a change leaves as it is, such as a gray one by hue, counts as 0.
+    They are means over `images` test images. An image that a change leaves as it is, such as a gray
+    one by hue, counts as 0.
     """
     model, index = context.model, []
 
@@ -51,7 +52,7 @@ def run(context: EvalContext, *, images: int = IMAGES) -> None:
         return
     protocol = {
         **context.preprocessing(),
-        "value": "1 - cos(h(x), h(x')), over its mean for pairs of different images",
+        "value": "1 - cos(h(x), h(x')), in percent of its mean for pairs of different images",
         "mean_distance_of_two_images": apart,
         "perturbations": {each.name: each.amount for each in PERTURBATIONS},
         "precision": "float32",
@@ -60,9 +61,9 @@ def run(context: EvalContext, *, images: int = IMAGES) -> None:
     values = {"invariance": moved.mean(0)}
     values |= {f"invariance {p.name}": row for p, row in zip(PERTURBATIONS, moved, strict=True)}
     for task, value in values.items():
-        relative = value / apart
+        percent = 100 * value / apart
         context.results.add(
-            task, name, "relative_distance", relative, protocol=protocol, images=fingerprint
+            task, name, "relative_distance", percent, protocol=protocol, images=fingerprint
         )
 
 
