@@ -288,11 +288,12 @@ def test_targets_repeat_the_final_comparisons() -> None:
         assert shown == pytest.approx(expected, abs=0.055)  # both are rounded
 
 
-def builtin_runs() -> dict[tuple[str, ...], list[dict[str, Any]]]:
+def builtin_runs(epochs: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """Return the runs on the built-in images by (method, kappa_b, beta), sorted by seed."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for run in sorted(runs_of("builtin-15-epochs.json").values(), key=lambda run: run["name"]):
-        assert run["settings"]["train.epochs"] == "15"
+    runs = runs_of(f"builtin-{epochs}-epochs.json").values()
+    for run in sorted(runs, key=lambda run: run["name"]):
+        assert run["settings"]["train.epochs"] == str(epochs)
         assert run["settings"]["data.source"] == "builtin"
         found.setdefault(run_key(run)[:3], []).append(run)
     return found
@@ -300,23 +301,28 @@ def builtin_runs() -> dict[tuple[str, ...], list[dict[str, Any]]]:
 
 # Columns of the tables for the built-in images, and their digits after the point.
 BUILTIN_COLUMNS = {"logistic": 1, "kNN 20": 1, "1 % of the labels": 1, "10 %": 1, "Lipschitz": 2}
+# Epochs, columns and rows of the table of differences.
+BUILTIN = [(15, BUILTIN_COLUMNS, 10), (45, BUILTIN_COLUMNS | {"invariance, %": 2}, 2)]
 
 
 def scores(runs: list[dict[str, Any]], title: str) -> list[float]:
     """Return the values of a column for several runs."""
     if title == "Lipschitz":
         return [lipschitz(run) for run in runs]
+    if title == "invariance, %":
+        return [run["invariance"]["invariance relative_distance"] for run in runs]
     return [100 * run["test"][COLUMNS[title]]["value"] for run in runs]
 
 
-def test_builtin_images_match_their_file() -> None:
-    runs = builtin_runs()
-    rows = table_rows(PAGE, "## 15 epochs on the built-in images", "seeds", "logistic")
+@pytest.mark.parametrize(("epochs", "columns", "_count"), BUILTIN)
+def test_builtin_images_match_their_file(epochs: int, columns: dict[str, int], _count: int) -> None:
+    runs = builtin_runs(epochs)
+    rows = table_rows(PAGE, f"## {epochs} epochs on the built-in images", "seeds", "logistic")
     assert len(rows) == len(runs)
     for row in rows:
         group = runs[row["method"], row["kappa_b"], row["beta"]]
         assert row["seeds"] == str(len(group))
-        for title, digits in BUILTIN_COLUMNS.items():
+        for title, digits in columns.items():
             expected = mean(scores(group, title))
             assert float(row[title]) == pytest.approx(expected, abs=0.5 * 10**-digits + 1e-9)
 
@@ -332,14 +338,15 @@ def test_search_of_byol_matches_its_file() -> None:
         assert 1.5 < run["last_metrics"]["participation_ratio"] < 3.5
 
 
-def test_differences_on_builtin_images() -> None:
-    runs = builtin_runs()
-    rows = table_rows(PAGE, "## 15 epochs on the built-in images", "SimCLR's kappa_b")
-    assert len(rows) == 10
+@pytest.mark.parametrize(("epochs", "columns", "count"), BUILTIN)
+def test_differences_on_builtin_images(epochs: int, columns: dict[str, int], count: int) -> None:
+    runs = builtin_runs(epochs)
+    rows = table_rows(PAGE, f"## {epochs} epochs on the built-in images", "SimCLR's kappa_b")
+    assert len(rows) == count
     for row in rows:
         ours = runs[row["method"], row["kappa_b"], row["beta"]]
         theirs = runs["simclr", row["SimCLR's kappa_b"], ""]
-        for title, digits in BUILTIN_COLUMNS.items():
+        for title, digits in columns.items():
             shown = [float(number) for number in re.findall(r"[-+]?\d+\.\d+", row[title])]
             expected = welch(scores(ours, title), scores(theirs, title))[:3]
             assert shown == pytest.approx(expected, abs=0.5 * 10**-digits + 1e-9), (row, title)
