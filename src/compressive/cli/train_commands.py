@@ -63,11 +63,10 @@ _MODEL, _TRAINING, _MACHINE = "Method and network", "Training", "Machine"
 _OUTPUT, _OTHER = "Output and resuming", "Any other setting"
 _TRACK_HELP = "Also log to these trackers, with commas: wandb, mlflow, trackio."
 _COLUMN_HELP = (
-    "linear: logistic regression with all labels; kNN: nearest neighbors; 10 % labels: logistic "
-    "regression with a tenth of the labels",
+    "linear: logistic regression with all labels; 10 % labels: with a tenth of them",
+    "kNN: accuracy of the 20 nearest neighbors",
     "corrupted: mean accuracy over 14 types of corruption of {images} images",
-    "nats: information that the encoder keeps of one view and that the other cannot predict, only "
-    "the part that training can reduce",
+    "nats: information kept of one view that the other cannot predict, only what training reduces",
     "Lipschitz: response of the projection to changes of color; lower is smoother",
     f"{ONE_SEED}; the README has ranges over five seeds",
 )
