@@ -7,8 +7,8 @@ nothing; `options`, keyword arguments of `compressive.pretrain` or `compressive.
 settings by dotted name; `evaluate`, a list of task groups such as ["knn,few-label", "logistic"];
 `held_out` to evaluate on training images; and `light`, true for a short run that does not count.
 A line with `encoder` instead only evaluates. Each run writes NAME.json with its settings, seconds,
-last metrics, scores, notes on how the data was split and the checksum of the encoder. A run that
-has its file is skipped, so the command can be repeated.
+last metrics, scores, skipped tasks, notes on how the data was split and the checksum of the
+encoder. A run that has its file is skipped, so the command can be repeated.
 """
 
 import argparse
@@ -142,6 +142,7 @@ def write(out: Path, found: dict[str, Any], results: list[Any], versions: dict[s
             value = {"value": record.value, "low": record.low, "high": record.high, "n": record.n}
             found["scores"][key] = value
     found["notes"] = sorted({note for measured in results for note in measured.notes})
+    found["skipped"] = sorted({text for measured in results for text in measured.skipped})
     path = out / f"{found['name']}.json"
     path.with_suffix(".tmp").write_text(json.dumps({**found, "versions": versions}, indent=1))
     path.with_suffix(".tmp").replace(path)

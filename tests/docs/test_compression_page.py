@@ -26,21 +26,13 @@ SECTIONS = {
 }
 # (result file, runs of the method, runs of the method that it is compared with)
 _TINY = "Tiny-ImageNet-100, 80", "final-tiny-imagenet-100.json"
+_CIFAR10 = "CIFAR-10, 80", "final-cifar10.json"
 RUNS = {
     (data, method): (file, ours, theirs)
     for (data, file), method, ours, theirs in (
-        (
-            ("CIFAR-10, 80", "final-cifar10.json"),
-            *("adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k5"),
-        ),
-        (
-            ("CIFAR-10, 80", "final-cifar10.json"),
-            *("adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k5"),
-        ),
-        (
-            ("CIFAR-10, 80", "final-cifar10.json"),
-            *("late C-SimCLR, kappa_b 7, beta 1", "cifar-cosine-k7-b1", "simclr-k5"),
-        ),
+        (_CIFAR10, "adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k5"),
+        (_CIFAR10, "adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k5"),
+        (_CIFAR10, "late C-SimCLR, kappa_b 7, beta 1", "cifar-cosine-k7-b1", "simclr-k5"),
         (_TINY, "adaptive C-SimCLR, kappa_b 7, beta 3", "adaptive-k7-b3", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 10, beta 1", "adaptive-k10-b1", "simclr-k7"),
         (_TINY, "adaptive C-SimCLR, kappa_b 5, beta 3", "adaptive-k5-b3", "simclr-k7"),

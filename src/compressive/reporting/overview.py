@@ -140,8 +140,8 @@ def _column(
     if not key:
         return MetricColumn(title, unit, "", NOT_TESTED if verdicts else "")
     task = key.partition("/")[0].replace("kNN ", "k = ").replace("few labels ", "")
-    is_title = task in ("corruptions", "smoothness", "invariance", "information")
-    note = unit if is_title else f"{task}, {unit}"
+    in_title = task in ("corruptions", "smoothness", "invariance", "information")
+    note = unit if in_title else f"{task}, {unit}"
     if verdicts is None:
         return MetricColumn(title, note, key)
     return MetricColumn(title, note, key, *_metric_verdict(key, labels, tested, verdicts))
