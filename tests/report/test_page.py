@@ -566,7 +566,10 @@ def test_invariance_is_in_the_summary_and_in_one_table(tmp_path: Path) -> None:
     tasks = {f"invariance{change}": value for change, value in values.items()}
     metric = "relative_distance"
     records = [record(task, "set", metric, value) for task, value in tasks.items()]
-    page = report(tmp_path, add_records(write_run(tmp_path / "run"), *records))
+    run = write_run(tmp_path / "run")
+    assert "Color invariance" not in report(tmp_path, run).text  # no column if no run has it
+    page = report(tmp_path, add_records(run, *records))
+    assert "Color invariance" in page.text
     assert 0.0452 in page.numbers["summary"]
     text = page.text.split("All metrics")[2]
     for change in ("", "hue+, ", "hue-, "):

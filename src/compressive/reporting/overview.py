@@ -28,6 +28,7 @@ _METRIC_COLUMNS = (  # title; tasks in order of preference, with * for any endin
     ("Shared information", ("information",), "predictive"),
     ("Residual information", ("information",), "reducible_residual"),
 )
+_ONLY_IF_MEASURED = ("Color invariance",)  # earlier results and the quick start lack it
 _UNITS = {
     "top-1": "top-1",
     "lipschitz": "Lipschitz estimate",
@@ -81,6 +82,7 @@ def overview(
     """Return the top of the page; the table is empty if no run was evaluated."""
     tested = [n for n, e in enumerate(labels.experiments) if any(runs[i].records for i in e.runs)]
     columns = [_column(spec, runs, labels, tested, verdicts) for spec in _METRIC_COLUMNS]
+    columns = [each for each in columns if each.key or each.title not in _ONLY_IF_MEASURED]
     rows = [_row(number, runs, labels, columns) for number in range(len(labels.experiments))]
     return Overview(
         title=_title(runs, labels),
