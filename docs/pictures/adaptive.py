@@ -13,14 +13,15 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "2026-11-17-compression"
 INK, BLUE, ORANGE, GREEN, GRAY = "#24292f", "#1f6feb", "#d4691e", "#2da44e", "#8c959f"
-PURPLE = "#8250df"
+PURPLE, PINK = "#8250df", "#bf3989"
 LIGHT, DARK = "#79c0ff", "#0a3069"
 # Method: label, color, marker.
 METHODS = {
     "simclr": ("SimCLR at its best temperature", ORANGE, "o"),
     "dcl": ("DCL", GREEN, "s"),
     "constant": ("C-SimCLR, constant beta", GRAY, "X"),
-    "cosine": ("C-SimCLR, beta rises over the whole run, kappa_b 7", PURPLE, "^"),
+    "cosine-k7-b0.3": ("C-SimCLR, late beta of 0.3, kappa_b 7", PINK, "v"),
+    "cosine-k7-b1": ("C-SimCLR, late beta of 1, kappa_b 7", PURPLE, "^"),
     "adaptive-k10": ("C-SimCLR, adaptive beta, kappa_b 10", DARK, "D"),
     "adaptive-k7": ("C-SimCLR, adaptive beta, kappa_b 7 (default)", BLUE, "D"),
     "adaptive-k5": ("C-SimCLR, adaptive beta, kappa_b 5", LIGHT, "D"),
@@ -28,7 +29,7 @@ METHODS = {
 # Result file, limits of x and y.
 PANELS = {
     "CIFAR-10": ("final-cifar10.json", (1.38, 1.57), (87.0, 88.5)),
-    "Tiny-ImageNet-100": ("final-tiny-imagenet-100.json", (2.2, 3.15), (48.5, 51.5)),
+    "Tiny-ImageNet-100": ("final-tiny-imagenet-100.json", (1.95, 3.15), (48.5, 51.5)),
 }
 
 

@@ -191,7 +191,7 @@ def test_late_compression_matches_its_file() -> None:
         _, kappa_b, beta, *_ = run_key(run)
         runs[images, kappa_b, beta, settings["seed"]] = run
     rows = table_rows(PAGE, "## Compression that starts late", "images", "logistic")
-    assert len(rows) == len(runs) == 9
+    assert len(rows) == len(runs) == 11
     for row in rows:
         check_row(row, runs[tuple(row[name] for name in ("images", "kappa_b", "beta", "seed"))])
 
@@ -244,19 +244,36 @@ LATE_ON_BOTH: Compared = {
     ],
 )
 def test_differences_of_three_seeds(heading: str, compared: Compared, count: int) -> None:
-    rows = table_rows(PAGE, f"## {heading}", "Holm")
+    rows = table_rows(PAGE, f"## {heading}", "minus", "Holm")
     assert len(rows) == count
-    found = []
+    pairs = []
     for row in rows:
-        ours, theirs = (
-            [
-                lipschitz(run)
-                if row["metric"] == "Lipschitz"
-                else 100 * run["test"][COLUMNS[row["metric"]]]["value"]
-                for run in (runs_of(file)[f"{name}-s{seed}"] for seed in range(3))
-            ]
+        runs = (
+            [runs_of(file)[f"{name}-s{seed}"] for seed in range(3)]
             for file, name in compared[row.get("method") or row["data"], row["minus"]]
         )
+        ours, theirs = (scores(group, row["metric"]) for group in runs)
+        pairs.append((ours, theirs))
+    check_differences(rows, pairs)
+
+
+def test_differences_of_two_late_seeds() -> None:
+    rows = table_rows(PAGE, "## Compression that starts late", "beta 1 minus SimCLR")
+    ours = [runs_of(LATE)[f"cosine-k7-b1-s{seed}"] for seed in (0, 2)]
+    theirs = [runs_of(TINY)[f"simclr-k7-s{seed}"] for seed in range(3)]
+    metrics = [row["beta 1 minus SimCLR"] for row in rows]
+    assert metrics == ["logistic", "kNN 20", "1 % of the labels", "10 %", "Lipschitz"]
+    check_differences(rows, [(scores(ours, name), scores(theirs, name)) for name in metrics])
+    pairs = [(directions(run), directions(other)) for run in ours for other in theirs]
+    assert all(mine[name] < other[name] for mine, other in pairs for name in mine)
+
+
+def check_differences(
+    rows: list[dict[str, str]], pairs: list[tuple[list[float], list[float]]]
+) -> None:
+    """Check that rows show Welch's interval for each pair, and p before and after Holm's rule."""
+    found = []
+    for row, (ours, theirs) in zip(rows, pairs, strict=True):
         found.append(welch(ours, theirs))
         shown = [float(row[each]) for each in ("difference", "low", "high")]
         assert shown == pytest.approx(found[-1][:3], abs=0.005 + 1e-9)
@@ -302,7 +319,7 @@ def builtin_runs(epochs: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
 # Columns of the tables for the built-in images, and their digits after the point.
 BUILTIN_COLUMNS = {"logistic": 1, "kNN 20": 1, "1 % of the labels": 1, "10 %": 1, "Lipschitz": 2}
 # Epochs, columns and rows of the table of differences.
-BUILTIN = [(15, BUILTIN_COLUMNS, 10), (45, BUILTIN_COLUMNS | {"invariance, %": 2}, 2)]
+BUILTIN = [(15, BUILTIN_COLUMNS, 10), (45, BUILTIN_COLUMNS | {"invariance, %": 2}, 5)]
 
 
 def scores(runs: list[dict[str, Any]], title: str) -> list[float]:
