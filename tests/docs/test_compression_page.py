@@ -108,11 +108,13 @@ def test_lengths_of_training_repeat_their_page() -> None:
     titles = {"1 %": "1 % of the labels", "times smoother": "smoother"}
     results = table_rows(FINAL.with_suffix(".md"), "## Length of training", "smoother")
     by_run = {(row["images"], row["epochs"], row["method"], row["beta"]): row for row in results}
+    assert len(by_run) == len(results)
     rows = table_rows(PAGE, "## Evidence", "times smoother")
-    assert len(rows) == 5
+    assert len(rows) == 6
     for row in rows:
         method, beta = row["method"].split(", beta ")
-        kind = "adaptive" if method.startswith("adaptive") else "constant"
+        kinds = {"adaptive C-SimCLR": "adaptive", "late C-SimCLR": "cosine"}
+        kind = kinds.get(method, "constant")
         found = by_run[row["images"], row["epochs"], kind, beta]
         for title in ("logistic", "kNN 20", "1 %", "corruptions", "times smoother"):
             assert row[title] == found[titles.get(title, title)], (row, title)
