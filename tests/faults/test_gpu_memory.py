@@ -1,5 +1,6 @@
 """A run whose GPU memory is taken by another process gives a one-line error and resumes later."""
 
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,10 @@ BATCH = ["train.device=cuda", "train.steps=20", "train.batch_size=4096", "views.
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(
+    os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1",
+    reason="takes all memory of the GPU, so other tests would fail: run it with -n 0",
+)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_exhausted_gpu_memory_gives_a_one_line_error_and_the_run_resumes(tmp_path: Path) -> None:
     changes = [c for c in CHANGES if not c.startswith(("train.device", "train.steps"))]
