@@ -28,7 +28,7 @@ from compressive.exporting.parity import parity_images
 from compressive.networks import build
 
 SIZE, SIDE = 224, 512
-BUNDLED = "cifar10-c-simclr-r18"
+BUNDLED = "cifar10-byol-r18"
 SOURCES = {
     "ResNet-50": Network(name="resnet50", zero_init_last=False),
     "ResNet-50, official": Network(name="resnet50", variant="official", zero_init_last=False),

@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--label-share", type=float, default=0.01)
     parser.add_argument("--train", type=int, default=0, help="images of train; 0: all")
     parser.add_argument("--test", type=int, default=0, help="images of test; 0: all")
-    parser.add_argument("--encoder", default="cifar10-c-simclr-r18")
+    parser.add_argument("--encoder", default="cifar10-byol-r18")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     truth = given.work / "planted.json"

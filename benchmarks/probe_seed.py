@@ -38,7 +38,7 @@ from compressive.metrics import ece, top_k_accuracy
 from compressive.rng import image_keys
 
 FORMER = (25.6, 12.8, 6.4, 3.2, 1.6, 0.8, *LEARNING_RATES)  # the grid before 2026-11-17
-ENCODER = "cifar10-c-simclr-r18"
+ENCODER = "cifar10-byol-r18"
 
 
 def features(data: str, images: int, crops: int, cache: Path) -> None:

@@ -364,7 +364,7 @@ def test_unavailable_device_is_not_reported_as_a_damaged_file() -> None:
     """A file that is reported as damaged might be deleted."""
     for device in ("foo", "cuda:99"):
         with pytest.raises(ValueError, match=f"device {device} "):
-            load("cifar10-c-simclr-r18", device)
+            load("cifar10-byol-r18", device)
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])

@@ -34,8 +34,9 @@ CPU = torch.device("cpu")
 SETTINGS = Network(name="resnet18", stem="cifar")
 SIZE = 32
 NAME = "small-c-byol"
-REAL = "cifar10-c-simclr-r18"
-BUNDLED = (REAL, "tiny-imagenet-100-c-simclr-r18")
+REAL = "cifar10-byol-r18"
+TINY_IMAGENET = "tiny-imagenet-100-c-simclr-r18"
+BUNDLED = (REAL, TINY_IMAGENET)
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 LAYERS = 18  # in SETTINGS
@@ -233,26 +234,22 @@ def test_bundled_encoder_is_the_measured_one(name: str) -> None:
         "figures",
         "rounding",
     } <= about.keys()
-    assert name != REAL or "linear 90.8" in about["figures"]
+    assert name != REAL or "linear 93.2" in about["figures"]
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_features_equal_those_before_rounding_to_8_bits(name: str) -> None:
-    features_before = golden_arrays("bundled_features")[f"{name} builtin"].float()
-    assert_close_directions(name, "builtin", features_before)
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize("name", BUNDLED)
-def test_features_of_own_test_images_equal_those_before_rounding(name: str) -> None:
-    place = SHARED / name.removesuffix("-c-simclr-r18")
-    features_before = golden_arrays("bundled_features")[f"{name} own"].float()
-    assert_close_directions(name, str(place), features_before)
-
-
-def assert_close_directions(name: str, place: str, before: Tensor) -> None:
+# The weights of the CIFAR-10 encoder before rounding were not kept, only their accuracies.
+@pytest.mark.parametrize(
+    ("place", "which"),
+    [
+        ("builtin", "builtin"),
+        pytest.param(str(SHARED / "tiny-imagenet-100"), "own", marks=pytest.mark.shared),
+    ],
+    ids=["builtin", "own"],
+)
+def test_features_equal_those_before_rounding_to_8_bits(place: str, which: str) -> None:
     """Compare features of the first 16 test images with those of the weights before rounding."""
-    ours, source = load(name), open_source(place, "test")
+    before = golden_arrays("bundled_features")[f"{TINY_IMAGENET} {which}"].float()
+    ours, source = load(TINY_IMAGENET), open_source(place, "test")
     found = ours(ours.preprocess([source.image(i) for i in range(16)]))
     cosine = torch.cosine_similarity(found, before)
     assert cosine.min() >= 0.9998
@@ -264,8 +261,8 @@ def assert_close_directions(name: str, place: str, before: Tensor) -> None:
 def test_bundled_encoder_has_the_expected_knn_accuracy() -> None:
     """Classify 100 test images by kNN among 300 training images.
 
-    The encoder was trained on these without labels. With all 50,000, accuracy is 90.7 %
-    (docs/results); with fewer neighbors it is 87.0 % for this draw. Chance is 10 %, and 2 % of 100
+    The encoder was trained on these without labels. With all 50,000, accuracy is 92.7 %
+    (docs/results); with fewer labels it is 89.0 % for this draw. Chance is 10 %, and 2 % of 100
     images is more than float arithmetic changes on any machine.
     """
     draw = torch.Generator().manual_seed(0)
@@ -281,7 +278,7 @@ def test_bundled_encoder_has_the_expected_knn_accuracy() -> None:
         parts.append((torch.cat(feats), source.labels[index]))
     (bank, labels), (queries, right) = parts
     votes = nearest_neighbors(bank, labels, queries, classes=10)
-    assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.87, abs=0.02)
+    assert (votes.argmax(1) == right).double().mean() == pytest.approx(0.89, abs=0.02)
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_results_and_encoder_have_short_reprs() -> None:
     assert repr(results) == "<Results of runs/<a>: 1 numbers on images, kNN 20 50.0 %>"
     assert escape("runs/<a>") in results._repr_html_()
     assert "<td>50.0</td>" in results._repr_html_()
-    encoder = compressive.load("cifar10-c-simclr-r18")
+    encoder = compressive.load("cifar10-byol-r18")
     for word in ("resnet18", "32 pixels", "512 features"):
         assert word in repr(encoder)
     assert repr(encoder).count("\n") == 0

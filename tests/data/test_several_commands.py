@@ -17,7 +17,7 @@ from compressive.data.source import ImageSource
 from compressive.data.sources import open_source
 from compressive.inspection.run import inspect
 
-ENCODER = "cifar10-c-simclr-r18"
+ENCODER = "cifar10-byol-r18"
 
 
 @pytest.fixture

@@ -16,9 +16,26 @@ RESULTS = {
 }
 
 
+TRAINED = "## How they were trained"
+COLUMNS = {
+    "linear": "linear top-1",
+    "logistic": "logistic top-1",
+    "kNN, k = 20": "kNN 20 top-1",
+    "1 % of the labels": "few labels 1% top-1",
+    "10 %": "few labels 10% top-1",
+    "corruptions": "corruptions cifar10-C top-1",
+}
+
+
+def percent(found: dict[str, float]) -> str:
+    """Return a score in percent with its interval, as tables show it."""
+    value, low, high = (100 * found[key] for key in ("value", "low", "high"))
+    return f"{value:.1f} ({low:.1f} to {high:.1f})"
+
+
 def test_files() -> None:
     rows = table_rows(PAGE, "## Files", "SHA-256")
-    assert [row["name"].strip("`") for row in rows] == list(weights.names()) == list(RESULTS)
+    assert [row["name"].strip("`") for row in rows] == list(weights.names())
     sizes = []
     for row in rows:
         path = weights.find(row["name"].strip("`"))
@@ -73,10 +90,37 @@ def test_all_images_of_cifar10() -> None:
 
 
 def test_accuracies_on_tiny_imagenet_100() -> None:
-    (row,) = table_rows(PAGE, "## How they were trained", "logistic")
+    (row,) = [r for r in table_rows(PAGE, TRAINED, "logistic") if "weights" not in r]
     records = json.loads((PAGE.with_suffix("") / "tiny-imagenet-100.json").read_text())["records"]
     tasks = ("linear", "logistic", "kNN 20", "few labels 1%", "few labels 10%", "corruptions")
     for shown, task in zip(row.values(), tasks, strict=True):
         (found,) = (r for r in records if r["task"] == task and r["metric"] == "top-1")
-        value, low, high = (100 * found[key] for key in ("value", "low", "high"))
-        assert shown == f"{value:.1f} ({low:.1f} to {high:.1f})"
+        assert shown == percent(found)
+
+
+def test_accuracies_on_cifar10() -> None:
+    found = json.loads((PAGE.with_suffix("") / "cifar10-byol.json").read_text())
+    rows = table_rows(PAGE, TRAINED, "weights", "linear")
+    for row, scores in zip(rows, (found["test"], found["test_8_bits"]), strict=True):
+        for title, metric in COLUMNS.items():
+            assert row[title] == (percent(scores[metric]) if metric in scores else ""), title
+    text = " ".join(PAGE.read_text().split())
+    online, target = found["held_out"]["online"], found["held_out"]["target"]
+    for metric, method in (("logistic top-1", "logistic regression"), ("kNN 20 top-1", "kNN")):
+        both = " and ".join(f"{100 * each[metric]['value']:.2f}" for each in (online, target))
+        assert f"{both} with {method}" in text
+    rate = found["images_per_second_alone"]
+    assert f"processed {rate:,} images per second: 500 epochs take 15 minutes" in text
+    assert 500 * 50_000 / rate / 60 == pytest.approx(15, abs=0.5)
+    assert f"for {found['seconds']['train'] / 60:.0f} minutes" in text
+
+
+def test_accuracies_on_other_data() -> None:
+    runs = json.loads((PAGE.with_suffix("") / "transfer.json").read_text())["runs"]
+    rows = table_rows(PAGE, TRAINED, "encoder", "test images")
+    assert len(rows) == len(runs) == 6
+    for row, run in zip(rows, runs, strict=True):
+        assert row["encoder"] == f"`{run['encoder']}`"
+        assert (row["data"], row["test images"]) == (run["data"], f"{run['test_images']:,}")
+        for title in ("logistic", "kNN, k = 20"):
+            assert row[title] == percent(run["scores"][COLUMNS[title]])

@@ -198,6 +198,16 @@ def test_steps_with_nvjpeg() -> None:
         assert rate == "".join(f"{each:,.0f}" for each in expected)
 
 
+def test_first_start_with_all_threads() -> None:
+    seconds = result("startup-resnet50-threads")["starts"]["now, cold"][0]["seconds"]
+    text = words_of(PAGE)
+    assert f"no such limits: {seconds['first step']:.1f} s for the first start" in text
+    ready = seconds["network ahead"]
+    assert abs(ready - 65.1) <= 0.06
+    assert "65.1 of them until the second process was ready" in text
+    assert f"ResNet-50: {seconds['first step']:.0f} s |" in text
+
+
 def test_faster_start() -> None:
     rows = table_rows(PAGE, "## A faster start", "first step")
     versions = ("threads", "alone", "second-process", "repeated")

@@ -217,13 +217,13 @@ def test_features_over_a_client_survive_a_kill(
 def test_several_encoders_have_the_numbers_of_the_local_engine(
     ray: RayCluster, trained: Path, tmp_path: Path
 ) -> None:
-    names = [trained, "cifar10-c-simclr-r18"]
+    names = [trained, "cifar10-byol-r18"]
     options = ("--data", sorted_photos(), "--tasks", "knn,logistic", "--device", "cpu", "--out")
     run("evaluate", *names, *options, "local")
     with killing("ray::evaluate") as killed:
         run("evaluate", *names, *options, "ray", "--engine", "ray")
     assert killed
-    for name in ("a", "cifar10-c-simclr-r18"):
+    for name in ("a", "cifar10-byol-r18"):
         one, other = read(Path("local", name)), read(Path("ray", name))
         assert one.records
         assert one.records == other.records

@@ -100,7 +100,7 @@ def test_flat_folder_has_no_labels(run: Path, tmp_path: Path) -> None:
 def test_output_in_the_image_folder_is_refused(tmp_path: Path) -> None:
     """The table would be read as a Parquet shard of the dataset."""
     with pytest.raises(ValueError, match=r"--out .*features\.parquet"):
-        embed("cifar10-c-simclr-r18", str(tmp_path), tmp_path / "a" / "features.parquet")
+        embed("cifar10-byol-r18", str(tmp_path), tmp_path / "a" / "features.parquet")
     assert not list(tmp_path.rglob("*.parquet"))
 
 

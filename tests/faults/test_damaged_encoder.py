@@ -21,7 +21,7 @@ from compressive.rundir.files import ENCODER
 from compressive.train.loop import pretrain
 
 CPU = torch.device("cpu")
-SHIPPED = "cifar10-c-simclr-r18"
+SHIPPED = "cifar10-byol-r18"
 
 
 @pytest.fixture(scope="module")

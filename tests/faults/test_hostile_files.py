@@ -154,7 +154,7 @@ def test_record_of_400_digits_is_reported_as_invalid(tmp_path: Path) -> None:
     ids=str,
 )
 def test_hostile_encoder_metadata_is_reported(change: dict[str, Any], tmp_path: Path) -> None:
-    path = weights.find("cifar10-c-simclr-r18")
+    path = weights.find("cifar10-byol-r18")
     assert path is not None
     with safetensors.safe_open(path, "pt") as file:
         metadata = dict(file.metadata())
@@ -179,7 +179,7 @@ def test_file_names_are_escaped_on_the_terminal(
     for words in (["pretrain", f"{folder}/none"], ["watch", str(folder)]):
         assert CliRunner().invoke(app, words).exit_code == 2
     output = capsys.readouterr()
-    words = ["embed", "cifar10-c-simclr-r18", str(folder), "--out", str(tmp_path / "x.npz")]
+    words = ["embed", "cifar10-byol-r18", str(folder), "--out", str(tmp_path / "x.npz")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     text = output.out + output.err + result.output

@@ -45,13 +45,13 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"sweep builtin --seeds 0,1 --out {URL}",
         f"sweep {OTHER} --seeds 0,1",
         f"evaluate {URL}",
-        f"evaluate cifar10-c-simclr-r18 --data {OTHER}",
-        f"evaluate cifar10-c-simclr-r18 --data builtin --out {OTHER}",
-        f"evaluate cifar10-c-simclr-r18 --data builtin --benchmark-root {URL}",
-        f"evaluate cifar10-c-simclr-r18 --data builtin --frost {URL}",
+        f"evaluate cifar10-byol-r18 --data {OTHER}",
+        f"evaluate cifar10-byol-r18 --data builtin --out {OTHER}",
+        f"evaluate cifar10-byol-r18 --data builtin --benchmark-root {URL}",
+        f"evaluate cifar10-byol-r18 --data builtin --frost {URL}",
         f"embed {URL} builtin",
-        f"embed cifar10-c-simclr-r18 {OTHER}",
-        f"embed cifar10-c-simclr-r18 builtin --out {OTHER}.npz",
+        f"embed cifar10-byol-r18 {OTHER}",
+        f"embed cifar10-byol-r18 builtin --out {OTHER}.npz",
         f"report {URL}",
         f"report run --out {URL}.html",
         f"compare run {URL}",
@@ -65,7 +65,7 @@ def test_a_url_is_rejected_for_every_path(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_url_is_rejected_in_python(tmp_path: Path) -> None:
-    run, images, out = "cifar10-c-simclr-r18", "builtin", tmp_path / "out"
+    run, images, out = "cifar10-byol-r18", "builtin", tmp_path / "out"
     for function in (
         lambda: pretrain(tiny(), URL, display=silent()),
         lambda: open_source(OTHER),
@@ -99,6 +99,6 @@ def test_dataset_names_are_not_taken_for_urls() -> None:
 @pytest.mark.slow
 def test_a_rejected_embed_leaves_no_folder(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 2)
-    for run, images in (("no-such-encoder/x", "photos"), ("cifar10-c-simclr-r18", "nowhere")):
+    for run, images in (("no-such-encoder/x", "photos"), ("cifar10-byol-r18", "nowhere")):
         error_of(call("embed", run, images, "--out", "new/folder/features.npz"))
     assert os.listdir(tmp_path) == ["photos"]

@@ -63,7 +63,7 @@ def test_fifo_named_tar_is_not_opened(tmp_path: Path) -> None:
 def test_fifo_given_to_preprocess_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.png")
     with pytest.raises(ValueError, match=r"x\.png cannot be read: not a regular file"):
-        compressive.load("cifar10-c-simclr-r18").preprocess(str(tmp_path / "x.png"))
+        compressive.load("cifar10-byol-r18").preprocess(str(tmp_path / "x.png"))
 
 
 def test_self_referencing_link_is_skipped(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_embed_writes_names_that_are_not_utf8(tmp_path: Path) -> None:
         photos(folder / name, 2)
     (folder / f"b/{ODD}.png").write_bytes(b"no image")
     for out in ("x.parquet", "x.npz"):
-        words = ["embed", "cifar10-c-simclr-r18", str(folder), "--out", str(tmp_path / out)]
+        words = ["embed", "cifar10-byol-r18", str(folder), "--out", str(tmp_path / out)]
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
         assert rf"skipped: {folder}/b/caf\udce9.png: in no known" in result.stdout

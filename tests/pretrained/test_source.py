@@ -28,7 +28,7 @@ from compressive.train.loop import pretrain
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 State = dict[str, Tensor]
-BUNDLED = "cifar10-c-simclr-r18"
+BUNDLED = "cifar10-byol-r18"
 
 
 def prefixed(prefix: str, state: State, shift: float = 0.0) -> State:

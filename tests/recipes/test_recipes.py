@@ -58,6 +58,7 @@ def test_all_documented_recipes_exist() -> None:
     promised |= {f"{m}/imagenet-{n}-1000" for m in ("byol", "c-byol") for n in ("r101", "r152")}
     promised |= {"c-byol/imagenet-r50-1500", "simclr/quickstart", "c-simclr/quickstart"}
     promised |= {f"{method}/cifar10-r18-{epochs}" for method in FOUR for epochs in (200, 1000)}
+    promised |= {"byol/cifar10-r18-500"}
     promised |= {"dcl/cifar10-r18-200", "vicreg/cifar10-r18-200"}
     promised |= {
         f"{method}/imagenet-{network}-300"

@@ -18,7 +18,7 @@ from compressive.rundir import stored_output
 from compressive.rundir.stored_output import local_copy
 from compressive.storage import backend as backend_module
 
-ENCODER = "cifar10-c-simclr-r18"
+ENCODER = "cifar10-byol-r18"
 server = pytest.fixture(scope="module")(running_server)
 
 

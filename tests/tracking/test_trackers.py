@@ -284,7 +284,7 @@ def test_unknown_and_missing_trackers_are_one_line(
         importlib.util, "find_spec", lambda name: None if name in missing else hidden(name)
     )
     if command == "finetune":
-        command = "finetune cifar10-c-simclr-r18 builtin"
+        command = "finetune cifar10-byol-r18 builtin"
     assert re.search(expected, error_line(f"{command} --track {names}"))
 
 

@@ -72,7 +72,7 @@ _COMMANDS: dict[str, _Entry] = {
         (
             "compressive finetune runs/a ./photos",
             "compressive finetune runs/a ./photos --labels 1%",
-            "compressive finetune cifar10-c-simclr-r18 ./photos --lr 0.05 --epochs 30",
+            "compressive finetune cifar10-byol-r18 ./photos --lr 0.05 --epochs 30",
         ),
     ),
     "evaluate": _Entry(
@@ -99,7 +99,7 @@ _COMMANDS: dict[str, _Entry] = {
         _MEASURE,
         (
             "compressive embed runs/a ./photos",
-            "compressive embed cifar10-c-simclr-r18 ./photos --out features.csv",
+            "compressive embed cifar10-byol-r18 ./photos --out features.csv",
         ),
     ),
     "predict": _Entry(

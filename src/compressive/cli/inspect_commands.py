@@ -23,7 +23,7 @@ from compressive.data.location import check_exists
 from compressive.rundir.places import join_places
 from compressive.weights import require_path
 
-_INSPECT_ENCODER = "cifar10-c-simclr-r18"
+_INSPECT_ENCODER = "cifar10-byol-r18"
 _INSPECT_ENCODER_HELP = (
     "As for embed; none: compare only pixels, which is faster, without outliers, clusters, label "
     "errors and map."

@@ -19,7 +19,7 @@ from compressive.rundir.files import local_path, write_files
 from compressive.rundir.lock import ensure_writable
 from compressive.rundir.places import describe_places
 
-DEFAULT_ENCODER = "cifar10-c-simclr-r18"
+DEFAULT_ENCODER = "cifar10-byol-r18"
 NO_ENCODER = "none"
 _CLUSTERS = 20
 

@@ -7,7 +7,7 @@ from functools import partial
 from compressive.recipes import adamw, paper
 from compressive.recipes.auto import AUTO as AUTO
 from compressive.recipes.auto import auto_recipe as auto_recipe
-from compressive.recipes.cifar10 import OTHER_METHODS, cifar10, other_method
+from compressive.recipes.cifar10 import BEST, OTHER_METHODS, cifar10, other_method
 from compressive.recipes.continued import SHOWN as SHOWN
 from compressive.recipes.quickstart import quickstart
 from compressive.recipes.recipe import Recipe as Recipe
@@ -47,6 +47,7 @@ def _registry() -> dict[str, Callable[[], Recipe]]:
     made: dict[str, Callable[[], Recipe]] = {}
     for key in (*paper.TABLE_1, *paper.TABLE_10, *paper.SECTION_3_2):
         made["{}/imagenet-{}-{}".format(*key)] = partial(paper.imagenet, key)
+    made["{}/cifar10-r18-{}".format(*BEST)] = partial(cifar10, *BEST)
     for epochs in (200, 1000):
         for method in paper.PAPER_METHODS:
             made[f"{method}/cifar10-r18-{epochs}"] = partial(cifar10, method, epochs)
