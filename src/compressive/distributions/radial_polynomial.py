@@ -32,7 +32,9 @@ def carry(fit: Transport, r: Float[Tensor, "*sample"]) -> Float[Tensor, "*sample
     q = torch.full_like(x, fit.coefficients[0])
     for coefficient in fit.coefficients[1:]:
         q = q * x + coefficient
-    return q
+    # This view changes nothing, but torch.compile stores q for it. On the CPU it would evaluate q
+    # again for every 16 coordinates of a sample: 10 % of the time of sample and density.
+    return q.as_strided(q.shape, q.stride())
 
 
 @lru_cache(maxsize=256)
