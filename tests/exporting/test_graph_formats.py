@@ -1,8 +1,10 @@
 """ONNX and torch.export: any batch size and image size, half precision, no package needed."""
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +31,57 @@ def run(kind: Any, model: ExportModel, path: Path, inputs: torch.Tensor) -> torc
     return kind.outputs(model, path, [inputs])["onnxruntime"][0]
 
 
+Exporter = Callable[[Any, str], tuple[ExportModel, Path]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
+    """Return a function that exports each variant once, because an export takes seconds."""
+
+    @functools.cache
+    def export(kind: Any, variant: str) -> tuple[ExportModel, Path]:
+        model = {
+            "classifier": lambda: exportable.model(classes=("a", "b")),
+            "preprocessing": exportable.model,
+            "half": lambda: exportable.model("resnet18", 32),  # its weights are most of the file
+        }[variant]()
+        path = tmp_path_factory.mktemp("exported") / "encoder.pt2"
+        options = {"half": variant == "half", "with_preprocessing": variant == "preprocessing"}
+        kind.write(model, path, **options)
+        return model, path
+
+    return export
+
+
+KINDS = pytest.mark.parametrize("kind", [onnx_format, torch_export], ids=["onnx", "torch-export"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [onnx_format, torch_export], ids=["onnx", "torch-export"])
-@pytest.mark.parametrize(
-    ("with_preprocessing", "half"), [(False, False), (True, False), (False, True)]
-)
-def test_graph_computes_the_features_for_any_batch(
-    kind: Any, with_preprocessing: bool, half: bool, tmp_path: Path
+@KINDS
+@pytest.mark.parametrize("variant", ["classifier", "preprocessing", "half"])
+def test_graph_computes_the_outputs_for_any_batch(
+    kind: Any, variant: str, exported: Exporter
 ) -> None:
-    model, path = exportable.model(), tmp_path / "encoder.pt2"
-    kind.write(model, path, half=half, with_preprocessing=with_preprocessing)
+    (model, path), half = exported(kind, variant), variant == "half"
     for images in (IMAGES, IMAGES[:1], IMAGES[:, :, :20, :16]):
         inputs = model.encoder.preprocess(images)
-        found = run(kind, model, path, images if with_preprocessing else inputs)
+        found = run(kind, model, path, images if variant == "preprocessing" else inputs)
         expected = model.outputs(inputs)
         assert (found - expected).abs().max() <= (1e-2 if half else 1e-5) * expected.abs().max()
         assert half == bool((found - expected).abs().max() > 1e-5 * expected.abs().max())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [onnx_format, torch_export], ids=["onnx", "torch-export"])
-def test_half_halves_the_file(kind: Any, tmp_path: Path) -> None:
-    model, sizes = exportable.model("resnet18", 32), []
-    for half in (False, True):
-        kind.write(model, tmp_path / "a.pt2", half=half, with_preprocessing=False)
-        sizes.append((tmp_path / "a.pt2").stat().st_size)
-    assert sizes[1] < 0.55 * sizes[0]
+@KINDS
+def test_half_halves_the_file(kind: Any, exported: Exporter) -> None:
+    """The weights alone, as float32, are smaller than a file with graph and weights."""
+    model, path = exported(kind, "half")
+    weights = sum(value.nbytes for value in model.encoder.parameters())
+    assert path.stat().st_size < 0.55 * weights
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"stem": "cifar"}, {"width": 2}, {"variant": "official"}])
+@pytest.mark.parametrize("options", [{"stem": "cifar", "width": 2}, {"variant": "official"}])
 def test_networks_that_timm_lacks_are_exported_to_onnx(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -69,12 +92,10 @@ def test_networks_that_timm_lacks_are_exported_to_onnx(
 
 
 @pytest.mark.slow
-def test_onnx_file_has_the_newest_opset_and_names(tmp_path: Path) -> None:
+def test_onnx_file_has_the_newest_opset_and_names(exported: Exporter) -> None:
     import onnx
 
-    model = exportable.model(classes=("a", "b"))
-    onnx_format.write(model, tmp_path / "a.onnx", half=False, with_preprocessing=False)
-    found = onnx.load(tmp_path / "a.onnx")
+    found = onnx.load(exported(onnx_format, "classifier")[1])
     assert [each.version for each in found.opset_import if not each.domain] == [onnx_format.OPSET]
     assert [each.name for each in found.graph.input] == ["images"]
     assert [each.name for each in found.graph.output] == ["logits"]
@@ -83,9 +104,8 @@ def test_onnx_file_has_the_newest_opset_and_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_program_loads_without_this_package(tmp_path: Path) -> None:
-    model, path = exportable.model(), tmp_path / "a.pt2"
-    torch_export.write(model, path, half=False, with_preprocessing=True)
+def test_program_loads_without_this_package(exported: Exporter) -> None:
+    _, path = exported(torch_export, "preprocessing")
     code = "import sys, torch; sys.modules['compressive'] = sys.modules['timm'] = None; "
     code += f"print(torch.export.load({str(path)!r}).module()"
     code += "(torch.zeros(5, 3, 9, 11, dtype=torch.uint8)).shape[0])"
@@ -95,14 +115,12 @@ def test_program_loads_without_this_package(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_program_that_needs_this_package_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, path = exportable.model(), tmp_path / "a.pt2"
-    torch_export.write(model, path, half=False, with_preprocessing=False)
     needs = torch_export._LOAD.replace("import torch\n", "import torch, compressive\n", 1)
     monkeypatch.setattr(torch_export, "_LOAD", needs)
     with pytest.raises(ValueError, match="compressive"):
-        torch_export.outputs(model, path, [torch.zeros(1, 3, 16, 16)])
+        torch_export.outputs(*exported(torch_export, "classifier"), [torch.zeros(1, 3, 16, 16)])
 
 
 def test_graph_is_a_copy_of_the_network() -> None:

@@ -31,8 +31,9 @@ def test_network_of_timm_keeps_its_features(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tensorflow_pooling_keeps_its_features(tmp_path: Path) -> None:
-    model = exportable.model("resnet50", 32, variant="official", zero_init_last=False)
+def test_classifier_with_tensorflow_pooling_keeps_its_logits(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"variant": "official", "zero_init_last": False}
+    model = exportable.model("resnet50", 32, classes=("a", "b"), **options)
     assert exported(model, tmp_path) < 1e-6
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_args"]["stem_type"] == "same"
@@ -80,12 +81,6 @@ def test_classifier_keeps_its_logits_and_names(name: str, tmp_path: Path) -> Non
     assert exported(exportable.model(name, 32, classes=("a", "b", "ç")), tmp_path) < 1e-6
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["num_classes"], config["label_names"]) == (3, ["a", "b", "ç"])
-
-
-@pytest.mark.slow
-def test_classifier_of_an_official_resnet_keeps_its_logits(tmp_path: Path) -> None:
-    model = exportable.model("resnet50", 16, variant="official", classes=("a", "b"))
-    assert exported(model, tmp_path) < 1e-6
 
 
 def test_config_has_the_preprocessing(tmp_path: Path) -> None:
