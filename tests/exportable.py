@@ -37,7 +37,7 @@ def model(
 ) -> ExportModel:
     """Return a model; on "meta" it has no weights, only their shapes."""
     settings = Network(name=name, **options)
-    # A truncated normal distribution takes eight times as long to draw from: 6 s for ResNet-50 (2x).
+    # Drawing from a truncated normal takes eight times as long: 6 s for a ResNet-50 of width 2.
     drawn = mock.patch.object(nn.init, "trunc_normal_", lambda w, std, a, b: w.normal_(std=std))
     with torch.device(on), torch.no_grad(), drawn:
         network = build(settings, size)

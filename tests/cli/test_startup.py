@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,28 +119,3 @@ def test_options_with_a_metavar_state_their_name() -> None:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "typer.Option":
                 has_metavar = any(keyword.arg == "metavar" for keyword in call.keywords)
                 assert call.args or not has_metavar, f"{path.name}:{call.lineno}"
-
-
-WANDB_PROGRAM = """
-import sys
-import compressive.evaluation.suite, compressive.train.loop
-assert "timm" in sys.modules
-assert "wandb" not in sys.modules, "imported at the start"
-import timm.utils
-timm.utils.update_summary(0, {"loss": 1.0}, {"top1": 2.0}, "summary.csv", log_wandb=True)
-assert sys.modules["wandb"].logged[0]["eval_top1"] == 2.0
-"""
-
-
-@pytest.mark.slow
-def test_wandb_is_imported_only_when_timm_logs_to_it(tmp_path: Path) -> None:
-    """timm imports wandb at its own import if it is installed: 2.8 s on an ARM core."""
-    (tmp_path / "wandb.py").write_text("logged = []\nlog = logged.append\n")
-    done = subprocess.run(
-        [sys.executable, "-c", WANDB_PROGRAM],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr

@@ -1,4 +1,7 @@
-"""Every command that reads images takes several sources and prints a table of their counts."""
+"""Every command that reads images takes several sources and prints a table of their counts.
+
+tracking/test_tracked_commands.py tests this for `sweep`, test_several.py for the others.
+"""
 
 import csv
 from pathlib import Path
@@ -8,7 +11,6 @@ import pytest
 from exportable import encoder_file
 from input_formats import several
 from PIL import Image
-from test_several import SMALL
 from typer.testing import CliRunner
 
 from compressive.cli.app import app
@@ -100,19 +102,6 @@ def test_finetune_and_predict_read_all_sources(folder: Path) -> None:
     said = run("predict tuned folder more.zip --out p.csv --device cpu")
     assert totals(said) == [["all", "40", "40", "4"]]
     assert "more.zip" in (folder / "p.csv").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_sweep_trains_on_all_sources(folder: Path) -> None:
-    options = " ".join(f"--set {each}" for each in SMALL)
-    said = run(
-        f"sweep folder more.zip --vary views.size=16 --seeds 0 --suite none --out s {options} "
-        "--set method=simclr --set train.device=cpu"
-    )
-    assert totals(said)[0] == ["all", "40", "40", "4"]
-    (config,) = folder.glob("s/**/config.json")
-    assert "more.zip" in config.read_text()
 
 
 @pytest.mark.parametrize(

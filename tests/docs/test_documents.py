@@ -39,10 +39,9 @@ from compressive.sweep.plan import PlannedRun, plan_runs
 DOCS = ROOT / "docs"
 GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md"))]
 NOT_RUN = ("text", "json", "bibtex")
-# A folder's own network stays a ResNet-18, because timm must be able to load it. A recipe's network
-# is replaced by the smallest, which lacks options that only larger ones have.
-FOLDER = [*CHANGES, "network.name=resnet18", "network.stem=imagenet"]
-RECIPE = [*CHANGES, "network.stem=imagenet", "network.variant=timm"]
+# The network is replaced by the smallest, which lacks options that only larger ones have.
+SMALL = [*CHANGES, "network.stem=imagenet", "network.variant=timm"]
+RESNET = [*SMALL, "network.name=resnet18"]  # torchvision can load it
 PROGRAM: Any = typer.main.get_command(app)  # a Group of click or of typer's copy
 
 
@@ -122,13 +121,12 @@ def put_checkpoint(folder: Path) -> None:
     write_bundle(folder / "ckpt-1", weights | {f"{head}/bias{ENDING}": bias})
 
 
-def small(words: list[str]) -> list[str]:
+def small(words: list[str], changes: list[str]) -> list[str]:
     """Shorten a command to seconds: other data, fewer steps, fewer values."""
     name, *rest = words
     if name == "pretrain":
         count = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
         places, options = [*map(generate_images, rest[:count])], rest[count:]
-        changes = RECIPE if "--recipe" in options else FOLDER
         if "--weights" in options:  # network and size follow from the weights
             changes = [each for each in CHANGES if not each.startswith(("network.", "views."))]
             changes.append("train.batch_size=4")  # their networks are large
@@ -149,7 +147,7 @@ def small(words: list[str]) -> list[str]:
         return [name, *rest, "--max-images", "24", "--device", "cpu", "--epochs", "1"]
     if name in ("pack", "sweep"):
         data, *options = rest
-        options = options if name == "pack" else [*_narrow(options), *_sets(*RECIPE)]
+        options = options if name == "pack" else [*_narrow(options), *_sets(*changes)]
         return [name, generate_images(data), *options]
     return words
 
@@ -190,10 +188,10 @@ def _narrow(options: list[str]) -> list[str]:
     return [*kept, "--max-images", "24", "--tasks", "geometry"]
 
 
-def run_command(words: list[str]) -> None:
+def run_command(words: list[str], changes: list[str]) -> None:
     words = words[2:] if words[:2] == ["uv", "run"] else words
     if words[0] == "torchrun":
-        run_torchrun(words[1:])
+        run_torchrun(words[1:], changes)
         return
     if words[0] == "pytest":  # CI runs these tests
         assert [path for path in words if (ROOT / path).exists()], shlex.join(words)
@@ -208,7 +206,7 @@ def run_command(words: list[str]) -> None:
     if words[1] == "doctor":  # doctor/test_doctor.py runs these in processes
         assert words[2:] in ([], ["--json"]), shlex.join(words)
         return
-    ours = small(words[1:])
+    ours = small(words[1:], changes)
     if ours[0] == "sweep":
         planned(words[2:])  # as written, with all values and the preset
         run_as_sweep(ours[1:])
@@ -251,13 +249,12 @@ def run_as_sweep(words: list[str]) -> None:
     (out / "sweep.json").write_text(json.dumps(state))
 
 
-def run_torchrun(words: list[str]) -> None:
+def run_torchrun(words: list[str], changes: list[str]) -> None:
     """Run a torchrun command in two processes; train/test_pretrain.py tests torchrun itself."""
     known = get_args_parser().parse_args(words)
     assert (known.module, known.training_script) == (True, "compressive")
     meeting = Path.cwd() / "meeting"
-    ours = small(known.training_script_args)
-    ours += _sets(*RECIPE) if ours[0] == "pretrain" else []
+    ours = small(known.training_script_args, changes)
     together(worker, (str(Path.cwd()), f"file://{meeting}", ours), 2)
     meeting.unlink(missing_ok=True)
 
@@ -292,12 +289,13 @@ def test_commands_and_snippets_run(
     # Two instead of five to eight learning rates; finetuning/test_finetune.py tests the search.
     monkeypatch.setattr("compressive.finetuning.run.SMALL_SET_RATES", (0.2, 0.1))
     monkeypatch.setattr("compressive.finetuning.search._MOST_BEYOND", 0)
+    changes = RESNET if "torchvision.models.resnet" in document.read_text() else SMALL
     for language, text in fenced(document.read_text()):
         if language == "python":
             run_python(text, document.name)
         elif language == "bash":
             for words in lines(text):
-                run_command(words)
+                run_command(words, changes)
 
 
 @pytest.mark.parametrize("document", GUIDES, ids=name_of)

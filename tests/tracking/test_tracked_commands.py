@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_trackers import FakeTrackers
-from input_formats import class_folders
+from input_formats import class_folders, several
 from tiny import CHANGES, silent, tiny
 from typer.testing import CliRunner
 
@@ -48,13 +48,19 @@ def test_finetune_is_tracked(fake: FakeTrackers, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_each_run_of_a_sweep_is_tracked(fake: FakeTrackers, tmp_path: Path) -> None:
-    images = class_folders(tmp_path / "images")
+def test_each_run_of_a_sweep_is_tracked_and_trained_on_all_sources(
+    fake: FakeTrackers, tmp_path: Path
+) -> None:
     changes = [word for change in CHANGES for word in ("--set", change)]
     out = tmp_path / "sweep"
     options = ("--seeds", "0,1", "--suite", "none", "--out", out, "--track", "wandb")
-    run("sweep", images, "--recipe", "simclr/quickstart", *changes, *options)
-    ids = {read_run_id(config.parent) for config in out.glob("**/config.json")}
+    said = run("sweep", *several(tmp_path), "--recipe", "simclr/quickstart", *changes, *options)
+    (total,) = [line.split() for line in said.splitlines() if line.split()[:1] == ["all"]]
+    assert total == ["all", "40", "40", "4"]
+    configs = list(out.glob("**/config.json"))
+    assert len(configs) == 2
+    assert all("more.zip" in config.read_text() for config in configs)
+    ids = {read_run_id(config.parent) for config in configs}
     assert len(ids) == 2
     assert {each["id"] for each in fake.calls("init")} == ids
     assert len(fake.calls("finish")) == 2
