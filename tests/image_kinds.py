@@ -7,6 +7,7 @@ import random
 import struct
 import zipfile
 import zlib
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -410,6 +411,7 @@ def _no_images() -> dict[str, Kind]:
     }
 
 
+@cache
 def kinds() -> dict[str, Kind]:
     """Return all kinds of files by name."""
     return _modes() | _jpegs() | _others() | _no_images()

@@ -41,7 +41,7 @@ GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tut
 NOT_RUN = ("text", "json", "bibtex")
 # The network is replaced by the smallest, which lacks options that only larger ones have.
 SMALL = [*CHANGES, "network.stem=imagenet", "network.variant=timm"]
-RESNET = [*SMALL, "network.name=resnet18"]  # torchvision can load it
+RESNET = [*SMALL, "network.name=resnet18"]  # for snippets that load it elsewhere
 PROGRAM: Any = typer.main.get_command(app)  # a Group of click or of typer's copy
 
 
@@ -289,8 +289,10 @@ def test_commands_and_snippets_run(
     # Two instead of five to eight learning rates; finetuning/test_finetune.py tests the search.
     monkeypatch.setattr("compressive.finetuning.run.SMALL_SET_RATES", (0.2, 0.1))
     monkeypatch.setattr("compressive.finetuning.search._MOST_BEYOND", 0)
-    changes = RESNET if "torchvision.models.resnet" in document.read_text() else SMALL
-    for language, text in fenced(document.read_text()):
+    blocks = fenced(document.read_text())
+    is_resnet = any(language == "python" and "resnet18" in text for language, text in blocks)
+    changes = RESNET if is_resnet else SMALL
+    for language, text in blocks:
         if language == "python":
             run_python(text, document.name)
         elif language == "bash":
