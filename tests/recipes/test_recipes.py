@@ -70,7 +70,7 @@ def test_all_documented_recipes_exist() -> None:
 
 
 def test_values_match_the_frozen_ones() -> None:
-    """To change values, run `python tests/recipes/test_recipes.py > tests/recipes/recipes.json`."""
+    """To change values, run `PYTHONPATH=tests uv run python tests/recipes/test_recipes.py`."""
     frozen = json.loads(FROZEN.read_text())
     assert list(frozen) == NAMES
     for name in NAMES:
@@ -472,10 +472,6 @@ def test_recipes_import_only_the_standard_library(path: Path) -> None:
     assert roots <= set(sys.stdlib_module_names) | {"compressive"}
 
 
-if __name__ == "__main__":
-    print(freeze())
-
-
 @pytest.mark.parametrize(("epochs", "warmup"), [(5, 0.5), (50, 5.0), (100, 10.0), (400, 10.0)])
 def test_automatic_warmup_is_a_tenth_of_the_run_up_to_ten_epochs(
     epochs: int, warmup: float
@@ -537,3 +533,7 @@ def test_other_schedules_start_from_a_small_beta(name: str, value: float | str) 
     assert config.train.batch_size == 512
     assert (config.bottleneck.beta, config.bottleneck.kappa_b) == (0.1, 5.0)
     assert config.bottleneck.schedule == "constant"
+
+
+if __name__ == "__main__":
+    FROZEN.write_text(freeze() + "\n")
