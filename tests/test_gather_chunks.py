@@ -112,9 +112,9 @@ def worker(rank: int, ranks: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_processes_match_gathering_all_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_match_gathering_all_at_once(ranks: int, tmp_path: Path) -> None:
     """Also the methods: their weights get the same gradient. `none` is bitwise the old path."""
-    ranks = 4
     together(worker, (ranks, str(tmp_path)), ranks)
     each = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     r_x, r_y, *_ = rows(ranks)
